@@ -2,6 +2,7 @@
 # make rlhf         reward model, reward server and PPO with a critic, on this machine
 # make agents       GRPO on episodes of several turns: a frozen lake, and a calculator as a tool, on this machine
 # make number_game  a small vision-language model from nothing, supervised and then GRPO, on this machine
+# make smollm       SmolLM2-135M-Instruct, from a package of PyPI, learns to add by GRPO, on this machine
 # make test         every test that needs no GPU, JOBS=2 files at a time, each in up to 8 GB of memory
 # make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has requirements/gpu.txt
 # make check        format, lint, types, layers
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart rlhf agents number_game test gpu check docs
+.PHONY: setup quickstart rlhf agents number_game smollm test gpu check docs
 
 setup: $(READY)
 
@@ -32,6 +33,9 @@ agents: $(READY)
 
 number_game: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/number_game_cpu.sh
+
+smollm: $(READY)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/smollm_cpu.sh
 
 test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
