@@ -196,7 +196,10 @@ class OneEngineFlags:
         bounds="> 0",
     )
     vllm_block_size: int | None = flag(
-        None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0"
+        None,
+        "Tokens per key-value cache block; of a cached prefix full blocks alone are reused. None:"
+        " vLLM's default, or with --enable_prefix_caching on a CPU 32.",
+        bounds="> 0",
     )
     vllm_max_model_len: int | None = flag(
         None,

@@ -17,6 +17,7 @@ from openrl.rollout.vllm_adapters import room_for_rank
 from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
 
 _UNBOUND = "nobind"  # vLLM's value for threads that may run on any core
+_SMALLEST_BLOCK = 32  # tokens, for attention on a CPU
 
 
 def _set_environment(spec: EngineSpec) -> None:
@@ -91,7 +92,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "block_size": spec.block_size,
+        "block_size": block_size(spec),
         "quantization": spec.quantization,
     }
     fixed = {
@@ -130,6 +131,14 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     given = {name: value for name, value in chosen.items() if value is not None}
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
     return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
+
+
+def block_size(spec: EngineSpec) -> int | None:
+    """Return the tokens of a block of the cache, or None for vLLM's default. On a CPU that is 128,
+    and only full blocks are reused, so a cached prefix would need 128 tokens to save anything."""
+    if spec.block_size is None and spec.device == "cpu" and spec.enable_prefix_caching:
+        return _SMALLEST_BLOCK
+    return spec.block_size
 
 
 def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:

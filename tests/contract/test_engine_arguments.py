@@ -8,7 +8,7 @@ import pytest
 
 from openrl.config.placement import ParallelSizes
 from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_start import engine_arguments, engine_fields
+from openrl.rollout.vllm_start import block_size, engine_arguments, engine_fields
 
 GPU = EngineSpec("model", device="cuda", dtype="bf16", max_model_len=4096, seed=7)
 FULL = replace(
@@ -52,6 +52,19 @@ def test_what_is_not_asked_for_keeps_the_default_of_vllm():
     assert not told["enforce_eager"] and not told["enable_prefix_caching"]
     assert not told.keys() & {"max_num_seqs", "block_size", "quantization", "tensor_parallel_size"}
     assert "distributed_executor_backend" not in told  # one GPU: in the process that schedules
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({"device": "cpu", "enable_prefix_caching": True}, 32),
+        ({"device": "cpu", "enable_prefix_caching": True, "block_size": 64}, 64),
+        ({"device": "cpu"}, None),
+        ({"enable_prefix_caching": True}, None),
+    ],
+)
+def test_short_prefixes_are_reused_on_a_cpu(changes, tokens):
+    assert block_size(replace(GPU, **changes)) == tokens
 
 
 def test_all_that_is_asked_for():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
-from openrl.algorithms.batching import PER_TOKEN, TokenCap
+from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap
 from openrl.cluster.placement import PlacementPlan
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
@@ -146,15 +146,13 @@ def memory_by_role(
     held = {path: shape.of_rank(parallel.ds_tensor_parallel_size) for path, shape in shapes.items()}
     for role, model in models.items():
         size = batching.train if model.rate else batching.forward
-        longest = config.sampling.lengths.both
         result[role] = model_memory(
             held[model.path],
             model,
             config.model.param_dtype,
             config.deepspeed,
             len(plan.rows[role]) // parallel.ds_tensor_parallel_size,
-            (size.tokens if isinstance(size, TokenCap) else size * longest)
-            // parallel.sequence_size,
+            most_tokens(config, size) // parallel.sequence_size,
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
@@ -165,6 +163,18 @@ def memory_by_role(
         backend, gpu = config.engine.rollout_backend, gpu_memory(config.debug)
         result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, backend, gpu)
     return result
+
+
+def most_tokens(config: PPOConfig, size: MicroBatchSize) -> int:
+    """Return the most tokens of a micro-batch. Where prefixes are shared and whole groups meet, a
+    prompt counts once for all of its answers."""
+    if isinstance(size, TokenCap):
+        return size.tokens
+    lengths, answers = config.sampling.lengths, config.batch.n_samples_per_prompt
+    whole = derived.optimizer_steps_per_rollout(config.batch) == 1 and size % answers == 0
+    if not (derived.shares_prefixes(config) and whole):
+        return size * lengths.both
+    return min(size * lengths.both, size * lengths.response + size // answers * lengths.prompt)
 
 
 def model_memory(

@@ -30,6 +30,7 @@ from openrl.trainer.planning.memory import (
     gpu_memory,
     model_memory,
     model_shape,
+    most_tokens,
     saved_bytes,
 )
 from openrl.trainer.workers.roles import RoleModel
@@ -206,6 +207,24 @@ def test_token_caps_stand_in_the_plan():
         ("by length", "of at most 16,384 tokens on 2 ranks"),
         ("by length", "of at most 32,768 tokens on 2 ranks"),
     ]
+
+
+SIXTEEN = f"{PPO} --prompt_max_len 100 --generate_max_len 10 --n_samples_per_prompt 8"
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ("--rollout_batch_size 4 --train_batch_size 32", 16 * 110),
+        # two prompts
+        ("--rollout_batch_size 4 --train_batch_size 32 --prefix_grouper", 2 * 100 + 16 * 10),
+        # its samples are shuffled
+        ("--rollout_batch_size 8 --train_batch_size 32 --prefix_grouper", 16 * 110),
+    ],
+)
+def test_a_shared_prompt_counts_once(words, tokens):
+    config = ppo(f"{SIXTEEN} {words} --advantage_estimator group_norm")
+    assert most_tokens(config, 16) == tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])
