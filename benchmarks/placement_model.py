@@ -290,7 +290,7 @@ class ModelledRun:
         return ages
 
     async def sync(self) -> None:
-        async with self.rollouts.held():
+        async with self.rollouts.engines_paused():
             await asyncio.sleep(self.costs.sync + self.costs.switch * self.colocated)
             self.version += 1
             for engine in self.engines:

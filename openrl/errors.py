@@ -39,8 +39,8 @@ class Interrupted(UserError):
         self.number = number
 
 
-class Gathered:
-    """Collects the UserErrors of independent steps: ``with gathered: step()`` for each, then
+class ErrorCollector:
+    """Collects the UserErrors of independent steps: ``with collector: step()`` for each, then
     ``raise_all()``."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, Version
 class Publisher:
     """Counts versions in ``run.version``; what a publish does is the subclass's ``send``."""
 
-    way, warning = "nothing", ""
+    transport_description, warning = "nothing", ""
 
     def __init__(self, run):
         self.run = run
@@ -25,7 +25,7 @@ class Publisher:
     def version(self):
         return self.run.version
 
-    async def remind(self):
+    async def resend_if_dropped(self):
         pass
 
     async def publish(self):

@@ -190,8 +190,8 @@ class MismatchTotals:
             self.rows + other.rows,
         )
 
-    def figures(self) -> dict[str, float]:
-        """Return the figures to show; none without a sampled token.
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics; empty without a sampled token.
 
         kl and k3_kl are in nats per token, of the engine's policy to the trainer's; ppl_ratio is
         the trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens

@@ -9,7 +9,7 @@ from openrl.errors import UserError
 CONNECT_S = 10.0  # timeout of one connection attempt
 
 
-def knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise OSError or ValueError unless something listens at host:port. Ray itself would keep
     trying for minutes."""
     host, _, port = address.rpartition(":")
@@ -24,7 +24,7 @@ def check_address(address: str | None) -> None:
     if address is None or address == "auto":
         return
     try:
-        knock(address)
+        check_reachable(address)
     except (OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"--ray_address {address}: no Ray cluster answers there ({error})",

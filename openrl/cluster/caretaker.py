@@ -20,7 +20,7 @@ from pathlib import Path
 PATIENCE_S = 20.0  # how long to wait for killed processes to disappear
 
 
-def of_cluster(session: str, raylet: int) -> Iterator[int]:
+def cluster_pids(session: str, raylet: int) -> Iterator[int]:
     """Yield the pids of the cluster's processes. A process belongs to the cluster if its
     environment names the raylet, as in everything that the raylet starts, or if it writes to a file
     of the session: Ray's agents overwrite their environment with a process title. A process that
@@ -48,7 +48,7 @@ def end(session: str, raylet: int, driver: int) -> None:
     """Kill every process of the cluster except the driver: if it is still alive, it ends by
     itself."""
     deadline = time.monotonic() + PATIENCE_S
-    while (alive := {*of_cluster(session, raylet)} - {driver}) and time.monotonic() < deadline:
+    while (alive := {*cluster_pids(session, raylet)} - {driver}) and time.monotonic() < deadline:
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -97,7 +97,7 @@ class AsyncHost(PlainHost):
 
 
 @dataclass(frozen=True)
-class Making:
+class ProcessRecipe:
     """The recipe for the processes of a group, used at its start and to replace one that died."""
 
     role: str

@@ -40,7 +40,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster import caretaker
-from openrl.cluster.address import knock
+from openrl.cluster.address import check_reachable
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.derived import cluster_address
@@ -330,7 +330,7 @@ def join_cluster(address: str) -> RayCluster:
     """
     try:
         if address != "auto":
-            knock(address)
+            check_reachable(address)
             _show_token(address)
         context = _init(address=address)
     except (OSError, ValueError) as error:  # Ray's ConnectionError among them

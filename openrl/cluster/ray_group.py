@@ -26,7 +26,7 @@ from openrl.cluster.group import (
     gather_ranks,
     raised_by,
 )
-from openrl.cluster.hosts import Making
+from openrl.cluster.hosts import ProcessRecipe
 from openrl.cluster.life import BEAT_S, NO_LOGS, LogSpec, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 
@@ -55,20 +55,20 @@ class RayGroup:
     def __init__(
         self,
         cluster: RayCluster,
-        making: Making,
+        recipe: ProcessRecipe,
         settings: GroupSettings,
     ) -> None:
-        self.role, self.size = making.role, making.size
+        self.role, self.size = recipe.role, recipe.size
         self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
-        self._cluster, self._making = cluster, making
-        self._actors = [making.actor(rank) for rank in range(self.size)]
+        self._cluster, self._recipe = cluster, recipe
+        self._actors = [recipe.actor(rank) for rank in range(self.size)]
         self._places: list[
             tuple[str, int, int]
         ] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
-        self._logs = making.logs
+        self._logs = recipe.logs
         self._watcher: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 
@@ -97,14 +97,14 @@ class RayGroup:
         )
         shared = _share(args, size)
         envs = [env | of_rank for of_rank in places]
-        making = Making(
+        recipe = ProcessRecipe(
             role, reservation, worker_class, shared, envs, settings.plugins, settings.logs
         )
-        group = cls(cluster, making, settings)
+        group = cls(cluster, recipe, settings)
         try:
             group._places = await group._answers("start", [a.where.remote() for a in group._actors])
             builds = [
-                making.build(a, r, *group._places[0][:2]) for r, a in enumerate(group._actors)
+                recipe.build(a, r, *group._places[0][:2]) for r, a in enumerate(group._actors)
             ]
             await group._answers("__init__", builds)
             group._watch()
@@ -116,10 +116,10 @@ class RayGroup:
     async def restart(self, rank: int) -> None:
         with suppress(RaySystemError):
             ray.kill(self._actors[rank])  # still alive if only a child process died
-        self._actors[rank] = actor = self._making.actor(rank)
+        self._actors[rank] = actor = self._recipe.actor(rank)
         asked = {rank: self._answer(rank, "start", actor.where.remote())}
         self._places[rank] = (await self._gather("start", asked))[0]
-        build = self._making.build(actor, rank, *self._places[0][:2])
+        build = self._recipe.build(actor, rank, *self._places[0][:2])
         await self._gather("__init__", {rank: self._answer(rank, "__init__", build)})
         self._dead.discard(rank)
         self._broken = bool(self._dead)

@@ -21,9 +21,9 @@ from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.rewards.build import RewardSetup, build_reward
-from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineDied, EngineSpec
+from openrl.rollout.sleep_record import EnginePart
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.vision.travel import without_pixels
@@ -63,7 +63,7 @@ class Siblings:
     recordings: dict[int, Recording] = field(default_factory=dict)  # by sample
 
 
-async def first_sound(
+async def first_successful(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
     """Return the trajectories of the first ``wanted`` episodes to end without a failure, in the
@@ -90,7 +90,7 @@ async def first_sound(
     return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]
 
 
-def withheld(trajectory: Trajectory) -> Score:
+def missing_score(trajectory: Trajectory) -> Score:
     """Return the score of an episode whose agent gave no reward, where no other source gives one.
     A truncated episode earned 0. Otherwise the reward is missing, and the trajectory is
     dropped."""
@@ -172,11 +172,13 @@ class RolloutWorker:
         sampling = [request.sampling] * (request.n_samples + request.redundancy)
         once = range(request.greedy)
         played, alone = await asyncio.gather(
-            first_sound(
+            first_successful(
                 [self._sample(prompt, request, i, s, siblings) for i, s in enumerate(sampling)],
                 request.n_samples,
             ),
-            first_sound([self._sample(prompt, request, -1, greedy, siblings) for _ in once], 1),
+            first_successful(
+                [self._sample(prompt, request, -1, greedy, siblings) for _ in once], 1
+            ),
         )
         return played, alone
 
@@ -190,7 +192,7 @@ class RolloutWorker:
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
             for trajectory in unscored:
-                trajectory.score = withheld(trajectory)
+                trajectory.score = missing_score(trajectory)
             return
         if self.reward is None or not unscored:
             return

@@ -29,7 +29,7 @@ from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import Gathered
+from openrl.errors import ErrorCollector
 from openrl.flags.dump import dump_yaml
 from openrl.inference.columns import column_names, rows_of
 from openrl.inference.ordered import in_order
@@ -101,24 +101,24 @@ class Inputs:
 def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:
     """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
-    device, gathered = resolve_device(config.device), Gathered()
-    with gathered:
+    device, collector = resolve_device(config.device), ErrorCollector()
+    with collector:
         sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
         check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    with gathered:
+    with collector:
         check_models(config, reward_models)
-    with gathered:
+    with collector:
         plan = reward_plan(config.reward, reward_models)
         check_reward_sources(config.reward, plan.sources, config.debug.plugin)
-    with gathered:
+    with collector:
         tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
         images = row_images(config.vision, config.model)
         builder = PromptBuilder(config.data, config.templates, tokenizer, limit, images=images)
         prompts, reports = read_prompts(config, builder)
         reports = [*reports, *image_budget(images, limit, "prompt_max_len")]
-    gathered.raise_all()
+    collector.raise_all()
     check_prompts(plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
     source = FLAG[plan.sources[0].kind] if plan.sources else None

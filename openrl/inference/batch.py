@@ -30,7 +30,7 @@ from openrl.inference.columns import column_names, rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
-from openrl.rollout.build import engine_spec, seeing
+from openrl.rollout.build import engine_spec, with_images
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
@@ -168,7 +168,7 @@ def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, Engine
     spec = engine_spec(
         config.model, config.engine, config.sampling.lengths.both, config.debug, device
     )
-    spec = seeing(spec, config.vision)
+    spec = with_images(spec, config.vision)
     if config.task.eval_task == "generate_vllm":
         return "vllm", spec
     return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)

@@ -27,7 +27,7 @@ from openrl.inference.answering import (
 )
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
-from openrl.rollout.build import engine_spec, seeing
+from openrl.rollout.build import engine_spec, with_images
 from openrl.tracking.console import PlainConsole
 
 ALL = "all"  # the name for all data sources together
@@ -99,7 +99,7 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
         return rows
     longest, device = config.sampling.lengths.both, inputs.read.device
     spec = engine_spec(config.model, config.engine, longest, config.debug, device)
-    backend, spec = config.engine.rollout_backend, seeing(spec, config.vision)
+    backend, spec = config.engine.rollout_backend, with_images(spec, config.vision)
     async with answering(config, inputs.read, backend, spec, n) as work:
         async for of_prompt in work_through(inputs.units, work, output, console):
             if output:

@@ -20,7 +20,7 @@ from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.config.vision import ImageFlags, VisionFlags
 from openrl.data.images import RowImages
-from openrl.errors import Gathered, UserError
+from openrl.errors import ErrorCollector, UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.causal_lm import Loading
@@ -50,22 +50,22 @@ class ServeInputs:
 def prepare(config: ServeConfig) -> ServeInputs:
     """Bind the port, look at the model and try the reward functions. Raises one UserError for
     everything that does not fit."""
-    device, gathered = resolve_device(config.device), Gathered()
-    with gathered:
+    device, collector = resolve_device(config.device), ErrorCollector()
+    with collector:
         sources = reward_sources(config.reward, config.rm.reward_pretrain)
         check_reward_sources(config.reward, sources, config.debug.plugin)
-    with gathered:
+    with collector:
         if (path := config.rm.reward_pretrain) is not None:
             trusted = config.model.trust_remote_code
             check_head(path, config.rm.value_head_prefix, trusted)
             if config.reward.normalize_reward:
                 stored_moments(path, trusted)
     images = None
-    with gathered:
+    with collector:
         images = shown_images(config)
-    with gathered:
+    with collector:
         listener = bind(config.server.host, config.server.port)
-    gathered.raise_all()
+    collector.raise_all()
     plan = RewardPlan(sources, source_weights(config.reward, sources))
     return ServeInputs(device, listener, plan, images)
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from openrl.config.model import ModelChangeFlags
-from openrl.errors import Gathered, UserError
+from openrl.errors import ErrorCollector, UserError
 from openrl.models.towers import language_model_class
 
 OWN_FLAGS = {
@@ -37,23 +37,23 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
     if changes == ModelChangeFlags():
         return
     remote = {"trust_remote_code": trust_remote_code}
-    config, gathered = AutoConfig.from_pretrained(path, **remote), Gathered()
+    config, collector = AutoConfig.from_pretrained(path, **remote), ErrorCollector()
     for name in changes.model_config_overrides:
-        with gathered:
+        with collector:
             _check_field(path, config, name)
-    with gathered:
+    with collector:
         if changes.experts_implementation and not any(
             getattr(config.get_text_config(), n, None) for n in EXPERTS
         ):
             raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
-    with gathered:
+    with collector:
         if changes.freeze_modules is not None:
             with torch.device("meta"):
                 model = language_model_class(config).from_config(config, **remote)
             frozen_names(
                 path, (name for name, _ in model.named_parameters()), changes.freeze_modules
             )
-    gathered.raise_all()
+    collector.raise_all()
 
 
 def _check_field(path: str, config: Any, name: str) -> None:

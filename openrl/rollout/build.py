@@ -53,7 +53,7 @@ def engine_spec(
     )
 
 
-def seeing(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
+def with_images(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
     """Extend the spec of an engine so that it accepts the images of the run's prompts."""
     return replace(
         spec,

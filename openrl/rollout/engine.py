@@ -13,7 +13,7 @@ from openrl.config.model import Dtype
 from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
-from openrl.rollout.asleep import EnginePart
+from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, PlacedImage, Sampling
 from openrl.vision.processor import media_tokens
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint

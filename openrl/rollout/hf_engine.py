@@ -19,10 +19,10 @@ from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.models.towers import language_model_at, tower_weights
 from openrl.models.vision import Vision
-from openrl.rollout.asleep import EnginePart
 from openrl.rollout.engine import EngineSpec, banned_tokens, room_for
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.sampler import draw
+from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver
@@ -40,7 +40,7 @@ _MAX_NUM_SEQS = 64
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ImageInputs:
     """The image inputs and the positions of a batch's next forward pass."""
 
     inputs: Mapping[str, Tensor]
@@ -51,13 +51,13 @@ class _Seen:
         for a model with axes."""
         return along if self.axes is None else torch.cat([along[None], self.axes])
 
-    def later(self, going: list[int]) -> _Seen:
+    def for_next_token(self, going: list[int]) -> _ImageInputs:
         """Return the inputs of the next token of the rows ``going``. On every axis its position is
         one past the largest so far on any axis."""
         if self.axes is None:
-            return _Seen({}, None)
+            return _ImageInputs({}, None)
         furthest = self.axes[:, going].amax((0, 2)) + 1
-        return _Seen({}, furthest[None, :, None].expand(3, -1, -1))
+        return _ImageInputs({}, furthest[None, :, None].expand(3, -1, -1))
 
 
 @dataclass(eq=False)
@@ -173,7 +173,7 @@ class HFEngine(PausingEngine):
         mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts]).to(device)
         tokens = torch.tensor([[0] * (width - len(c)) + c for c in contexts]).to(device)
         cache = DynamicCache(config=self._model.config)
-        seen = self._see(tokens, mask, [row.request.images for row in batch])
+        shown = self._image_inputs(tokens, mask, [row.request.images for row in batch])
         while batch:
             if self._interrupting:
                 for row in batch:
@@ -183,10 +183,10 @@ class HFEngine(PausingEngine):
             logits = self._model(
                 input_ids=tokens,
                 attention_mask=mask,
-                position_ids=seen.positions(along),
+                position_ids=shown.positions(along),
                 past_key_values=cache,
                 logits_to_keep=1,
-                **seen.inputs,
+                **shown.inputs,
             ).logits[:, -1]
             logits[:, list(self._banned)] = -torch.inf
             going = []
@@ -200,18 +200,20 @@ class HFEngine(PausingEngine):
                 batch = [batch[place] for place in going]
                 cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=device))
                 mask = mask[going]
-            seen = seen.later(going)
+            shown = shown.for_next_token(going)
             tokens = torch.tensor([[row.tokens[-1]] for row in batch], device=device)
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
 
-    def _see(self, tokens: Tensor, mask: Tensor, images: Sequence[Sequence[PlacedImage]]) -> _Seen:
+    def _image_inputs(
+        self, tokens: Tensor, mask: Tensor, images: Sequence[Sequence[PlacedImage]]
+    ) -> _ImageInputs:
         """Return what the model needs of the rows' images besides their tokens."""
         if self._vision is None:
-            return _Seen({}, None)
+            return _ImageInputs({}, None)
         shown = any(images)
         media = {n: t.to(tokens.device) for n, t in self._vision.read(images).items()}
         inputs = (media if shown else {}) | self._vision.types(tokens)
-        return _Seen(inputs, self._vision.axes(tokens, mask, media))
+        return _ImageInputs(inputs, self._vision.axes(tokens, mask, media))
 
     def _extend(self, row: _Row, logits: Tensor) -> End | None:
         """Sample one more token. Returns why the request ends with it, or None."""
@@ -240,10 +242,10 @@ class HFEngine(PausingEngine):
     @torch.inference_mode()
     def _score(self, token_ids: list[int], images: Sequence[PlacedImage]) -> list[float]:
         ids = torch.tensor([token_ids], device=self._spec.device)
-        seen = self._see(ids, torch.ones_like(ids), [images])
+        shown = self._image_inputs(ids, torch.ones_like(ids), [images])
         along = torch.arange(len(token_ids), device=ids.device)[None]
         logits = self._model(
-            input_ids=ids, position_ids=seen.positions(along), **seen.inputs
+            input_ids=ids, position_ids=shown.positions(along), **shown.inputs
         ).logits
         logprobs = logits[0, :-1].float().log_softmax(-1)
         return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from transformers import AutoConfig, PretrainedConfig
 
 from openrl.config.placement import ParallelSizes
-from openrl.errors import Gathered, UserError
+from openrl.errors import ErrorCollector, UserError
 
 ON_A_CPU = {
     "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no activations between stages",
@@ -22,25 +22,25 @@ def check_parallel(
     model: str, sizes: ParallelSizes, expert: bool, device: str, trust_remote_code: bool
 ) -> None:
     """Raise UserError with every reason why ``model`` cannot be split this way on ``device``."""
-    gathered = Gathered()
+    collector = ErrorCollector()
     asked = {
         "vllm_pipeline_parallel_size": sizes.pipeline > 1,
         "vllm_enable_expert_parallel": expert,
         "vllm_data_parallel_size": sizes.data > 1,
     }
     for flag in (flag for flag, wanted in asked.items() if wanted and device == "cpu"):
-        with gathered:
+        with collector:
             raise UserError(
                 f"--{flag} needs GPUs: {ON_A_CPU[flag]}",
                 "leave it out, or --vllm_tensor_parallel_size",
             )
     if sizes.width > 1 or expert:
-        with gathered:
+        with collector:
             config = _config(model, trust_remote_code)
             for message, remedy in shape_problems(config, sizes, expert):
-                with gathered:
+                with collector:
                     raise UserError(message, remedy)
-    gathered.raise_all()
+    collector.raise_all()
 
 
 def _config(model: str, trust_remote_code: bool) -> PretrainedConfig:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrl.errors import UserError
-from openrl.rollout.asleep import Asleep, EnginePart
 from openrl.rollout.engine import EngineDied, EngineSpec, room_for
+from openrl.rollout.sleep_record import EnginePart, SleepRecord
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 
@@ -54,7 +54,7 @@ class PausingEngine(ABC):
     def __init__(self, spec: EngineSpec) -> None:
         self.policy_version = 0
         self._spec = spec
-        self._asleep = Asleep()
+        self._asleep = SleepRecord()
         self._broken = ""  # why the engine can no longer generate
         self._dead = ""  # which of its processes died
         self._interrupting = False

@@ -12,9 +12,9 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
-from openrl.rollout.asleep import EnginePart
 from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens, room_for
 from openrl.rollout.pausing import PausingEngine, Request
+from openrl.rollout.sleep_record import EnginePart
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm

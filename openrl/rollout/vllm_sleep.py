@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from openrl.rollout.asleep import Asleep, EnginePart
+from openrl.rollout.sleep_record import EnginePart, SleepRecord
 
 TAGS = {"weights": "weights", "cache": "kv_cache"}
 """Our name of each part -> vLLM's."""
@@ -21,7 +21,7 @@ class VLLMSleep:
     would put them.
     """
 
-    def __init__(self, llm: Any, asleep: Asleep, level: int, on_cpu: bool) -> None:
+    def __init__(self, llm: Any, asleep: SleepRecord, level: int, on_cpu: bool) -> None:
         self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu
 
     async def free(self, *parts: EnginePart) -> None:

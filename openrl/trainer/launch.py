@@ -45,7 +45,7 @@ from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.profiling import Profiling
 from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import guarded, losses_told
+from openrl.trainer.watching.supervision import as_worker_lost, guarded
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles, Stage, start_roles
 from openrl.types import Group, Sampling
@@ -90,12 +90,12 @@ async def train_once(
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
     with (
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
-        losses_told(progress, config.checkpoint),
+        as_worker_lost(progress, config.checkpoint),
     ):
         async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
             summary = await trainer.fit()
-    leave(run_dir, name, summary, console)
+    write_reports(run_dir, name, summary, console)
     return summary
 
 
@@ -275,7 +275,7 @@ def evaluation_sampling(config: PPOConfig) -> Sampling:
     )
 
 
-def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
+def write_reports(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
     """Write what a run leaves for people: summary.json, reward.png and a table on the console."""
     write_summary(run_dir / "summary.json", summary)
     judged = summary.eval_pass_after is not None

@@ -149,14 +149,14 @@ class RLTrainer:
             version, dtype = self.publisher.version, self.learner.settings.dtype
             if not isinstance(self.rollouts, Replay):
                 await self.served(check_sync(self.rollouts, self.learner, version, dtype))
-        self.progress.note(f"weights travel through {self.publisher.way}")
+        self.progress.note(f"weights travel through {self.publisher.transport_description}")
         if self.publisher.warning:
             self.progress.note(self.publisher.warning)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
         await self.replace_engines()
-        await self.publisher.remind()
+        await self.publisher.resend_if_dropped()
         async with self.rollouts.generating():
             yield
 
@@ -188,7 +188,7 @@ class RLTrainer:
             self.progress.note(f"{what}; {left} of --max_engine_restarts left")
             with self.progress.stage("engines"):
                 await self.rollouts.restarted(rank)
-                await self.publisher.renew([rank])
+                await self.publisher.send_to_restarted([rank])
                 await self.rollouts.pool.admit(rank)
 
     async def steps(self) -> AsyncGenerator[Learned]:
@@ -265,7 +265,7 @@ class RLTrainer:
             return {}
         with self.progress.stage("sync"):
             await self.replace_engines()
-            async with self.rollouts.held():
+            async with self.rollouts.engines_paused():
                 measured = await self.publisher.publish()
         self.unsent = 0
         return measured

@@ -112,7 +112,7 @@ class DeepSpeedEngine:
         self._masters = Masters(
             self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself
         )
-        self._masters.mend(grad_accum_dtype(flags, low_masters))
+        self._masters.undo_stage0_effects(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
         if optim.average is not None:
             self._average = MovingAverage(self._masters.tensors(), optim.average)

@@ -28,7 +28,7 @@ class Masters:
         self._stage, self._dtype, self._plain = stage, dtype, plain
 
     @torch.no_grad()
-    def mend(self, grad_dtype: str) -> None:
+    def undo_stage0_effects(self, grad_dtype: str) -> None:
         """Undo two things that DeepSpeed does only in stage 0 with bf16 or fp16. It accumulates
         gradients in the type of the parameters. And it creates the optimizer's state by a step with
         zero gradients, which decays the weights once and puts Adam's bias correction one step

@@ -86,7 +86,7 @@ def movable(
     return Movable([*masters, *tensors], spared=parameters)
 
 
-class Kept(Protocol):
+class SleepStorage(Protocol):
     """The place that keeps the bytes of a sleeping part. ``restore`` returns them in the order in
     which ``put`` stored them."""
 
@@ -150,7 +150,7 @@ class Dropped:
 @dataclass(frozen=True)
 class _Asleep:
     storages: list[tuple[torch.UntypedStorage, int]]  # each with its size in bytes
-    kept: Kept
+    kept: SleepStorage
 
 
 class Sleep:
@@ -182,7 +182,7 @@ class Sleep:
             for address, s in found.items()
             if address not in spared and s.nbytes() and s.resizable()
         ]
-        kept: Kept = (
+        kept: SleepStorage = (
             Dropped()
             if what.dropped
             else InHostMemory()

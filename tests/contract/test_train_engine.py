@@ -579,7 +579,7 @@ def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, ba
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", compares=True)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     found = engine.train_step(batch, plan, update)["mismatch"]
-    assert found.figures() == pytest.approx(expected.figures(), rel=1e-5)
+    assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-5)
 
 
 def test_dummy_rows_change_nothing(checkpoint, batch):

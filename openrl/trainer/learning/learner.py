@@ -26,7 +26,7 @@ from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.mismatch import Mismatch, figures
+from openrl.trainer.learning.mismatch import Mismatch, mismatch_metrics
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
@@ -272,7 +272,7 @@ class Learner:
         measured = merge_all(report for rank in reports for report in rank)
         # only the first optimizer step runs with the weights that sampled, so only it is compared
         measured.pop("mismatch", None)
-        gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
+        gaps = mismatch_metrics(merge_all(rank[0] for rank in reports).get("mismatch"))
         work: dict[str, Metric] = {}
         if role == "actor":
             work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)

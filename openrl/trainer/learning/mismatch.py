@@ -13,10 +13,10 @@ from openrl.tracking.metrics import Last, Metric
 LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 
 
-def figures(totals: object) -> dict[str, Metric]:
+def mismatch_metrics(totals: object) -> dict[str, Metric]:
     """Return the mismatch metrics from merged ``MismatchTotals``; empty for anything else, i.e. if
     the update measured none."""
-    shown = totals.figures() if isinstance(totals, MismatchTotals) else {}
+    shown = totals.metrics() if isinstance(totals, MismatchTotals) else {}
     return {
         ("actor/" if name in LEADING else "mismatch/") + name: Last(value)
         for name, value in shown.items()
@@ -46,6 +46,6 @@ class Mismatch:
         done = {f"mismatch/{name}": Last(value) for name, value in values.items()}
         rejected = sampled & ~corrected.loss_mask
         kept = batch.loss_mask & ~rejected
-        return batch.replace(is_weights=corrected.is_weights, loss_mask=kept), figures(
+        return batch.replace(is_weights=corrected.is_weights, loss_mask=kept), mismatch_metrics(
             totals
         ) | done

@@ -25,7 +25,7 @@ from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_pr
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import Gathered, UserError
+from openrl.errors import ErrorCollector, UserError
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import check_recompute
@@ -77,66 +77,66 @@ def prepare(config: PPOConfig) -> Inputs:
     problems."""
     elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
     device = resolve_device(config.device, joined=elsewhere)
-    gathered = Gathered()
-    with gathered:
+    collector = ErrorCollector()
+    with collector:
         world = actor_world(config.placement, device)
         if world is not None:
             check_batches(config, world)
-    with gathered:
+    with collector:
         if config.mixture.aux_loss_coef:
             check_mixture(config.model.pretrain, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         check_attention(config.model, device)
-    with gathered:
+    with collector:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         check_critic_adapters(config)
-    with gathered:
+    with collector:
         check_models_split(config, model_paths(config))
-    with gathered:
+    with collector:
         check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         check_device(config.model.param_dtype, device)
-    with gathered:
+    with collector:
         check_overrides(config.deepspeed, config.model.param_dtype, device)
-    with gathered:
+    with collector:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    with gathered:
+    with collector:
         sizes, expert = parallel_sizes(config.engine), config.engine.vllm_enable_expert_parallel
         check_parallel(config.model.pretrain, sizes, expert, device, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
-    with gathered:
+    with collector:
         cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
-    with gathered:
+    with collector:
         find_start(config.checkpoint, deep=False)
-    with gathered:
+    with collector:
         check_address(derived.cluster_address(config.placement))
-    with gathered:
+    with collector:
         check_places(config.model.pretrain, config.checkpoint)
     trusted, overrides = config.model.trust_remote_code, config.changes.model_config_overrides
-    with gathered:
+    with collector:
         check_language_model(config.model.pretrain, trusted, overrides)
-    with gathered:
+    with collector:
         if "reference" in derived.model_roles(config) and config.others.ref_pretrain:
             check_language_model(config.others.ref_pretrain, trusted)
-    with gathered:
+    with collector:
         if "critic" in derived.model_roles(config) and config.others.critic_pretrain:
             check_backbone(config.others.critic_pretrain, trusted)
-    with gathered:
+    with collector:
         check_recompute(config.model.pretrain, config.deepspeed, trusted)
     if "max_position_embeddings" not in overrides:
-        with gathered:
+        with collector:
             check_length(config.model.pretrain, derived.longest_sequence(config), trusted)
-    with gathered:
+    with collector:
         inputs = read_data(config, device)
         inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
         check_steps(config, len(inputs.prompts))
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
-    gathered.raise_all()
+    collector.raise_all()
     inputs = replace(inputs, row_cost=cost)
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(rewards, prompts)
@@ -159,24 +159,24 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
         workers=config.order.preprocess_num_workers,
         images=row_images(config.vision, config.model),
     )
-    gathered = Gathered()
+    collector = ErrorCollector()
     eval_prompts: list[Prompt] = []
     eval_reports: list[Report] = []
-    with gathered:
+    with collector:
         prompts, reports = training_prompts(config, builder)
-    with gathered:
+    with collector:
         if config.evaluation.eval_dataset:
             eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
         elif config.environments.env_tags and derived.evaluates(config):
             count = config.evaluation.eval_max_samples or EVALUATED_SEEDS
             eval_prompts = seed_prompts(config, count, "eval")
-    with gathered:
+    with collector:
         lengths, plays = config.sampling.lengths, config.environments.env_tags
         room = lengths.both if plays else lengths.prompt  # an episode shows more as it goes on
         budget = image_budget(builder.images, room, "prompt_max_len")
-    with gathered:
+    with collector:
         ptx_rows, ptx_reports = load_ptx(config, tokenizer)
-    gathered.raise_all()
+    collector.raise_all()
     told = [*reports, *eval_reports, *budget, *ptx_reports]
     return Inputs(device, tokenizer, prompts, eval_prompts, told, ptx_rows)
 

@@ -44,7 +44,7 @@ class NoEngines(Publisher):
     """A publisher that counts versions but sends no weights."""
 
     @property
-    def way(self) -> str:
+    def transport_description(self) -> str:
         return "no way: rollouts are replayed"
 
     async def publish(self) -> dict[str, Metric]:

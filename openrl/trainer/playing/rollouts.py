@@ -153,7 +153,7 @@ class Rollouts:
             self._users -= 1
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def engines_paused(self) -> AsyncIterator[None]:
         """Keep all engines idle inside the with block, so that weights may change."""
         if self._paused or not self.buffer.limits.steps_ahead:
             yield  # nothing runs

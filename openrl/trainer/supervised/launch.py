@@ -17,7 +17,7 @@ from openrl.config.model import ModelChangeFlags
 from openrl.config.rollout import RankFlags
 from openrl.config.rules.parallel import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import Gathered, UserError
+from openrl.errors import ErrorCollector, UserError
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import check_recompute
@@ -39,7 +39,7 @@ from openrl.trainer.supervised.ranks import start_ranks
 from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import guarded, losses_told
+from openrl.trainer.watching.supervision import as_worker_lost, guarded
 from openrl.training.build import ModelSpec
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.distributed import Launch
@@ -77,38 +77,38 @@ def prepare(config: Any) -> SupervisedInputs:
     joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
     device = resolve_device(config.device, joined or config.debug.dry_run)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
-    gathered = Gathered()
-    with gathered:
+    collector = ErrorCollector()
+    with collector:
         check_attention(config.model, device)
-    with gathered:
+    with collector:
         check_targets(config.lora, path, trusted)
-    with gathered:
+    with collector:
         check_changes(path, config.changes, trusted)
-    with gathered:
+    with collector:
         check_device(config.model.param_dtype, device)
-    with gathered:
+    with collector:
         check_overrides(config.deepspeed, config.model.param_dtype, device)
-    with gathered:
+    with collector:
         check_recompute(path, config.deepspeed, trusted)
-    with gathered:
+    with collector:
         find_start(config.checkpoint, deep=False)
-    with gathered:
+    with collector:
         check_places(path, config.checkpoint)
-    with gathered:
+    with collector:
         if derived.under_ray(config.ranks):
             check_address(derived.cluster_address(config.ranks))
-    with gathered:
+    with collector:
         cost = row_cost(path, trusted)
-    with gathered:
+    with collector:
         check_model(config)
-    with gathered:
+    with collector:
         tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
         task = task_of(config, tokenizer)
         examples = load_examples(config, task)
         check_models_split(config, [path, *([task.reference] if task.reference else [])])
         longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
         check_length(path, longest, trusted, "--max_len: a row of the data", "--max_len {most}")
-    gathered.raise_all()
+    collector.raise_all()
     steps = derived.supervised_steps(config.batch, len(examples.train))
     inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
     if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
@@ -179,7 +179,7 @@ async def train_once(
     spec = model_spec(config, task, inputs.device, inputs.steps)
     with (
         Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
-        losses_told(progress, config.checkpoint),
+        as_worker_lost(progress, config.checkpoint),
     ):
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
@@ -200,7 +200,7 @@ async def train_once(
             )
             summary = await trainer.fit()
     if inputs.leads:
-        leave(run_dir, name, summary, console)
+        write_reports(run_dir, name, summary, console)
     return summary
 
 
@@ -256,7 +256,7 @@ def trackers_of(config: SupervisedConfig, leads: bool, name: str, keep_until: in
     return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
 
 
-def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
+def write_reports(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
     """Write what a run leaves for people: summary.json, loss.png and a table on the console."""
     write_summary(run_dir / "summary.json", summary)
     curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}

@@ -34,7 +34,7 @@ class MemoryLog:
                 ]
             )
         )
-        self._metrics = merge_all([self._metrics, *map(figures, found.values())])
+        self._metrics = merge_all([self._metrics, *map(memory_metrics, found.values())])
 
     def metrics(self) -> dict[str, Metric]:
         """Return the extremes over workers and calls since the last ``metrics``, in GiB."""
@@ -51,7 +51,7 @@ def show(use: MemoryUse) -> str:
     return f"GPU {allocated:.2f} GiB allocated, {reserved:.2f} reserved, {free:.2f} free; {host}"
 
 
-def figures(use: MemoryUse) -> dict[str, Metric]:
+def memory_metrics(use: MemoryUse) -> dict[str, Metric]:
     """Return the metrics of one worker's memory."""
     metrics: dict[str, Metric] = {"perf/memory_host_gib": Max(use.host / GIB)}
     if use.allocated is not None and use.reserved is not None and use.free is not None:

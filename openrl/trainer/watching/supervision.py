@@ -72,7 +72,7 @@ async def with_restarts(
 
 
 @contextmanager
-def losses_told(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
+def as_worker_lost(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
     """Turn the loss of a worker into WorkerLost inside the with block."""
     try:
         yield

@@ -49,7 +49,7 @@ class Publisher:
         again, self._resent = self._resent, 0
         return measured | ({"sync/resent": Sum(float(again))} if again else {})
 
-    async def remind(self) -> None:
+    async def resend_if_dropped(self) -> None:
         """Send the weights again, as the same version, if the engines dropped them when they slept.
         That happens if something else needs the GPUs between a sync and the next answers, such as a
         checkpoint or the check after the first sync."""
@@ -57,7 +57,7 @@ class Publisher:
             await self._send(self.version)
             self._resent += 1
 
-    async def renew(self, ranks: Sequence[int]) -> None:
+    async def send_to_restarted(self, ranks: Sequence[int]) -> None:
         """Send the weights, as the current version, to engines that have just been restarted, while
         the others continue. From then on all weights go through host memory, since a broadcast
         group, for one, has lost a member."""
@@ -70,7 +70,7 @@ class Publisher:
         await self._send(self.version, ranks)
 
     @property
-    def way(self) -> str:
+    def transport_description(self) -> str:
         """A description of how weights travel; known from the first sync on."""
         return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
 

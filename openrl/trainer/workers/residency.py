@@ -116,7 +116,7 @@ class ResidencyTable:
         to_wake = [t for t in self.rows if t in needs and t not in awake]
         return [t for t in self.displaced(needs) if t in awake], to_wake
 
-    def beside_engines(self) -> list[str]:
+    def models_with_engines(self) -> list[str]:
         """Return the models that share places with the engines. A model that stays awake keeps the
         memory cached from its batches until it is told to give it back."""
         return [role for role in self.places if role != ENGINES and self._meet(role, ENGINES)]
@@ -218,7 +218,7 @@ class Residency:
         to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
         await self._move("sleep", to_sleep, entered.name)
         if any(tenant.role == ENGINES for tenant in to_wake):
-            for role in self.table.beside_engines():
+            for role in self.table.models_with_engines():
                 if role in self._groups and not self.sleeps(role, "param"):
                     await self._groups[role].call("give_back")
         await self._move("wake", to_wake, entered.name)

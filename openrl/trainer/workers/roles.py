@@ -30,7 +30,7 @@ from openrl.errors import UserError
 from openrl.models.device import Device
 from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.build import engine_spec, seeing
+from openrl.rollout.build import engine_spec, with_images
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
@@ -156,7 +156,7 @@ def run_engine_spec(
         config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
     )
     return replace(
-        seeing(spec, config.vision),
+        with_images(spec, config.vision),
         sizes=parallel_sizes(flags),
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,

@@ -32,7 +32,7 @@ def rows(*log_rho):
 
 
 def figures(batch):
-    return totals(batch).figures()
+    return totals(batch).metrics()
 
 
 def totals(batch):
@@ -233,7 +233,7 @@ def test_parts_of_a_batch_merge_to_the_whole():
         batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))
     ]
     merged = merge_all({"mismatch": totals(part)} for part in parts)["mismatch"]
-    assert merged.figures() == pytest.approx(figures(batch), rel=1e-12)
+    assert merged.metrics() == pytest.approx(figures(batch), rel=1e-12)
 
 
 def test_nothing_sampled_measures_nothing():

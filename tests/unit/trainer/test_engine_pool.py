@@ -77,7 +77,7 @@ class Engines(Publisher):
     async def send(self):
         await self.group.call("take", self.run.version)
 
-    async def renew(self, ranks):
+    async def send_to_restarted(self, ranks):
         for rank in ranks:
             await self.group.one(rank, "take", self.run.version)
 

@@ -10,7 +10,7 @@ import pytest
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.placement import ENGINES
-from openrl.rollout.asleep import Asleep
+from openrl.rollout.sleep_record import SleepRecord
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
         self.llm, self.log, self.version = llm, log, 0
-        self.asleep = Asleep()
+        self.asleep = SleepRecord()
         self.memory = VLLMSleep(llm, self.asleep, level, on_cpu=False)
 
     async def sleep(self, *parts) -> None:
@@ -137,7 +137,7 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
         rollouts = Rollouts(roles.rollout, buffer, residency, settings)
 
         async def answer():
-            await publisher.remind()
+            await publisher.resend_if_dropped()
             async with rollouts.generating():
                 await rollouts.play_all([PROMPT], settings.request, lambda done, total: None)
 

@@ -8,7 +8,7 @@ EnginePart = Literal["weights", "cache"]
 """The parts of an engine that sleep and wake independently."""
 
 
-class Asleep:
+class SleepRecord:
     """The sleeping parts of one engine."""
 
     def __init__(self) -> None:
