@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +143,12 @@ def free_port() -> int:
     """A port of the loopback interface that nobody listens on just now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def on_ranks(number: int, work: Callable[..., None], *args: Any) -> None:
+    """``work(rank, port, *args)`` in so many processes. They are copies of one that has imported
+    what an engine needs, which takes seconds; all tests of a session share it."""
+    multiprocessing.set_forkserver_preload(["openrl.training.deepspeed_engine", "deepspeed"])
+    torch.multiprocessing.start_processes(
+        work, (free_port(), *args), number, start_method="forkserver"
+    )

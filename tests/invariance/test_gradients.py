@@ -37,7 +37,7 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from tests.batches import credit, in_segments
-from tests.experience import PROMPT, alike, free_port, ragged_batch
+from tests.experience import PROMPT, alike, on_ranks, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -290,7 +290,7 @@ def one_rank(tmp_path_factory):
 def two_ranks(one_rank, tmp_path_factory):
     checkpoint, batch, _ = one_rank
     path = tmp_path_factory.mktemp("ranks") / "gradients.pt"
-    torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, batch, path), nprocs=2)
+    on_ranks(2, rank_of_two, checkpoint, batch, path)
     return torch.load(path, weights_only=True)
 
 

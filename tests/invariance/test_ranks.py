@@ -13,7 +13,7 @@ from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
-from tests.experience import counts_of, engine_spec, free_port, optim_spec, poison, ragged_batch
+from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, poison, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -221,7 +221,7 @@ def test_one_rank(tmp_path, checkpoint, expected, stage, cut):
 
 def test_two_ranks(tmp_path, checkpoint, expected):
     (tmp_path / "kl").mkdir()
-    torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, tmp_path), nprocs=2)
+    on_ranks(2, rank_of_two, checkpoint, tmp_path)
     (tmp_path / "one").mkdir()
     write(
         tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1)

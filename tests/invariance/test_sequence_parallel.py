@@ -18,7 +18,7 @@ from openrl.experience import ParallelLayout
 from openrl.models.sequence_parallel import split_sequences
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed, own_group
-from tests.experience import engine_spec, free_port
+from tests.experience import engine_spec, on_ranks
 from tests.invariance.test_gradients import CASES, batch_of, build_models, run, whole_batch
 from tests.invariance.test_ranks import (
     OPTIM,
@@ -189,9 +189,7 @@ def expected(models):
 def four_ranks(models, engine_checkpoint, tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     tiny_model_dir(root, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16)
-    torch.multiprocessing.spawn(
-        rank_of_four, (free_port(), models, engine_checkpoint, root), nprocs=WORLD
-    )
+    on_ranks(WORLD, rank_of_four, models, engine_checkpoint, root)
     return root
 
 

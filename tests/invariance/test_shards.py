@@ -13,7 +13,7 @@ from openrl.training.build import load_model
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.deepspeed_engine import shard
 from openrl.training.distributed import close_distributed, init_distributed
-from tests.experience import engine_spec, free_port
+from tests.experience import engine_spec, on_ranks
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -44,4 +44,4 @@ def rank_of_two(rank, port, checkpoint):
 
 
 def test_each_rank_holds_its_half(tmp_path):
-    torch.multiprocessing.spawn(rank_of_two, (free_port(), tiny_model_dir(tmp_path)), nprocs=2)
+    on_ranks(2, rank_of_two, tiny_model_dir(tmp_path))

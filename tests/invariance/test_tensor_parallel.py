@@ -6,14 +6,13 @@ alone; in fp32, where DeepSpeed measures the gradients of ZeRO 1 and 2 over all 
 exact."""
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from openrl.config.parallel import ParallelFlags
 from openrl.experience import ParallelLayout, StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
-from tests.experience import counts_of, engine_spec, free_port
+from tests.experience import counts_of, engine_spec, on_ranks
 from tests.invariance.test_ranks import (
     OPTIM,
     UPDATE,
@@ -47,7 +46,7 @@ def rank_of_four(rank, port, checkpoint, root):
 def test_split_layers_train_as_whole_ones(tmp_path):
     shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     checkpoint = tiny_model_dir(tmp_path, **shape)
-    torch.multiprocessing.spawn(rank_of_four, (free_port(), checkpoint, tmp_path), nprocs=WORLD)
+    on_ranks(WORLD, rank_of_four, checkpoint, tmp_path)
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     (tmp_path / "whole").mkdir()
     whole = one_rank(checkpoint, tmp_path / "whole", 0, [[0, 1, 2, 3, 4, 5, 6, 7]])

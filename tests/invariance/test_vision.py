@@ -27,7 +27,7 @@ from openrl.training.updates import PolicyUpdate, ValueUpdate
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
-from tests.experience import free_port
+from tests.experience import on_ranks
 from tests.patience import PATIENCE
 from tests.tiny_vision import MARKS, picture, tiny_vision_dir
 
@@ -135,7 +135,7 @@ def one_rank(checkpoint):
 @pytest.fixture(scope="module")
 def two_ranks(checkpoint, tmp_path_factory):
     path = tmp_path_factory.mktemp("ranks") / "gradients.pt"
-    torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, path), nprocs=2)
+    on_ranks(2, rank_of_two, checkpoint, path)
     return torch.load(path, weights_only=True)
 
 
