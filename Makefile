@@ -38,7 +38,7 @@ smollm: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/smollm_cpu.sh
 
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 1 tests
 
 gpu:
