@@ -23,6 +23,14 @@ class TemplateError(Exception):
     """The chat template refuses the messages."""
 
 
+def said_text(message: Message) -> str:
+    """Return the text of a message that no template writes, and that marks its images itself."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
 class ChatFormat:
     """The format of a model's chats. Without ``chat``, the text of a chat is the concatenation of
     its messages."""
@@ -47,7 +55,7 @@ class ChatFormat:
         """Return the text of a chat up to where the assistant begins to write or, without
         ``to_reply``, up to the end of the last message. Raises TemplateError."""
         if not self.chat:
-            return "".join(message["content"] for message in messages)
+            return "".join(map(said_text, messages))
         try:
             return self.tokenizer.apply_chat_template(
                 without_images(messages),

@@ -96,9 +96,6 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
     if facts.kind in ("executor", "agent") and flags.turn_timeout:
         message = f"{file}: {facts.class_name} alone knows when a turn begins"
         raise UserError(message, "--episode_timeout instead of --turn_timeout")
-    if facts.kind == "turns" and setup.vision.max_images_per_prompt:
-        message = f"{file}: {facts.class_name} is told texts: images of prompts would be lost"
-        raise UserError(message, "leave --max_images_per_prompt out, or an AgentExecutor")
     if facts.kind == "program" and not flags.agent_endpoint:
         raise UserError(f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint")
     if facts.rewards is False and source is None:

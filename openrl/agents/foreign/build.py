@@ -105,7 +105,7 @@ async def open_file_agent(
             yield FileAgent(pool, tool_agent_of(play, facts))
         else:
             if facts.kind == "turns":
-                raw = RawText(play.chat.tokenizer, templated=play.chat.chat)
+                raw = RawText(play.chat)
                 play = replace(play, chat=raw)
             yield FileAgent(pool, environment_agent_of(play))
     finally:

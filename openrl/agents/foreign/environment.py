@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from openrl.agents.base import Agent, Generate, Step
 from openrl.agents.chat import ChatFormat
 from openrl.agents.foreign.calls import Call, Row
@@ -65,10 +63,10 @@ class RawText(ChatFormat):
     """A chat as the concatenation of its texts, which OpenRLHF's agents write and read. The text of
     an assistant ends with the special token that it sampled."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> None:
-        """``templated`` means that a chat template wrote the prompts, special tokens included."""
-        super().__init__(tokenizer, chat=False, kwargs={})
-        if templated:
+    def __init__(self, chat: ChatFormat) -> None:
+        """Tokenises and sees as ``chat``, whose template wrote the prompts if it has one."""
+        super().__init__(chat.tokenizer, chat=False, kwargs={}, images=chat.images)
+        if chat.chat:  # it wrote the special tokens, too
             self._leading = []
 
     def said(self, before: list[int], ids: list[int]) -> str:

@@ -2,8 +2,8 @@
 take dicts, and texts are concatenated as they are. Runs in the file's process.
 
 OpenRLHF  step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
-          "sampling_params"?}
-Molt      step(state) -> Result(reward, observation, terminated, truncated, info, score)
+          "sampling_params"?, "images"?}
+Molt      step(state) -> Result(reward, observation, terminated, truncated, info, score, images)
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Step
 from openrl.agents.foreign.calls import Row, numbers, result, scalar, verdict
+
+if TYPE_CHECKING:
+    from openrl.vision.parts import Content
 
 IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
 
@@ -27,14 +30,16 @@ class TextTurns:
         self._agent: Any = None
         self.reductions: dict[str, str] = {IGNORED: "sum"}  # the class's own take the last step
 
-    async def reset(self, seed: int, prompt: Row) -> str:
+    async def reset(self, seed: int, prompt: Row) -> Content:
         self._agent = await construct(self._class)
         self._label, self._sampling = prompt.label, dict(prompt.sampling)
         states = {"observation": prompt.text, "prompt": prompt.text, "label": prompt.label}
+        if prompt.images:
+            states["images"] = pictures(prompt)
         seeded = {"seed": seed} if takes(self._agent.reset, "seed") else {}
         found = await result(self._agent.reset(states, **seeded))
         self._text = _text(_value(found, "observation", "reset"))
-        return self._text
+        return _content(self._text, [image.data for image in prompt.images])
 
     async def step(self, action: str) -> Step:
         states = {
@@ -44,14 +49,16 @@ class TextTurns:
             "sampling_params": SimpleNamespace(**self._sampling),
         }
         found = await result(self._agent.step(states))
-        step, asked = _read(found)
+        step, asked, images = _read(found)
         changed = asked is not None and any(
             getattr(asked, name, value) != value for name, value in self._sampling.items()
         )
         assert isinstance(step.observation, str)
         self._text += action + step.observation
         self.reductions.update(dict.fromkeys(step.metrics, "last"))
-        return Step(**{**vars(step), "metrics": {**step.metrics, IGNORED: float(changed)}})
+        metrics = {**step.metrics, IGNORED: float(changed)}
+        shown = _content(step.observation, images)
+        return Step(**{**vars(step), "metrics": metrics, "observation": shown})
 
     async def frame(self) -> None:
         return None
@@ -86,8 +93,9 @@ def pictures(prompt: Row) -> list[Any]:
     return [open_image(image) for image in prompt.images]
 
 
-def _read(found: Any) -> tuple[Step, Any]:
-    """Return the result of an action, and the sampling values that it asks for."""
+def _read(found: Any) -> tuple[Step, Any, Any]:
+    """Return the result of an action, the sampling values that it asks for, and the images that it
+    shows."""
     if isinstance(found, Mapping):
         step = Step(
             _text(_value(found, "environment_feedback", "step")),
@@ -96,7 +104,7 @@ def _read(found: Any) -> tuple[Step, Any]:
             passed=verdict(found.get("scores")),
             metrics=numbers(found.get("extra_logs")),
         )
-        return step, found.get("sampling_params")
+        return step, found.get("sampling_params"), found.get("images")
     reward = scalar(found.reward, "the reward")
     step = Step(
         _text(found.observation),
@@ -106,7 +114,13 @@ def _read(found: Any) -> tuple[Step, Any]:
         passed=verdict(reward if found.score is None else found.score),
         metrics=numbers(found.info),
     )
-    return step, found.sampling_params
+    return step, found.sampling_params, found.images
+
+
+def _content(text: str, images: Any) -> Content:
+    """Return an observation. The text has the marks of its images, whose parts follow it."""
+    shown = [{"type": "image", "image": image} for image in images or ()]
+    return [{"type": "text", "text": text}, *shown] if shown else text
 
 
 def _value(found: Any, key: str, method: str) -> Any:

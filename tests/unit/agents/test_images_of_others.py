@@ -286,6 +286,44 @@ def test_an_executor_shows_images_of_its_own(tmp_path, processor, chat, prompt):
     assert trajectory.text == TEXT.removeprefix(ASKED)  # with one mark for each image
 
 
+INSTANCE = """
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    async def reset(self, states, **kwargs):
+        assert [image.size for image in states["images"]] == [(80, 60)]
+        self.left = 1
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        self.left -= 1
+        done = self.left < 0
+        more = {} if done else {"images": [SECOND]}
+        feedback = "" if done else "u:and<image><eos>a:"
+        return {"rewards": 1.0, "environment_feedback": feedback, "done": done, **more}
+"""
+ENV = """
+from molt.agents.base import Env, Result
+
+class AgentRunner(Env):
+    left = 1
+
+    async def step(self, state):
+        self.left -= 1
+        if self.left < 0:
+            return Result(1.0)
+        return Result(1.0, "u:and<image><eos>a:", terminated=False, images=[SECOND])
+"""
+
+
+@pytest.mark.parametrize("text", [INSTANCE, ENV], ids=["openrlhf", "molt"])
+def test_agents_of_texts_mark_their_images_themselves(tmp_path, processor, chat, prompt, text):
+    text = text.replace("SECOND", repr(SECOND))
+    trajectory, policy = play_file(tmp_path, chat, prompt, text)
+    assert_row(processor, trajectory, TEXT, [FIRST, SECOND], policy)
+    assert trajectory.score.reward == 2.0
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind", "problem"),
     [
