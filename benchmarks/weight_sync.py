@@ -25,7 +25,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.pairs import QuietPairs, busy_seconds, device_option, spread
-from openrl.weights.buckets import Bucket, cut, pack
+from openrl.weights.buckets import Bucket, pack, split_into_buckets
 from openrl.weights.transport import Route, make_receiver, make_sender, read_message
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def main() -> None:
         """(seconds, calls)"""
         started, calls = time.perf_counter(), 0
         sender.begin()
-        for named in cut(weights.items(), args.bucket_mb * MIB):
+        for named in split_into_buckets(weights.items(), args.bucket_mb * MIB):
             ours.send(sender.announce(pack(named, version, sender.allocate)).message())
             calls += 1
             answer()

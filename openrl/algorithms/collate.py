@@ -38,7 +38,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
         token_ids=pad(token_ids, width, pad_id, torch.long),
-        attention_mask=inside(token_ids, width),
+        attention_mask=length_mask(token_ids, width),
         loss_mask=loss_mask,
         rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
         trajectory_ids=_numbered([id(t) for t in trajectories]),
@@ -137,10 +137,10 @@ def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.
     numbers = array(_ARRAY_TYPES[dtype], list(chain.from_iterable(rows)))
     if not numbers:
         return result
-    return result.masked_scatter_(inside(rows, width), torch.frombuffer(numbers, dtype=dtype))
+    return result.masked_scatter_(length_mask(rows, width), torch.frombuffer(numbers, dtype=dtype))
 
 
-def inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+def length_mask(rows: Sequence[Sequence[float]], width: int) -> Tensor:
     """Return (B, width) bool, True where the rows have numbers."""
     return torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
 

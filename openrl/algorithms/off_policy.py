@@ -36,7 +36,7 @@ def ages(batch: ExperienceBatch, version: int) -> Tensor:
     return torch.where(batch.loss_mask & (batch.versions >= 0), version - batch.versions, -1)
 
 
-def too_old(batch: ExperienceBatch, version: int, max_staleness: int) -> Tensor:
+def stale_tokens(batch: ExperienceBatch, version: int, max_staleness: int) -> Tensor:
     """Return (B, T) bool, True on tokens older than ``max_staleness`` publishes."""
     return ages(batch, version) > max_staleness
 
@@ -66,7 +66,7 @@ def correct_rollouts(
     if tests:
         kept = batch.loss_mask
         for test in tests:
-            kept = kept & passes(log_rho, batch, test)
+            kept = kept & accepted_tokens(log_rho, batch, test)
         sampled = Trajectories.of(batch).lengths > 0
         lost = sampled & (Trajectories.of(batch.replace(loss_mask=kept)).lengths == 0)
         metrics["rejected_tokens"] = float(masked_mean((~kept).float(), batch.loss_mask))
@@ -93,19 +93,19 @@ def importance_weights(
     low, high = flags.vllm_is_truncated_threshold
     if flags.correction_type == "seq-mask-tis":
         weights = log_rho.clamp(-LIMIT, LIMIT).exp()
-        mean = at_level(log_rho, batch, "geometric").exp()
+        mean = log_ratio_at_level(log_rho, batch, "geometric").exp()
         weights = weights * ((mean >= low) & (mean <= high))
     else:
-        weights = at_level(log_rho, batch, flags.vllm_is_level).exp()
+        weights = log_ratio_at_level(log_rho, batch, flags.vllm_is_level).exp()
         inside = (weights >= low) & (weights <= high)
         weights = weights.clamp(low, high) if flags.correction_type == "tis" else weights * inside
     weights = weights.masked_fill(~batch.loss_mask, 0)
     if flags.vllm_is_batch_normalize:
-        return normalised(weights, batch, flags.weight_covers)
+        return batch_normalised(weights, batch, flags.weight_covers)
     return weights
 
 
-def normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel) -> Tensor:
+def batch_normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel) -> Tensor:
     """Divide the weights by their mean in the batch, as verl does. The mean is over tokens, or over
     sequences where each has one weight.
 
@@ -122,7 +122,7 @@ def normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel)
     return weights / mean.clamp(min=1e-8)
 
 
-def at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) -> Tensor:
+def log_ratio_at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) -> Tensor:
     """Return the log-ratio of what one weight covers, on each of its tokens, within +-20; (B,
     T)."""
     mask = batch.loss_mask
@@ -148,7 +148,7 @@ def _sequence_mean(values: Tensor, batch: ExperienceBatch) -> Tensor:
     return _sequence_sum(values, batch) / tokens.clamp(min=1)
 
 
-def passes(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tensor:
+def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tensor:
     """Return (B, T) bool, True on tokens that pass a rejection test. A sequence, which is a
     trajectory with all its rows, passes or fails as a whole.
 

@@ -24,7 +24,7 @@ from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.training.profiler import ProfileTool, StepProfiler
 from openrl.training.sleep import give_back
 from openrl.training.state import WHOLE, StateParts
-from openrl.weights.buckets import checksum, cut, pack
+from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint, make_sender
@@ -161,7 +161,7 @@ class ModelWorker:
         )
         sender = self._sender
         sender.begin()
-        for named in cut(weights, bucket_bytes):
+        for named in split_into_buckets(weights, bucket_bytes):
             if not sender.packs:
                 yield None
                 continue

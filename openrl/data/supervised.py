@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openrl.algorithms.collate import inside, pad
+from openrl.algorithms.collate import length_mask, pad
 from openrl.config.data import SupervisedDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.order import SeededOrder, SeededStream, fingerprint
@@ -64,7 +64,7 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     loss_mask = pad([row.loss_mask for row in rows], width, False, torch.bool)
     return ExperienceBatch(
         token_ids=pad(tokens, width, pad_id, torch.long),
-        attention_mask=inside(tokens, width),
+        attention_mask=length_mask(tokens, width),
         loss_mask=loss_mask,
         rollout_logprobs=torch.zeros(loss_mask.shape),
         trajectory_ids=torch.arange(len(rows)),

@@ -17,7 +17,7 @@ from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
-from openrl.models.logprobs import LogprobHead, of_next, to_next
+from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
 from openrl.models.towers import language_model_at
@@ -69,17 +69,17 @@ class CausalLM(HeadedModel):
         rows = self.arranged(token_ids, attention_mask, groups, scored, media)
         part = self.split(rows)
         found = self.run(self.hf.base_model, part, media, want)
-        predicts = part.take(of_next(rows.predicted))
+        predicts = part.take(shift_left(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             found.last_hidden_state,
-            part.take(of_next(rows.token_ids)),
+            part.take(shift_left(rows.token_ids)),
             predicts,
             want,
-            [part.take(of_next(rows.arranged(column)))[predicts] for column in reference],
+            [part.take(shift_left(rows.arranged(column)))[predicts] for column in reference],
         )
         found_columns = {"logprobs": logprobs} | more
         columns = {
-            name: rows.columns(to_next(part.whole(column)))
+            name: rows.columns(shift_right(part.whole(column)))
             for name, column in found_columns.items()
         }
         if "balance" in want:

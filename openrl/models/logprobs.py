@@ -1,8 +1,8 @@
 """Log-probs and entropy of given tokens, from hidden states; the only shift by one in the package.
 
-The hidden state at index t-1 predicts the token at index t. ``of_next`` moves what belongs to a
-token beside the state that predicts it; ``to_next`` moves results back to the token. In a column,
-index t describes ``token_ids[:, t]``; index 0 has no prediction and is 0.
+The hidden state at index t-1 predicts the token at index t. ``shift_left`` moves what belongs to a
+token beside the state that predicts it; ``shift_right`` moves results back to the token. In a
+column, index t describes ``token_ids[:, t]``; index 0 has no prediction and is 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HEAD_BLOCK = 16_384
 head."""
 
 
-def of_next(values: Tensor) -> Tensor:
+def shift_left(values: Tensor) -> Tensor:
     """Shift values per token, (R, S, ...), so that index t holds the value of the token at t + 1.
     The last index has no next token and gets the value of index 0, which is never predicted."""
     return values.roll(-1, 1)
 
 
-def to_next(values: Tensor) -> Tensor:
-    """Invert ``of_next``: move what the state at index t says about the token at t + 1 to index t +
-    1."""
+def shift_right(values: Tensor) -> Tensor:
+    """Invert ``shift_left``: move what the state at index t says about the token at t + 1 to index
+    t + 1."""
     return values.roll(1, 1)
 
 

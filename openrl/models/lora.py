@@ -297,7 +297,7 @@ def keep_differentiable(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def whole(tensor: Tensor) -> Tensor:
+def dequantised(tensor: Tensor) -> Tensor:
     """Return a parameter as plain numbers; 4-bit weights are unpacked into the dtype they compute
     in."""
     state = getattr(tensor, "quant_state", None)

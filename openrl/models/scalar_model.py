@@ -17,7 +17,7 @@ from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.models.headed import HeadedModel
-from openrl.models.logprobs import of_next, to_next
+from openrl.models.logprobs import shift_left, shift_right
 from openrl.models.lora import peft_name
 from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows
@@ -114,8 +114,8 @@ class ValueModel(ScalarModel):
         which the hidden state at t-1 describes. Values are 0 at index 0, on padding, and where
         ``scored`` (b, T) bool is False."""
         rows = self.arranged(token_ids, attention_mask, groups, scored, media)
-        scalars, _ = self.scalars(rows, of_next(rows.predicted), attention_mask, media)
-        return rows.columns(to_next(scalars)), {}
+        scalars, _ = self.scalars(rows, shift_left(rows.predicted), attention_mask, media)
+        return rows.columns(shift_right(scalars)), {}
 
 
 class RewardModel(ScalarModel):

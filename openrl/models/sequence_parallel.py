@@ -92,7 +92,7 @@ class SequenceSplit:
             return F.pad(values, (0, 0) * (values.dim() - 2) + (0, missing))[:, own]
 
         def whole(values: Tensor) -> Tensor:
-            return _Gathered.apply(values, self.group)[:, :width]  # type: ignore[no-any-return]
+            return _AllGather.apply(values, self.group)[:, :width]  # type: ignore[no-any-return]
 
         packed = "position_ids" in rows.inputs
         positions = rows.inputs.get(
@@ -147,7 +147,7 @@ class WholeSequence:
         return ends | {"max_length_q": longest, "max_length_k": longest}
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """Gather (R, s, ...) from each rank into (R, S, ...) on all.
 
     Every rank of the group computes the same loss of the gathered tensor, and gradients are
@@ -168,21 +168,21 @@ class _Gathered(torch.autograd.Function):
         return gradient[:, first : first + ctx.part] * dist.get_world_size(ctx.group), None
 
 
-class _Exchanged(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Exchange tokens for heads. With ``to_heads``, (R, H, s, D), own tokens of all heads, becomes
     (R, H / size, S, D), all tokens of some heads; otherwise the other way round."""
 
     @staticmethod
     def forward(ctx, values, group, to_heads):  # type: ignore[no-untyped-def]
         ctx.group, ctx.to_heads = group, to_heads
-        return exchange(values, group, to_heads)
+        return all_to_all(values, group, to_heads)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return exchange(gradient, ctx.group, not ctx.to_heads), None, None
+        return all_to_all(gradient, ctx.group, not ctx.to_heads), None, None
 
 
-def exchange(values: Tensor, group: dist.ProcessGroup, to_heads: bool) -> Tensor:
+def all_to_all(values: Tensor, group: dist.ProcessGroup, to_heads: bool) -> Tensor:
     size, cut, joined = dist.get_world_size(group), *((1, 2) if to_heads else (2, 1))
     sent = torch.stack(values.chunk(size, cut))
     received = torch.empty_like(sent)
@@ -211,7 +211,7 @@ def ulysses_attention(
         raise TypeError(f"its attention has {' and '.join(per_head)}")
     repeats = split.size // math.gcd(key.shape[1], split.size)
     key, value = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (key, value))
-    query, key, value = (_Exchanged.apply(x, split.group, True) for x in (query, key, value))
+    query, key, value = (_AllToAll.apply(x, split.group, True) for x in (query, key, value))
     by_boundaries = split.inner != "sdpa"
     more |= {"position_ids": sequence.positions} | (sequence.boundaries if by_boundaries else {})
     # sdpa repeats key-value heads as the module tells it to; the others count them
@@ -225,7 +225,7 @@ def ulysses_attention(
         sliding_window=sliding_window,
         **more,
     )
-    own = _Exchanged.apply(found.transpose(1, 2), split.group, False)
+    own = _AllToAll.apply(found.transpose(1, 2), split.group, False)
     return own.transpose(1, 2), None
 
 

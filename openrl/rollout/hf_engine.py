@@ -21,7 +21,7 @@ from openrl.models.towers import language_model_at, tower_weights
 from openrl.models.vision import Vision
 from openrl.rollout.engine import EngineSpec, banned_tokens, room_for
 from openrl.rollout.pausing import PausingEngine, Request
-from openrl.rollout.sampler import draw
+from openrl.rollout.sampler import sample_token
 from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 from openrl.vision.processor import VisionProcessor
@@ -31,8 +31,8 @@ from openrl.weights.transport import (
     Route,
     SentBucket,
     SyncEndpoint,
-    changed_on_the_way,
-    opened,
+    corrupted_tensors,
+    open_buckets,
     refuse_incomplete,
 )
 
@@ -220,7 +220,7 @@ class HFEngine(PausingEngine):
         request = row.request
         sampling = request.sampling
         seen = torch.tensor(row.context + row.tokens)
-        token, logprob = draw(logits, seen, sampling, request.drawing)
+        token, logprob = sample_token(logits, seen, sampling, request.drawing)
         row.tokens.append(token)
         row.logprobs.append(logprob)
         if token in self._eos and not sampling.ignore_eos:
@@ -279,8 +279,8 @@ class HFEngine(PausingEngine):
         state: dict[str, Tensor] = {}
         if self._spec.keeps_tower:
             state |= tower_weights(self._model)
-        for sent, bucket in opened(self._receiver, received):
-            refuse_incomplete(changed=changed_on_the_way(sent, bucket))
+        for sent, bucket in open_buckets(self._receiver, received):
+            refuse_incomplete(changed=corrupted_tensors(sent, bucket))
             # the memory of buckets belongs to the sender
             state |= {name: tensor.clone() for name, tensor in bucket.tensors()}
         model, report = type(self._model).from_pretrained(

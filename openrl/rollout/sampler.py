@@ -8,7 +8,7 @@ from torch import Tensor
 from openrl.types import Sampling
 
 
-def draw(
+def sample_token(
     logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[int, float]:
     """Return the next token and its log-prob. ``logits`` is (V,); ``seen`` (n,) holds the tokens of
@@ -17,17 +17,17 @@ def draw(
     The steps follow vLLM's order: repetition penalty, temperature, min_p, top_k, top_p. The
     log-prob is that of the distribution sampled from. Temperature 0 takes the likeliest token,
     with its log-prob at temperature 1."""
-    logits = penalise_repeats(logits.float(), seen, sampling.repetition_penalty)
+    logits = apply_repetition_penalty(logits.float(), seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         token = int(logits.argmax())
         return token, float(logits.log_softmax(-1)[token])
-    logits = keep_likely(logits / sampling.temperature, sampling)
+    logits = filter_logits(logits / sampling.temperature, sampling)
     logprobs = logits.log_softmax(-1)
     token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
     return token, float(logprobs[token])
 
 
-def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Divide the positive and multiply the negative logits of ``seen`` tokens (Keskar et al. 2019,
     CTRL)."""
     if penalty == 1.0:
@@ -36,7 +36,7 @@ def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return logits.scatter(0, seen, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
 
 
-def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
+def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Set the logits that min_p, top_k and top_p exclude to -inf. At least one token stays."""
     if sampling.min_p > 0.0:
         logits = logits.masked_fill(

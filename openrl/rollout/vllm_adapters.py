@@ -17,8 +17,8 @@ from openrl.weights.host import Receiver
 from openrl.weights.transport import (
     Route,
     SentBucket,
-    changed_on_the_way,
-    opened,
+    corrupted_tensors,
+    open_buckets,
     refuse_incomplete,
 )
 
@@ -76,8 +76,8 @@ class AdapterSlot:
     ) -> tempfile.TemporaryDirectory[str]:
         """Write the adapter to a temporary directory in peft's format."""
         tensors: dict[str, Tensor] = {}
-        for sent, bucket in opened(self._receiver, received):
-            refuse_incomplete(changed=changed_on_the_way(sent, bucket))
+        for sent, bucket in open_buckets(self._receiver, received):
+            refuse_incomplete(changed=corrupted_tensors(sent, bucket))
             tensors |= dict(bucket.tensors())
         folder = tempfile.TemporaryDirectory(prefix="openrl-adapter-")
         save_file(

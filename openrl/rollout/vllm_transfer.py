@@ -26,7 +26,7 @@ from openrl.weights.buckets import Bucket
 from openrl.weights.transport import (
     Receiver,
     Route,
-    changed_on_the_way,
+    corrupted_tensors,
     make_receiver,
     read_message,
 )
@@ -99,7 +99,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         changed = [
             name
             for one, bucket in zip(sent, buckets, strict=True)
-            for name in changed_on_the_way(one, bucket)
+            for name in corrupted_tensors(one, bucket)
         ]
         if changed:
             raise Refused([], changed)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from openrl.models.headed import HeadedModel
-from openrl.models.lora import of_adapter, whole
+from openrl.models.lora import dequantised, of_adapter
 from openrl.models.towers import tower_parameters
 from openrl.training.tensor_parallel import is_split, undivided_weight
 
@@ -71,7 +71,10 @@ def _whole(named: dict[str, Tensor], stage: int) -> dict[str, Tensor]:
     """Return the parameters whole and with 4-bit ones unpacked. In stage 3 they are copies."""
     with _gathered(list(named.values()), stage):
         named = {name: undivided_weight(t) for name, t in named.items()}
-        return {name: whole(t).clone() if stage == 3 else whole(t) for name, t in named.items()}
+        return {
+            name: dequantised(t).clone() if stage == 3 else dequantised(t)
+            for name, t in named.items()
+        }
 
 
 def _gathered(tensors: list[Tensor], stage: int) -> AbstractContextManager:

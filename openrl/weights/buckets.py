@@ -47,7 +47,7 @@ class Bucket:
             )
 
 
-def cut(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Named]:
+def split_into_buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Named]:
     """Cut a stream of named tensors into buckets without splitting any tensor. A bucket is full as
     soon as it holds ``bucket_bytes`` or more; a tensor of at least that size gets its own bucket.
 

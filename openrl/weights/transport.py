@@ -59,7 +59,7 @@ def choose_transport(
     return "host" if trainer[0] in engines else "nccl"
 
 
-def replaced(backend: str | None, transport: TransportName) -> str:
+def fallback_warning(backend: str | None, transport: TransportName) -> str:
     """Return a warning if --vllm_sync_backend nccl was requested but cannot be used; else an empty
     string."""
     if backend != "nccl" or transport != "host":
@@ -198,14 +198,14 @@ def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:
     return import_module(_HOMES[route.transport]).Receiver(route, rank, device)
 
 
-def changed_on_the_way(sent: SentBucket, bucket: Bucket) -> list[str]:
+def corrupted_tensors(sent: SentBucket, bucket: Bucket) -> list[str]:
     """Return the names of tensors whose checksums differ from those sent. Empty, without a look at
     the data, if none were sent."""
     pairs = zip(bucket.tensors(), sent.checksums, strict=True) if sent.checksums else ()
     return [name for (name, tensor), expected in pairs if checksum(tensor) != expected]
 
 
-def opened(
+def open_buckets(
     receiver: Receiver, received: Iterable[SentBucket]
 ) -> Iterator[tuple[SentBucket, Bucket]]:
     """Yield each announcement with its bucket. Raises UserError if the memory of a bucket is

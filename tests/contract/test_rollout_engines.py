@@ -23,7 +23,7 @@ from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineDied, EngineSpec, RolloutEngine
 from openrl.rollout.vllm_engine import VLLMEngine
 from openrl.types import Completion, End, Sampling
-from openrl.weights.buckets import checksum, cut, pack
+from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.patience import PATIENCE
 from tests.tiny import EOS, tiny_model_dir
@@ -77,7 +77,7 @@ class Bench:
         """Packed and announced as the trainer does, with checksums."""
         self.sender.begin()
         sent = []
-        for named in cut(weights.items(), bucket_bytes):
+        for named in split_into_buckets(weights.items(), bucket_bytes):
             announced = self.sender.announce(pack(named, version, self.sender.allocate))
             sent.append(
                 replace(announced, checksums=tuple(checksum(tensor) for _, tensor in named))
@@ -363,7 +363,9 @@ def test_bytes_from_another_machine(bench: Bench) -> None:
     """The paths mean nothing here; the bytes travel beside them."""
     weights, version = checkpoint(bench.directory), bench.engine.policy_version + 1
     sender = make_sender(Route(remote=True), 0, torch.device("cpu"))
-    for named in cut([(name, tensor * 0.9) for name, tensor in weights.items()], 40_000):
+    for named in split_into_buckets(
+        [(name, tensor * 0.9) for name, tensor in weights.items()], 40_000
+    ):
         sent = sender.announce(pack(named, version, sender.allocate))
         away = replace(sent, where=sent.where | {"machine": "elsewhere", "path": "/nowhere"})
         bench.run(bench.engine.load_bucket(away))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from openrl.rollout.engine import RolloutEngine
-from openrl.weights.buckets import cut, pack
+from openrl.weights.buckets import pack, split_into_buckets
 from openrl.weights.transport import Route, Sender, make_sender
 
 
@@ -23,6 +23,6 @@ async def send(
     sender: Sender, engine: RolloutEngine, weights: Mapping[str, Tensor], version: int
 ) -> None:
     sender.begin()
-    for named in cut(weights.items(), 64 * 2**20):
+    for named in split_into_buckets(weights.items(), 64 * 2**20):
         await engine.load_bucket(sender.announce(pack(named, version, sender.allocate)))
     assert await engine.finish_sync(version) == version

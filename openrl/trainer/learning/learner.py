@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
-from openrl.algorithms.off_policy import age_metrics, too_old
+from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -153,7 +153,7 @@ class Learner:
         metrics of the tokens' ages."""
         bound, tokens = self.settings.oldest_trained, int(batch.loss_mask.sum())
         if bound is not None:
-            batch = batch.replace(loss_mask=batch.loss_mask & ~too_old(batch, version, bound))
+            batch = batch.replace(loss_mask=batch.loss_mask & ~stale_tokens(batch, version, bound))
         masked = tokens - int(batch.loss_mask.sum())
         known = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
         return batch, {"rollout/masked_share": Mean(masked, tokens), **known}

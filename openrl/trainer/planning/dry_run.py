@@ -32,7 +32,7 @@ from openrl.trainer.planning.sleep import StageMemory, dropped_parts, lines_on_a
 from openrl.trainer.workers.residency import ResidencyTable, Tenant
 from openrl.trainer.workers.roles import RoleModel, check_ranks, requests_of, role_models, sleeping
 from openrl.training.build import EngineKind
-from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
+from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
 
 GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 
@@ -97,7 +97,7 @@ def way_of_weights(config: PPOConfig, plan: PlacementPlan) -> list[str]:
     if ENGINES not in plan.rows:
         return [f"No engine is started: rollouts come from {config.collecting.rollout_replay_dir}."]
     way = transport_of(config, plan)
-    warning = replaced(config.engine.vllm_sync_backend, way)
+    warning = fallback_warning(config.engine.vllm_sync_backend, way)
     return [f"Weights travel through {WORDS[way]}.", *([warning] if warning else [])]
 
 

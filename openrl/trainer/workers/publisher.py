@@ -14,7 +14,7 @@ from openrl.config.rollout import EngineFlags
 from openrl.tracking.metrics import Last, Metric, Sum
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
-from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, replaced
+from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning
 
 
 class Publisher:
@@ -77,7 +77,9 @@ class Publisher:
     @property
     def warning(self) -> str:
         """A warning if the requested transport is not used; else empty."""
-        return replaced(self.flags.vllm_sync_backend, self.route.transport) if self.route else ""
+        if self.route is None:
+            return ""
+        return fallback_warning(self.flags.vllm_sync_backend, self.route.transport)
 
     async def connect(self) -> Route:
         """Locate both ends, choose the transport and connect the ends."""

@@ -11,7 +11,7 @@ from openrl.algorithms.off_policy import (
     correct_rollouts,
     importance_weights,
     mismatch_totals,
-    too_old,
+    stale_tokens,
 )
 from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags, rejection_tests
 from openrl.errors import UserError
@@ -258,10 +258,10 @@ def test_ages_by_hand():
     mask = torch.tensor([[0, 1, 1, 0, 1, 1]]).bool()
     versions = torch.tensor([[-1, 3, 5, -1, 7, -1]], dtype=torch.int32)
     batch = outcome_batch([1], [0], tokens=5, loss_mask=mask, versions=versions)
-    assert too_old(batch, 7, 2).tolist() == [[False, True, False, False, False, False]]
-    assert not bool(too_old(batch, 7, 4).any())
+    assert stale_tokens(batch, 7, 2).tolist() == [[False, True, False, False, False, False]]
+    assert not bool(stale_tokens(batch, 7, 4).any())
     assert age_metrics(batch, 7) == {"age_mean": 2.0, "age_max": 4.0}  # 4, 2 and 0
-    kept = batch.replace(loss_mask=mask & ~too_old(batch, 7, 2))
+    kept = batch.replace(loss_mask=mask & ~stale_tokens(batch, 7, 2))
     assert age_metrics(kept, 7) == {"age_mean": 1.0, "age_max": 2.0}
     unknown = batch.replace(versions=None)
-    assert not bool(too_old(unknown, 7, 0).any()) and age_metrics(unknown, 7) == {}
+    assert not bool(stale_tokens(unknown, 7, 0).any()) and age_metrics(unknown, 7) == {}

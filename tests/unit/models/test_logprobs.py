@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.logprob_memory import measure
-from openrl.models.logprobs import LogprobHead, of_next, to_next, token_logprobs
+from openrl.models.logprobs import LogprobHead, shift_left, shift_right, token_logprobs
 from openrl.models.outputs import LogitTransform
 from openrl.models.reference import FrozenHead, distributions, reference_columns
 
@@ -94,9 +94,9 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
     mask = torch.tensor([[False] + [True] * 4, [False, True, True, False, False]])
     with torch.no_grad():
         found, more = LogprobHead(head, LogitTransform(), 2)(
-            hidden, of_next(ids), of_next(mask), ["entropy"]
+            hidden, shift_left(ids), shift_left(mask), ["entropy"]
         )
-    logprobs, entropy = to_next(found), to_next(more["entropy"])
+    logprobs, entropy = shift_right(found), shift_right(more["entropy"])
     for row in range(2):
         for t in range(5):
             distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from openrl.errors import UserError
 from openrl.types import WeightManifest
-from openrl.weights.buckets import Bucket, checksum, cut, pack
+from openrl.weights.buckets import Bucket, checksum, pack, split_into_buckets
 from openrl.weights.sync import check_gap
 
 
@@ -37,7 +37,7 @@ def odd_weights() -> dict[str, Tensor]:
 def fill_buckets(
     weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int
 ) -> Iterator[Bucket]:
-    for named in cut(weights, bucket_bytes):
+    for named in split_into_buckets(weights, bucket_bytes):
         yield pack(named, version, lambda size: torch.zeros(size, dtype=torch.uint8))
 
 
@@ -73,7 +73,7 @@ def test_never_more_buckets_than_bytes_ask_for(seed: int) -> None:
     sizes = torch.randint(1, 200, (50,), generator=torch.Generator().manual_seed(seed)).tolist()
     sizes[::7] = [n * 10 for n in sizes[::7]]
     weights = [(str(i), torch.zeros(n, dtype=torch.uint8)) for i, n in enumerate(sizes)]
-    buckets = list(cut(weights, 256))
+    buckets = list(split_into_buckets(weights, 256))
     assert sorted(name for named in buckets for name, _ in named) == sorted(
         name for name, _ in weights
     )

@@ -19,8 +19,8 @@ from openrl.weights.transport import (
     Rendezvous,
     Route,
     SentBucket,
-    changed_on_the_way,
     choose_transport,
+    corrupted_tensors,
     make_receiver,
     make_sender,
     read_message,
@@ -79,10 +79,10 @@ def test_checksums_name_what_changed():
     named = [("a", torch.randn(4)), ("b", torch.full((3,), 0.5)), ("c", torch.zeros(2))]
     bucket = pack(named, 1, lambda size: torch.zeros(size, dtype=torch.uint8))
     announced = SentBucket(bucket.manifest, {}, tuple(checksum(tensor) for _, tensor in named))
-    assert changed_on_the_way(announced, bucket) == []
+    assert corrupted_tensors(announced, bucket) == []
     dict(bucket.tensors())["b"][1] += 1e-7
-    assert changed_on_the_way(announced, bucket) == ["b"]
-    assert changed_on_the_way(replace(announced, checksums=()), bucket) == []
+    assert corrupted_tensors(announced, bucket) == ["b"]
+    assert corrupted_tensors(replace(announced, checksums=()), bucket) == []
 
 
 def test_host_memory_carries_a_sync_and_the_next():
