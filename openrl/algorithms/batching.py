@@ -87,8 +87,8 @@ def plan_steps(
         if generator is not None:
             order = [order[i] for i in torch.randperm(len(order), generator=generator).tolist()]
         for start in range(0, len(order), train_batch_size):
-            meeting = order[start : start + train_batch_size]
-            rows_of_steps.append([row for trajectory in meeting for row in rows_of[trajectory]])
+            of_step = order[start : start + train_batch_size]
+            rows_of_steps.append([row for trajectory in of_step for row in rows_of[trajectory]])
     runs = [True] * len(index) if computed is None else computed.tolist()
     dealt = [[row for row in rows if runs[row]] for rows in rows_of_steps]
     shards, cuts = _indexed(

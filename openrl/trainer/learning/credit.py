@@ -32,13 +32,13 @@ class Credit:
             metrics["kl_coef"] = Last(self.kl.coef)
         return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
 
-    def measure_kl(self, batch: ExperienceBatch, scored: Tensor) -> dict[str, Metric]:
-        """Measure the KL of the policy before its update to the reference model, in the rows
-        ``scored`` (B,) bool. Empty if the batch lacks the columns for it."""
+    def measure_kl(self, batch: ExperienceBatch, rows: Tensor) -> dict[str, Metric]:
+        """Measure the KL of the policy before its update to the reference model, in
+        ``rows`` (B,) bool. Empty if the batch lacks the columns for it."""
         kl = reference_kl(batch, self.plan.kl_estimator)
         if kl is None:
             return {}
-        measured = _mean(kl, batch.loss_mask & scored[:, None])
+        measured = _mean(kl, batch.loss_mask & rows[:, None])
         # verl's name for a KL that is subtracted from the reward
         penalty = {"actor/reward_kl_penalty": measured} if self.flags.in_reward else {}
         return {"actor/kl": measured, **penalty}

@@ -53,7 +53,7 @@ class ColumnRequest:
     group: WorkerGroup | None  # None: the run has no such model
     model: ModelChoice = 0
     also: tuple[Want, ...] = ()  # further outputs, under their own names
-    scored: Tensor | None = None  # (B,) bool, rows that need the column; None: all
+    rows: Tensor | None = None  # (B,) bool, rows that need the column; None: all
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,19 @@ class Learner:
         self, groups: list[Group], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
         batch = collate(groups, self.pad_id)
-        sampled, scored = batch.loss_mask, self._scored_before_credit(batch, step)
-        if scored is not None:
+        sampled = batch.loss_mask  # credit takes truncated answers out of the batch's own
+        rows = self._rows_before_credit(batch, step)
+        if rows is not None:
             with stage("annotate"):
-                batch = await self.annotate(batch, scored)
+                batch = await self.annotate(batch, rows)
         batch, metrics = self.credit(batch)
-        if scored is None:
-            scored = self._scored_after_credit(batch, step)
+        if rows is None:
+            rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
-                batch = await self.annotate(batch, scored)
-        metrics |= self.credit.measure_kl(batch, scored) | self._unscored(scored)
+                batch = await self.annotate(batch, rows)
+        metrics |= self.credit.measure_kl(batch, rows) | self._rows_left_out(rows)
         if self.losses.old_logprobs == "forward":
-            batch, measured = self.mismatch(batch, sampled & scored[:, None])
+            batch, measured = self.mismatch(batch, sampled & rows[:, None])
             metrics |= measured
         batch, aged = self._without_old_tokens(batch, version)
         batch = self._select_tokens(batch, step)
@@ -120,7 +121,7 @@ class Learner:
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
 
-    def _scored_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
+    def _rows_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
         """Return the rows, (B,) bool, that need log-probs of policy and reference. None if that
         depends on the advantages, so that the passes must wait for credit assignment. With a critic
         advantages are hardly ever 0, and models can run side by side before credit."""
@@ -130,19 +131,19 @@ class Learner:
             return None
         return batch.valid if self.trains_actor(step) else torch.zeros_like(batch.valid)
 
-    def _scored_after_credit(self, batch: ExperienceBatch, step: int) -> Tensor:
+    def _rows_after_credit(self, batch: ExperienceBatch, step: int) -> Tensor:
         """Return the rows, (B,) bool, of all trajectories of which the policy's update may compute
         a row. Whole trajectories count, since mismatch correction acts on them as wholes."""
         if not self.trains_actor(step):
             return torch.zeros_like(batch.valid)
-        rows = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
-        return (batch.trajectory_sums(rows.long()) > 0) & batch.valid
+        computed = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
+        return (batch.trajectory_sums(computed.long()) > 0) & batch.valid
 
-    def _unscored(self, scored: Tensor) -> dict[str, Metric]:
+    def _rows_left_out(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update left out, if there were such
         passes."""
         passes = self.losses.old_logprobs == "forward" or self.roles.reference is not None
-        left_out = {"perf/rows_not_scored": Mean(int((~scored).sum()), len(scored))}
+        left_out = {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
         return dict(left_out) if passes else {}
 
     def _without_old_tokens(
@@ -172,22 +173,22 @@ class Learner:
         """Return a random generator that depends on the seed and the step only."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
-    async def annotate(self, batch: ExperienceBatch, scored: Tensor) -> ExperienceBatch:
-        """Fill the columns that models compute: the critic's values in all rows and, in the rows
-        ``scored`` (B,) bool, the log-probs of the reference and of the policy before its update.
+    async def annotate(self, batch: ExperienceBatch, rows: Tensor) -> ExperienceBatch:
+        """Fill the columns that models compute: the critic's values in all rows and, in
+        ``rows`` (B,) bool, the log-probs of the reference and of the policy before its update.
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
-            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, scored),
+            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
             ColumnRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
-            requests.append(ColumnRequest("old_logprobs", policy, scored=scored))
+            requests.append(ColumnRequest("old_logprobs", policy, rows=rows))
         batch = await self._filled(batch, requests)
         if self.losses.full_kl_before:  # a second round, since it reads the reference's columns
-            own = ColumnRequest("old_logprobs", policy, also=("full_kl",), scored=scored)
+            own = ColumnRequest("old_logprobs", policy, also=("full_kl",), rows=rows)
             batch = await self._filled(batch, [own])
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
@@ -216,8 +217,8 @@ class Learner:
         no row needs the column and nothing else is requested, the model does not run and the column
         is 0."""
         assert request.group is not None
-        scored = request.scored
-        if scored is not None and not bool(scored.any()) and not request.also:
+        rows = request.rows
+        if rows is not None and not bool(rows.any()) and not request.also:
             return {"column": torch.zeros_like(batch.rollout_logprobs)}
         async with self.residency.stage("forward", request.group.role):
             return await columns_of_rows(
@@ -226,7 +227,7 @@ class Learner:
                 self.settings.batching,
                 request.model,
                 *request.also,
-                scored=scored,
+                only=rows,
             )
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:

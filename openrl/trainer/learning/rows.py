@@ -86,12 +86,12 @@ async def columns_of_rows(
     spec: BatchingSpec,
     model: ModelChoice,
     *want: Want,
-    scored: Tensor | None = None,
+    only: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Run a forward-only pass. Returns the column of ``forward_rows`` as "column" and the outputs
-    in ``want``, (B, T, ...), under their own names. Rows outside ``scored`` (B,) bool are not
+    in ``want``, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
     computed and hold 0."""
-    rows = None if scored is None else scored.nonzero()[:, 0].tolist()
+    rows = None if only is None else only.nonzero()[:, 0].tolist()
     split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
     ranks = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter(
