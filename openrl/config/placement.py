@@ -80,7 +80,7 @@ def explicit_places(flags: PlacementFlags) -> dict[str, tuple[int, ...]]:
     for entry in filter(None, (part.strip() for part in (flags.placement or "").split(";"))):
         name, _, text = (word.strip() for word in entry.partition("="))
         if name not in roles:
-            raise ValueError(f"{name!r} is none of {', '.join(roles)}")
+            raise ValueError(f"{name!r} is not one of {', '.join(roles)}")
         if roles[name] in places:
             raise ValueError(f"{name} is named twice")
         places[roles[name]] = _numbers(name, text)
@@ -98,7 +98,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
             raise ValueError(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
         numbers += range(int(first), int(last or first) + 1)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"{name}={text} names no place, or one twice")
+        raise ValueError(f"{name}={text} is empty, or names a place twice")
     return tuple(sorted(numbers))
 
 

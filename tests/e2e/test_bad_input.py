@@ -113,8 +113,8 @@ def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_pa
         (f"--pretrain: no such directory: {tmp_path}/no_model", "a model directory"),
         (f"--prompt_data: no such file or directory: {tmp_path}/none.jsonl", "one of"),
         (f"--remote_rm_url: no such file: {tmp_path}/none.py", None),
-        (f"--save_path: {tmp_path}/occupied is a file, no directory", "another path"),
-        (f"--ckpt_path: {tmp_path}/occupied is a file, no directory", "another path"),
+        (f"--save_path: {tmp_path}/occupied is a file, not a directory", "another path"),
+        (f"--ckpt_path: {tmp_path}/occupied is a file, not a directory", "another path"),
     ):  # fmt: skip
         found = re.search(rf"\d+\. {re.escape(line)}.*\n(?: +try: (.*))?", output)
         assert found, (line, output)
@@ -171,11 +171,11 @@ def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
     (copy / "model.safetensors").unlink()
     message = attempt(flags)
     for flag in ("pretrain", "ref_pretrain"):
-        assert f"--{flag}: {copy} holds no whole model: the file of weights missing" in message
+        assert f"--{flag}: {copy} is not a complete model; missing: weights" in message
     for path in copy.glob("tokenizer*"):
         path.unlink()
     assert (
-        f"--pretrain: {copy} holds no whole model: the file of weights and the tokenizer missing"
+        f"--pretrain: {copy} is not a complete model; missing: weights, tokenizer files"
         in attempt(flags)
     )
     shutil.copy(task / "model/model.safetensors", copy)
@@ -238,7 +238,9 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
     message = attempt(
         flags_of(prog, task, tmp_path / "out", load_in_4bit=True, param_dtype="bf16"), prog=prog
     )
-    assert "--load_in_4bit, --lora_rank: 4-bit weights cannot be trained themselves" in message
+    assert (
+        "--load_in_4bit, --lora_rank: 4-bit weights can be trained only through adapters" in message
+    )
     assert "try: --lora_rank 16" in message
 
 
@@ -258,7 +260,7 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
             {"colocate_actor_ref": True, "ref_num_gpus_per_node": 2},
             (
                 "--ref_num_gpus_per_node, --actor_num_gpus_per_node: reference and actor share"
-                " places, so they need equal numbers"
+                " places, so their numbers must be equal"
             ),
             "leave --ref_num_gpus_per_node out",
         ),
@@ -269,7 +271,7 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
         ),
         (
             {"vllm_enable_sleep": True},
-            "--vllm_enable_sleep: the engines share no place: nobody could use what they free",
+            "--vllm_enable_sleep: the engines share no GPU with another role",
             "--colocate_all_models",
         ),
         (
@@ -291,7 +293,7 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
         ),
         (
             {"param_dtype": "bf16", "vllm_dtype": "fp16"},
-            "--vllm_dtype, --param_dtype: bf16 weights and activations reach beyond 65504",
+            "--vllm_dtype, --param_dtype: bf16 values can exceed 65504",
             "--vllm_dtype auto",
         ),
     ],
@@ -459,8 +461,9 @@ def test_a_reward_file_that_cannot_be_used(attempt, task, tmp_path, source, said
 
 
 def test_no_reward_at_all_and_no_such_function(attempt, task, tmp_path):
-    assert "--remote_rm_url, --reward_funcs, --reward_pretrain: no source of rewards" in attempt(
-        ppo_flags(task, tmp_path / "out", remote_rm_url=None)
+    assert (
+        "--remote_rm_url, --reward_funcs, --reward_pretrain: there is no reward source"
+        in attempt(ppo_flags(task, tmp_path / "out", remote_rm_url=None))
     )
     message = attempt(ppo_flags(task, tmp_path / "out", remote_rm_url=f"{task}/reward.py:judge"))
     assert "it defines no function 'judge', but reward_func" in message

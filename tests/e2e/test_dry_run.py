@@ -111,11 +111,11 @@ def test_a_reward_model_without_a_head(refused, task):
 FLAGS = {
     "seed": ({"seed": 4294967296}, "--seed: must be"),
     "temperature": ({"temperature": "1e-40"}, "--temperature: must be"),
-    "stop": ({"stop": ""}, "an empty text ends every answer at once"),
+    "stop": ({"stop": ""}, "an empty text would end every answer at once"),
     "lengths": ({"generate_max_len": 1000}, "knows 512 positions"),
     "no directory": ({"save_path": ""}, "--save_path: names no directory"),
     "a long path": ({"save_path": "/tmp/" + "x" * 300}, "File name too long"),
-    "no data": ({"prompt_data": ","}, "',' names nothing"),
+    "no data": ({"prompt_data": ","}, "',' names no data"),
     "engines": ({"vllm_num_engines": 100000}, "--vllm_num_engines: must be"),
     "not a number": ({"actor_learning_rate": "nan"}, "--actor_learning_rate: expected"),
     "logs": ({"logging_dir": "/dev/null/x"}, "--logging_dir: /dev/null is a file"),

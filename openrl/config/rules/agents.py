@@ -32,7 +32,7 @@ def one_plays(config: Playing, given: Given) -> Problems:
         message = "the agent brings its own tools and cannot use these"
         yield Problem(("tools", *others), message, "leave --tools out")
     else:
-        yield Problem(tuple(asked), "each plays the whole episode", "leave one out")
+        yield Problem(tuple(asked), "each of these plays the whole episode", "leave one out")
 
 
 @check(PPOConfig, EvaluateConfig)
@@ -60,7 +60,7 @@ def chats_have_a_template(config: Playing, given: Given) -> Problems:
 def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
     turns, tokens = config.agents.max_turns, config.sampling.lengths.response
     if turns is not None and turns > tokens:
-        message = f"{tokens} tokens for {turns} turns leave less than one for each"
+        message = f"{tokens} tokens are fewer than one for each of {turns} turns"
         yield Problem(
             ("max_turns", "generate_max_len"), message, f"--generate_max_len {64 * turns}"
         )
@@ -88,11 +88,11 @@ def groups_add_up(config: PPOConfig, given: Given) -> Problems:
         return
     if per_tag is None:
         if running < len(tags):
-            message = f"{running} groups leave some of {len(tags)} tags without one"
+            message = f"{running} groups are too few for {len(tags)} tags"
             yield Problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
     elif len(per_tag) != len(tags):
         message = f"{len(per_tag)} numbers for {len(tags)} tags"
-        yield Problem(("env_groups_per_tag", "env_tags"), message, "one for each")
+        yield Problem(("env_groups_per_tag", "env_tags"), message, "one per tag")
     elif sum(per_tag) != running:
         message = f"{' + '.join(map(str, per_tag))} is not {running}"
         fix = f"--env_groups {sum(per_tag)}"
@@ -100,8 +100,8 @@ def groups_add_up(config: PPOConfig, given: Given) -> Problems:
     most, wanted = flags.env_max_trajectories, config.batch.rollout_batch_size
     if most > 0 and most * running < wanted:
         message = (
-            f"{running} groups of environments that play {most} each are fewer than the {wanted}"
-            " of a rollout"
+            f"{running} groups of environments that play {most} each do not fill a rollout of"
+            f" {wanted}"
         )
         fix = f"--env_max_trajectories {-(-wanted // running)}"
         yield Problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
@@ -111,7 +111,7 @@ def groups_add_up(config: PPOConfig, given: Given) -> Problems:
 def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
     endless = config.batch.max_steps <= 0 and "max_samples" not in given
     if config.environments.env_tags and endless and not config.evaluation.eval_only:
-        message = "environments have no last row: nothing says when the run is over"
+        message = "environments never run out of prompts, so the run would not end"
         yield Problem(("env_tags", "max_steps"), message, "--max_steps 200")
 
 
@@ -135,14 +135,14 @@ def agents_exist(config: Playing, given: Given) -> Problems:
         file, _ = split_agent_path(path)
         if not file.endswith(".py"):
             fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"
-            yield Problem(("agent_func_path",), f"{path} is no Python file", fix)
+            yield Problem(("agent_func_path",), f"{path} is not a Python file", fix)
         elif not Path(file).expanduser().is_file():
             yield Problem(("agent_func_path",), f"no such file: {file}")
     if command is not None:
         try:
             program = (shlex.split(command) or [""])[0]
         except ValueError as error:
-            yield Problem(("agent_command",), f"cannot be split into words: {error}")
+            yield Problem(("agent_command",), f"cannot be parsed: {error}")
             return
         if shutil.which(program) is None:
             yield Problem(("agent_command",), f"no such program: {program!r}")
@@ -163,5 +163,7 @@ def endpoint_port_is_free(config: Playing, given: Given) -> Problems:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(("127.0.0.1", port))
         except OSError as error:
-            message = f"port {port} of 127.0.0.1 cannot be had: {error.strerror}"
-            yield Problem(("agent_endpoint_port",), message, "--agent_endpoint_port 0: free ones")
+            message = f"port {port} of 127.0.0.1 is not available: {error.strerror}"
+            yield Problem(
+                ("agent_endpoint_port",), message, "--agent_endpoint_port 0 for free ports"
+            )

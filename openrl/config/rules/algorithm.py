@@ -42,7 +42,7 @@ NEEDS = {
     "siblings": Need(
         lambda config: config.batch.n_samples_per_prompt > 1,
         ("n_samples_per_prompt",),
-        "compares the answers to one prompt, and there is one of each",
+        "compares the answers to a prompt, but each prompt gets only one",
         "--n_samples_per_prompt 8",
     ),
     "no_reward_norm": Need(
@@ -50,19 +50,19 @@ NEEDS = {
             config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None
         ),
         ("reward_norm_mean", "reward_norm_std"),
-        "has a baseline of its own, which a normalisation would replace",
+        "has its own baseline, which normalisation would replace",
         "leave --reward_norm_mean and --reward_norm_std out",
     ),
     "step_rows": Need(
         lambda config: not agents_of(config) or config.agents.agent_sample_unit == "step",
         ("agent_sample_unit",),
-        "takes each turn of an agent for a step, which is a row",
+        "needs one row for each turn of an agent",
         "--agent_sample_unit step",
     ),
     "sequence_mean": Need(
         lambda config: loss_agg_mode(config) != "token-mean",
         ("loss_agg_mode",),
-        "has one ratio per sequence, which a mean over tokens would weight by length",
+        "has one ratio per sequence, but a mean over tokens would weight it by length",
         "--loss_agg_mode seq-mean-token-mean",
     ),
 }
@@ -90,8 +90,8 @@ def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
         message = (
-            f"a ratio cannot fall by more than 1, L is {low:g}: both values are distances from 1,"
-            " not in percent"
+            f"L is {low:g}, but a ratio cannot fall by more than 1: both values are distances"
+            " from 1, not percentages"
         )
         yield Problem(
             ("eps_clip_low_high",), message, f"--eps_clip_low_high 1 {high:g} for no limit below"
@@ -103,8 +103,8 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Pr
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
         message = (
-            f"the mean over an answer moves by thousandths: a clip of {max(options.low_high):g}"
-            " hardly ever acts"
+            "the mean ratio of an answer moves by thousandths, so a clip of"
+            f" {max(options.low_high):g} hardly ever acts"
         )
         yield Problem(
             ("policy_loss_type", "eps_clip"), message, "--eps_clip_low_high 3e-4 4e-4", fatal=False
@@ -116,9 +116,7 @@ def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
     asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
     if asked and config.batch.n_samples_per_prompt == 1:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
-        message = (
-            "a group of one answer has no mean but its own and no std: every reward would become 0"
-        )
+        message = "a group of one answer equals its own mean: every reward would become 0"
         yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
 
 
@@ -127,7 +125,7 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
     if not config.shaping.difficulty_loss_weight or config.shaping.difficulty_key != "auto":
         return
     if config.batch.n_samples_per_prompt == 1:
-        message = "the pass rate of one answer says nothing of its prompt"
+        message = "the pass rate of a single answer does not measure the prompt's difficulty"
         yield Problem(
             ("difficulty_key", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
         )
@@ -153,7 +151,9 @@ def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
     foreign = [name for name in config.reward.reward_funcs if not _is_ours(name)]
     silent = source_kinds(config) <= {"verifier", "model"} and not foreign
     if config.shaping.format_penalty and silent and not agents_of(config):
-        message = "our verifiers and reward models do not say which answers could not be read"
+        message = (
+            "built-in verifiers and reward models do not report which answers cannot be parsed"
+        )
         yield Problem(("format_penalty",), message, "a reward file that returns action_is_valid")
 
 
@@ -170,8 +170,7 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
-            "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the"
-            " policy is zero",
+            "k1 does not work as a loss: the expected gradient of log p under the policy is zero",
             "--kl_estimator k2",
         )
 
@@ -183,11 +182,11 @@ def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
     samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
     if config.kl.kl_target is not None and config.kl.controlled and samples >= 5 * horizon:
         message = (
-            f"{samples} samples a step over a horizon of {horizon} could turn the KL coefficient to"
-            " 0 or below"
+            f"with {samples} samples per step and a horizon of {horizon}, the KL coefficient"
+            " could fall to 0 or below"
         )
         flags = ("kl_horizon", "rollout_batch_size", "n_samples_per_prompt")
-        yield Problem(flags, message, f"--kl_horizon {samples}, at most 20 % a step")
+        yield Problem(flags, message, f"--kl_horizon {samples}: at most 20 % change per step")
 
 
 @check(PPOConfig)
@@ -195,17 +194,14 @@ def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
-        yield Problem(("rl_loss_coef",), "no term of the actor's loss is left", "--sft_loss_coef 1")
+        yield Problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
 
 
 @check(PPOConfig)
 def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problems:
     in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
-        message = (
-            "the KL of whole distributions in the reward takes a pass of the policy before its"
-            " update"
-        )
+        message = "a full KL in the reward needs a forward pass of the policy before its update"
         yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
@@ -213,7 +209,9 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problem
 def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
         yield Problem(
-            ("ptx_data", "output_key"), "no column holds the answers", "--output_key COLUMN"
+            ("ptx_data", "output_key"),
+            "the column with the answers is missing",
+            "--output_key COLUMN",
         )
 
 
@@ -222,8 +220,8 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
         message = (
-            f"the buffer of {shaping.overlong_buffer_len} tokens is longer than a response of"
-            f" {limit}"
+            f"the buffer of {shaping.overlong_buffer_len} tokens is longer than the longest"
+            f" response ({limit})"
         )
         yield Problem(
             ("overlong_buffer_len", "generate_max_len"),
@@ -232,7 +230,7 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
         )
     low, high = shaping.len_reward_range
     if high is None and low >= limit:
-        message = f"LO {low} is not below HI, which is --generate_max_len {limit}"
+        message = f"LO {low} must be below HI, which is --generate_max_len {limit}"
         yield Problem(
             ("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}"
         )
@@ -242,8 +240,8 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
 def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = (
-            "with one reward at the end of an answer, every token before it gets -mean / std as its"
-            " reward"
+            "with one reward at the end of an answer, whitening gives every token before it the"
+            " reward -mean / std"
         )
         yield Problem(
             ("whiten_rewards",),

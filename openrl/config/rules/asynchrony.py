@@ -15,13 +15,13 @@ def engines_of_their_own_generate_ahead(config: PPOConfig, given: Given) -> Prob
     if ENGINES in roles_on_shared_places(config):
         yield Problem(
             ("async_train", "placement"),
-            "engines that generate while models train share no place with them",
+            "engines that generate during training cannot share GPUs with models",
             '--placement "actor=0-3;vllm=4-7"',
         )
     if config.hybrid.vllm_enable_sleep:
         yield Problem(
             ("async_train", "vllm_enable_sleep"),
-            "engines that generate while models train never sleep",
+            "engines that generate during training cannot sleep",
             "leave --vllm_enable_sleep out",
         )
 
@@ -34,7 +34,7 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
     if max_staleness(config) == 0:
         yield Problem(
             ("partial_rollout", "max_staleness"),
-            "an answer that goes on under new weights began under older ones",
+            "an interrupted answer continues under newer weights, so its first tokens are stale",
             "--max_staleness 1",
         )
     if flags.partial_rollout_cache == "keep":
@@ -46,13 +46,12 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
         for name in (name for name, loses in losers.items() if loses):
             yield Problem(
                 ("partial_rollout_cache", name),
-                "keys and values are kept by vLLM alone, and neither through sleep nor for a new"
-                " adapter",
+                "only vLLM can keep keys and values, and not through sleep or for a new adapter",
                 "--partial_rollout_cache refill",
             )
         yield Problem(
             ("partial_rollout_cache",),
-            "the trainer cannot compute log-probs of two models mixed: ratios are biased",
+            "the trainer cannot recompute log-probs of mixed weights, so ratios are biased",
             "--partial_rollout_cache refill",
             fatal=False,
         )
@@ -63,7 +62,7 @@ def one_number_of_running_prompts(config: PPOConfig, given: Given) -> Problems:
     flags = ("oversample_ratio", "vllm_generate_batch_size")
     size = config.collecting.vllm_generate_batch_size
     if config.asynchrony.oversample_ratio > 1 and size is not None:
-        yield Problem(flags, "two numbers of prompts that run at a time", "leave one out")
+        yield Problem(flags, "both set how many prompts run at a time", "leave one out")
 
 
 @check(PPOConfig)
@@ -72,7 +71,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) 
     if users and config.collecting.rollout_scheduler == "batch":
         yield Problem(
             (*users, "rollout_scheduler"),
-            "batch waits for every group: none is left over",
+            "the batch scheduler waits for every group, so none is left over",
             "--rollout_scheduler stream",
         )
 
@@ -84,7 +83,7 @@ def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Proble
     users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
     if users and config.debug.full_determinism:
         fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
-        message = "which weights sample an answer follows from how fast engines are"
+        message = "the engines' speed decides which weights sample an answer, so runs differ"
         yield Problem((*users, "full_determinism"), message, fix)
 
 
@@ -94,10 +93,10 @@ def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
     if surplus and not carries_over(config) and not refused:
         message = (
-            "the slowest groups are given up, which are those with the longest answers: short ones"
-            " are learnt from"
+            "the slowest groups, with the longest answers, are dropped, so training favours short"
+            " answers"
         )
-        yield Problem((*surplus,), message, "--partial_rollout: they go on", fatal=False)
+        yield Problem((*surplus,), message, "--partial_rollout continues them", fatal=False)
 
 
 @check(PPOConfig)
@@ -108,7 +107,8 @@ def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
         names = [n for n in ("async_train", "partial_rollout") if getattr(config.asynchrony, n)]
         yield Problem(
             (*names, *(["weight_sync_interval"] if interval > 1 else [])),
-            f"rollouts are up to {age} step{'s' * (age > 1)} old, and nothing corrects for it",
+            f"rollouts are up to {age} step{'s' * (age > 1)} old, but losses are not corrected"
+            " for this",
             "--enable_vllm_is_correction",
             fatal=False,
         )

@@ -17,7 +17,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Pro
         yield Problem(
             ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
             f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a"
-            f" rollout are not a multiple of {batch.train_batch_size}, the samples of an optimizer"
+            f" rollout are not a multiple of the {batch.train_batch_size} samples of an optimizer"
             " step",
             f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
         )
@@ -47,7 +47,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         )
         yield Problem(
             ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            f"{batch} samples do not divide among {ranks} {called}",
+            f"{batch} samples do not divide evenly among {ranks} {called}",
             f"--train_batch_size {fitting}" if fitting else fewer,
         )
     elif batch % (micro * ranks):
@@ -61,9 +61,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
 
 def every_rank_has_a_row(batch: int, ranks: int, called: str) -> Problems:
     if batch < ranks:
-        message = (
-            f"{batch} samples leave some of {ranks} {called} without work in every optimizer step"
-        )
+        message = f"{batch} samples are too few: some of the {ranks} {called} would have no work"
         yield Problem(
             ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
             message,
@@ -92,7 +90,7 @@ def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems
         if cap is not None and most_tokens(config, cap) < longest:
             yield Problem(
                 (name,),
-                f"a micro-batch of {most_tokens(config, cap)} tokens has no room for a row of"
+                f"a micro-batch of {most_tokens(config, cap)} tokens is too small for a row of"
                 f" {lengths}",
                 f"--{name} {-(-longest // config.parallel.sequence_size)}",
             )
@@ -108,7 +106,7 @@ def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> P
         least = -(-longest // config.parallel.sequence_size)
         what = "a pair of rows" if rows == 2 else "a row"
         message = (
-            f"a micro-batch of {cap} tokens has no room for {what} of --max_len"
+            f"a micro-batch of {cap} tokens is too small for {what} of --max_len"
             f" {config.data.max_len}"
         )
         yield Problem(

@@ -25,7 +25,7 @@ def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
             ("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}"
         )
     if "\\n" in template:
-        message = "has a backslash and an n where a line break may be meant"
+        message = "contains a backslash and n; a line break may be meant"
         yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
 
 
@@ -36,7 +36,7 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig, given: Given) -> Probl
     if config.data.prompt_data is None and not others:
         yield Problem(("prompt_data",), "is required", "--prompt_data FILE")
     if config.data.prompt_data is not None and config.environments.env_tags:
-        message = "prompts come from the resets of environments, or from data"
+        message = "prompts come either from environments or from data"
         yield Problem(("env_tags", "prompt_data"), message, "leave one out")
 
 
@@ -63,7 +63,7 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
         found = len(probabilities(text))
     except ValueError as error:
         yield Problem(
-            (f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix
+            (f"{flag}_probs",), f"{text!r} is not a comma list of positive numbers: {error}", fix
         )
         return
     if found != items:
@@ -82,7 +82,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
         return
     if evaluation.eval_dataset is not None and not evaluates(config):
         flags = ("eval_dataset", "eval_steps")
-        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
+        yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
     if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
         yield Problem(
             ("eval_temperature", "eval_n_samples_per_prompt"),
@@ -101,7 +101,9 @@ def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
     }
     if sum(asked.values()) > 1:
         names = tuple(name for name, wanted in asked.items() if wanted)
-        yield Problem(names, "these contradict: a run starts from one place", "leave one out")
+        yield Problem(
+            names, "these contradict each other: a run has one starting point", "leave one out"
+        )
 
 
 @check(*TRAINING)
@@ -109,5 +111,5 @@ def checkpoints_hold_something(config: TrainingConfig, given: Given) -> Problems
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
         yield Problem(
-            ("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt"
+            ("disable_ds_ckpt", "save_steps"), "checkpoints would be empty", "--save_hf_ckpt"
         )

@@ -50,9 +50,7 @@ def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 def overrides_are_further_settings(config: TrainingConfig, given: Given) -> Problems:
     for name in dotted_names(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
-            yield Problem(
-                ("ds_config_overrides", flag), f"{name} has a flag of its own", f"--{flag}"
-            )
+            yield Problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
         elif name in RESERVED:
             yield Problem(
                 ("ds_config_overrides",), f"the training engine depends on {name}", "leave it out"
@@ -77,7 +75,7 @@ def stages_shard_what_is_offloaded(config: TrainingConfig, given: Given) -> Prob
     if flags.adam_offload and config.optim.optimizer != "adamw":
         yield Problem(
             ("adam_offload", "optimizer"),
-            f"--optimizer {config.optim.optimizer} has no step on the CPU",
+            f"--optimizer {config.optim.optimizer} cannot run its step on the CPU",
             "--optimizer adamw",
         )
 
@@ -88,17 +86,19 @@ def copies_divide_the_ranks(config: TrainingConfig, given: Given) -> Problems:
     if flags.zpg == 1:
         return
     if flags.zero_stage < 3:
-        yield Problem(("zpg", "zero_stage"), "only stage 3 has shards to copy", "--zero_stage 3")
+        yield Problem(("zpg", "zero_stage"), "only stage 3 shards parameters", "--zero_stage 3")
     if config.parallel.ds_tensor_parallel_size > 1:
         yield Problem(
             ("zpg", "ds_tensor_parallel_size"),
-            "DeepSpeed's groups of copies count ranks that split layers",
+            "DeepSpeed would count the ranks that split a layer as separate copies",
             "--zpg 1",
         )
     if ranks is not None and ranks % flags.zpg:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
         yield Problem(
-            ("zpg",), f"{ranks} ranks do not divide into groups of {flags.zpg}", f"--zpg {fitting}"
+            ("zpg",),
+            f"{ranks} ranks do not divide evenly into groups of {flags.zpg}",
+            f"--zpg {fitting}",
         )
 
 
@@ -128,7 +128,7 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig, given: Gi
     elif asked not in ("fp32", dtype):
         yield Problem(
             ("grad_accum_dtype", "param_dtype"),
-            f"gradients of {dtype} weights add up in {dtype} or fp32",
+            f"gradients of {dtype} weights can only be summed in {dtype} or fp32",
             "--grad_accum_dtype fp32",
         )
 
@@ -156,7 +156,7 @@ def names_of_frozen_parameters_can_be_matched(config: TrainingConfig, given: Giv
     except re.error as error:
         yield Problem(
             ("freeze_modules",),
-            f"{pattern!r} is no regular expression: {error}",
+            f"{pattern!r} is not a regular expression: {error}",
             "'embed_tokens|layers\\.0\\.'",
         )
 
@@ -165,19 +165,19 @@ def names_of_frozen_parameters_can_be_matched(config: TrainingConfig, given: Giv
 def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
     flags = ("lr_warmup_steps", "lr_warmup_ratio")
     if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
-        yield Problem(flags, "two lengths of one warm-up", "leave one out")
+        yield Problem(flags, "both set the length of the warm-up", "leave one out")
 
 
 @check(*TRAINING)
 def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = (
-            "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat"
-            " shards of them"
+            "Muon orthogonalises whole matrices, but from ZeRO stage 1 on the optimizer sees only"
+            " flat shards"
         )
         yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
     if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
-        message = f"adamw_bf16 steps on bf16 weights, and these are {config.model.param_dtype}"
+        message = f"adamw_bf16 needs bf16 weights, but these are {config.model.param_dtype}"
         yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
 
 

@@ -57,7 +57,7 @@ def engine_kwargs_are_further_ones(
     for name, value in config.engine.vllm_engine_kwargs.items():
         if (flag := OWN_FLAGS.get(name)) in flags:
             yield Problem(
-                ("vllm_engine_kwargs", flag), f"{name} has a flag of its own", f"--{flag} {value}"
+                ("vllm_engine_kwargs", flag), f"{name} has its own flag", f"--{flag} {value}"
             )
         elif name in RESERVED:
             yield Problem(
@@ -68,7 +68,7 @@ def engine_kwargs_are_further_ones(
 @check(PPOConfig)
 def experts_have_several_places(config: PPOConfig, given: Given) -> Problems:
     if config.engine.vllm_enable_expert_parallel and parallel_sizes(config.engine).width == 1:
-        message = "an engine of one place holds all experts on it"
+        message = "an engine with one GPU cannot split experts"
         yield Problem(
             ("vllm_enable_expert_parallel",),
             message,
@@ -82,7 +82,8 @@ def rollouts_are_filled(config: PPOConfig, given: Given) -> Problems:
     name = "vllm_generate_batch_size"
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
         message = (
-            f"{running} prompts do not fill a rollout of {wanted}, and nothing asks for more rounds"
+            f"{running} prompts do not fill a rollout of {wanted}, and without"
+            " --dynamic_filtering there is only one round"
         )
         yield Problem(
             (name, "rollout_batch_size"),
@@ -97,11 +98,13 @@ def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
         name, equals, _ = pair.partition("=")
         if not equals or not name.isidentifier():
             yield Problem(
-                ("system_envs",), f"{name!r} is no NAME=VALUE", "--system_envs NCCL_DEBUG=WARN"
+                ("system_envs",),
+                f"{name!r} is not of the form NAME=VALUE",
+                "--system_envs NCCL_DEBUG=WARN",
             )
         elif looks_secret(name):
             message = (
-                f"{name} looks like a secret, and flags are written to config.yaml and trackers"
+                f"{name} looks like a secret, but flags are written to config.yaml and trackers"
             )
             yield Problem(
                 ("system_envs",), message, f"export {name} where this command, or `ray start`, runs"
@@ -112,7 +115,7 @@ def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
 def blocks_are_of_a_size_that_kernels_know(config: PPOConfig, given: Given) -> Problems:
     size, unit = config.engine.vllm_block_size, 32 if config.device.device == "cpu" else 16
     if config.engine.rollout_backend == "vllm" and size is not None and size % unit:
-        message = f"a block of {size} tokens is no multiple of {unit}"
+        message = f"a block of {size} tokens is not a multiple of {unit}"
         fix = f"--vllm_block_size {max(unit, size - size % unit)}"
         yield Problem(("vllm_block_size",), message, fix)
 
@@ -121,7 +124,7 @@ def blocks_are_of_a_size_that_kernels_know(config: PPOConfig, given: Given) -> P
 def a_step_has_a_token_of_each_sequence(config: PPOConfig, given: Given) -> Problems:
     tokens, sequences = config.engine.vllm_max_num_batched_tokens, config.engine.vllm_max_num_seqs
     if config.engine.rollout_backend == "vllm" and tokens and sequences and tokens < sequences:
-        message = f"{sequences} sequences at a time want as many tokens a step, and it has {tokens}"
+        message = f"{sequences} sequences at a time need {sequences} tokens per step, not {tokens}"
         names = ("vllm_max_num_batched_tokens", "vllm_max_num_seqs")
         yield Problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
 
@@ -135,7 +138,8 @@ def samples_fit(limit: int | None, longest: int) -> Problems:
     if limit is not None and limit < longest:
         yield Problem(
             ("vllm_max_model_len", "prompt_max_len", "generate_max_len"),
-            f"prompt and response may have {longest} tokens together, the engine takes {limit}",
+            f"prompt and response may have {longest} tokens together, but the engine accepts only"
+            f" {limit}",
             f"--vllm_max_model_len {longest}",
         )
 
@@ -152,9 +156,7 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problem
             "leave it out",
         )
     if engine.vllm_dtype == "fp16" and ours == "bf16":
-        message = (
-            "bf16 weights and activations reach beyond 65504, where fp16 overflows to infinity"
-        )
+        message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
         yield Problem(
             ("vllm_dtype", "param_dtype"), message, "--vllm_dtype auto, or --param_dtype fp16"
         )
@@ -166,8 +168,8 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problem
         flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
         yield Problem(
             (flag,),
-            f"the engine samples in {coarse}, the trainer computes in {ours}: their log-probs drift"
-            " apart",
+            f"the engine samples in {coarse} but the trainer computes in {ours}, so their"
+            " log-probs drift apart",
             "--enable_vllm_is_correction",
             fatal=False,
         )
@@ -177,7 +179,7 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problem
 def weights_have_a_way(config: PPOConfig, given: Given) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
         yield Problem(
-            ("vllm_sync_backend", "device"), "NCCL connects GPUs", "--vllm_sync_backend gloo"
+            ("vllm_sync_backend", "device"), "NCCL needs GPUs", "--vllm_sync_backend gloo"
         )
 
 
@@ -190,18 +192,20 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
     merge = "--lora_sync merge"
     if config.engine.rollout_backend == "hf":
         yield Problem(
-            ("lora_sync", "rollout_backend"), "transformers generates with merged weights", merge
+            ("lora_sync", "rollout_backend"),
+            "the hf backend can generate only with merged weights",
+            merge,
         )
     if config.lora.load_in_4bit:
         yield Problem(
             ("lora_sync", "load_in_4bit"),
-            "the engine would hold another base, the one before 4 bits",
+            "the engine would hold a different base, without 4-bit weights",
             merge,
         )
     if config.engine.vllm_load_format == "dummy":
         yield Problem(
             ("lora_sync", "vllm_load_format"),
-            "the engine's base is never sent, so it must be read",
+            "a sync sends only the adapter, so the engine must read the base",
             "leave it out",
         )
     if lora_rank(config.lora) > MOST_SERVED_RANK:

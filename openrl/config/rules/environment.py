@@ -60,20 +60,20 @@ def policy_exists(config: TrainingConfig, given: Given) -> Problems:
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
     )
     yield from model_problems(
-        "tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="tokenizer"
+        "tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="complete tokenizer"
     )
 
 
-MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
+MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 # transformers makes up an empty tokenizer if these files are missing
-TOKENIZER_FILES = {"the tokenizer": ("tokenizer*", "vocab*", "*.model")}
+TOKENIZER_FILES = {"tokenizer files": ("tokenizer*", "vocab*", "*.model")}
 
 
 def model_problems(
     flag: str,
     name: str | None,
     files: Mapping[str, tuple[str, ...]] = MODEL_FILES,
-    what: str = "whole model",
+    what: str = "complete model",
 ) -> Problems:
     """Check that a model's directory is complete. ``files`` maps each part that it must hold to
     patterns, one of which must match a file."""
@@ -93,8 +93,10 @@ def model_problems(
         if not any(any(directory.glob(p)) for p in patterns)
     ]
     if missing:
-        message = f"{name} holds no {what}: {' and '.join(missing)} missing"
-        yield Problem((flag,), message, "what save_pretrained of model and tokenizer wrote")
+        message = f"{name} is not a {what}; missing: {', '.join(missing)}"
+        yield Problem(
+            (flag,), message, "a directory that save_pretrained of model and tokenizer wrote"
+        )
 
 
 @check(PPOConfig, environment=True)
@@ -125,7 +127,7 @@ def reference_exists(config: DPOConfig, given: Given) -> Problems:
 
 def data_problems(flag: str, names: str | None) -> Problems:
     if names is not None and not data_items(names):
-        yield Problem((flag,), f"{names!r} names nothing", f"--{flag} FILE")
+        yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
     for item in data_items(names or ""):
         name, _ = name_and_subset(item)
         if not Path(name).expanduser().exists() and (
@@ -176,7 +178,7 @@ def output_problems(flag: str, name: str | None) -> Problems:
         yield Problem((flag,), f"{name[:60]}...: {error.strerror}", "another path")
         return
     if not nearest.is_dir():
-        yield Problem((flag,), f"{nearest} is a file, no directory", "another path")
+        yield Problem((flag,), f"{nearest} is a file, not a directory", "another path")
         return
     try:
         tempfile.TemporaryDirectory(prefix=".openrl_", dir=nearest).cleanup()
@@ -222,7 +224,7 @@ def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems
             ("save_path", "pretrain"), "the model would be written over itself", "another path"
         )
     elif (directory / "metrics.jsonl").is_file() and not goes_on(config.checkpoint):
-        message = f"{name} holds an earlier run, whose metrics and model would be replaced"
+        message = f"{name} holds an earlier run, whose metrics and model would be overwritten"
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
 
 
@@ -239,7 +241,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -
     if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
         yield Problem(
             ("resume_from_checkpoint",),
-            f"{name} is no complete checkpoint",
+            f"{name} is not a complete checkpoint",
             "a directory step_N with a manifest.json",
         )
 
@@ -274,7 +276,7 @@ def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
     if config.device.device == "cpu":
         yield Problem(
             ("use_liger_kernel", "device"),
-            "these kernels run on a GPU",
+            "Liger kernels need a GPU",
             "leave --use_liger_kernel out",
         )
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
@@ -283,7 +285,7 @@ def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
 @check(*TRAINING)
 def a_gpu_has_allocations(config: TrainingConfig, given: Given) -> Problems:
     if config.debug.profile_tool == "memory" and config.device.device == "cpu":
-        message = "it records the allocations of a GPU"
+        message = "memory records GPU allocations only"
         yield Problem(("profile_tool", "device"), message, "--profile_tool torch")
 
 

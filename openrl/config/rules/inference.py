@@ -65,29 +65,39 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
     if not served:
         yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
-        yield Problem(tuple(served), "a server has one kind of source", "leave all but one out")
+        yield Problem(
+            tuple(served),
+            "a server can have only one kind of reward source",
+            "leave all but one out",
+        )
     if len(split(config.rm.reward_pretrain)) > 1:
-        yield Problem(("reward_pretrain",), "a server has one model", "one server for each")
+        yield Problem(
+            ("reward_pretrain",), "a server can have only one model", "start one server per model"
+        )
     try:
         kinds = {source.kind for source in reward_sources(config.reward)}
     except UserError:
         return  # another rule reports it
     if "http" in kinds:
-        yield Problem(("remote_rm_url",), "a server does not ask another server", "a Python file")
+        yield Problem(
+            ("remote_rm_url",),
+            "a server cannot pass requests on to another server",
+            "a Python file",
+        )
 
 
 @check(ServeConfig)
 def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problems:
     if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
         yield Problem(
-            ("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16"
+            ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
         )
 
 
 @check(ServeConfig, environment=True)
 def token_is_set(config: ServeConfig, given: Given) -> Problems:
     if config.server.require_token and bearer_token() is None:
-        message = f"${TOKEN_VARIABLE} is not set, so there is no token to ask for"
+        message = f"${TOKEN_VARIABLE} is not set, so there is no token to require"
         yield Problem(
             ("require_token",), message, f"export {TOKEN_VARIABLE}=... here and for the trainer"
         )
@@ -97,7 +107,7 @@ def token_is_set(config: ServeConfig, given: Given) -> Problems:
 def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
     server = config.server
     if server.host not in LOCAL and not server.require_token:
-        message = f"everybody who reaches {server.host} may ask for rewards"
+        message = f"everyone who can reach {server.host} can ask for rewards"
         yield Problem(("host",), message, "--require_token", fatal=False)
 
 
@@ -112,7 +122,9 @@ def answers_fit_the_engine(config: Answering, given: Given) -> Problems:
 @check(BatchInferenceConfig, EvaluateConfig)
 def one_temperature(config: Answering, given: Given) -> Problems:
     if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
-        yield Problem(("temperature", "greedy_sampling"), "two temperatures", "leave one out")
+        yield Problem(
+            ("temperature", "greedy_sampling"), "both set the temperature", "leave one out"
+        )
 
 
 @check(BatchInferenceConfig, EvaluateConfig)
@@ -143,13 +155,13 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
     if task.post_processor and task.eval_task != "rm" and not asks_for_rewards(config):
         yield Problem(
             ("post_processor", *SOURCES),
-            "there are no rewards to go by",
+            "there are no rewards to choose by",
             "--eval_task rm, or a source",
         )
     if not all(part in task.reward_template for part in ("{input}", "{reward}")):
         yield Problem(
             ("reward_template",),
-            "{input} and {reward} must stand in it",
+            "must contain {input} and {reward}",
             "{input} <rm_score>: {reward} ",
         )
 
@@ -164,7 +176,7 @@ def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
 def k_is_possible(config: EvaluateConfig, given: Given) -> Problems:
     n = config.evaluate.n_samples_per_prompt
     if bad := [k for k in config.evaluate.k if not 1 <= k <= n]:
-        message = f"{bad[0]} of {n} answers to a prompt cannot be taken"
+        message = f"k is {bad[0]}, but each prompt has {n} answers"
         yield Problem(
             ("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}"
         )
@@ -192,7 +204,7 @@ def base_exists(config: MergeConfig, given: Given) -> Problems:
 @check(MergeConfig, environment=True)
 def adapter_exists(config: MergeConfig, given: Given) -> Problems:
     if not (Path(config.merge.lora_path) / "adapter_config.json").is_file():
-        message = f"{config.merge.lora_path} holds no adapter_config.json"
+        message = f"{config.merge.lora_path} has no adapter_config.json"
         yield Problem(("lora_path",), message, "a directory that peft saved")
 
 

@@ -27,9 +27,9 @@ def arguments_hold_no_secret(config: TrainingConfig, given: Given) -> Problems:
         inner = [v for v in values.values() if isinstance(v, dict)]
         for name in [name for table in (values, *inner) for name in table if looks_secret(name)]:
             message = (
-                f"{name} looks like a secret, and flags are written to config.yaml, checkpoints"
+                f"{name} looks like a secret, but flags are written to config.yaml, checkpoints"
             )
-            fix = "an environment variable, which workers get as well"
+            fix = "an environment variable, which workers get too"
             yield Problem((flag,), f"{message} and trackers", fix, fatal=False)
 
 
@@ -39,7 +39,9 @@ def arguments_have_their_tracker(config: TrainingConfig, given: Given) -> Proble
     for name, arguments in config.logging.tracker_kwargs.items():
         if name not in running:
             fix = f"--track_with {name}"
-            yield Problem(("tracker_kwargs",), f"the tracker {name} does not run", fix)
+            yield Problem(("tracker_kwargs",), f"the tracker {name} is not in use", fix)
         elif not isinstance(arguments, dict):
             fix = f'{{"{name}": {{"tags": ["a"]}}}}'
-            yield Problem(("tracker_kwargs",), f"the arguments of {name} are no object", fix)
+            yield Problem(
+                ("tracker_kwargs",), f"the arguments of {name} are not a JSON object", fix
+            )

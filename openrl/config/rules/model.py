@@ -14,7 +14,7 @@ def attention_fits(config: TrainingConfig, given: Given) -> Problems:
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
         yield Problem(
             ("attn_implementation", "param_dtype"),
-            f"{name} knows no fp32",
+            f"{name} does not support fp32",
             "--attn_implementation sdpa",
         )
     if name.startswith("flash_attention") and config.device.device == "cpu":
@@ -31,7 +31,7 @@ def excluded_modules_can_be_matched(config: TrainingConfig, given: Given) -> Pro
     try:
         re.compile(pattern)
     except re.error as error:
-        message = f"{pattern!r} is no regular expression: {error}"
+        message = f"{pattern!r} is not a regular expression: {error}"
         yield Problem(("lora_exclude_modules",), message, "'.*\\.(k|v)_proj'")
 
 
@@ -42,16 +42,16 @@ def packed_weights_carry_adapters(config: TrainingConfig, given: Given) -> Probl
     if not config.lora.adapts:
         yield Problem(
             ("load_in_4bit", "lora_rank"),
-            "4-bit weights cannot be trained themselves",
+            "4-bit weights can be trained only through adapters",
             "--lora_rank 16",
         )
     if config.model.param_dtype != "bf16":
         yield Problem(
-            ("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16"
+            ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
         )
     if config.deepspeed.zero_stage == 3:
         yield Problem(
             ("load_in_4bit", "zero_stage"),
-            "stage 3 shards weights without what unpacks 4-bit ones",
+            "stage 3 shards weights without the data that unpacks 4-bit weights",
             "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard",
         )

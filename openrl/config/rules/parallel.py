@@ -26,8 +26,8 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
         )
         yield Problem(
             (*asked(flags), ranks),
-            f"{world} ranks of the {role} do not divide into blocks of {flags.ranks_per_shard} that"
-            " share their rows",
+            f"{world} ranks of the {role} do not divide evenly into blocks of"
+            f" {flags.ranks_per_shard} that share rows",
             f"a multiple of {flags.ranks_per_shard} ranks",
         )
 
@@ -52,7 +52,7 @@ def ranks_of_the_model_divide(config: SupervisedConfig, given: Given) -> Problem
 @check(*TRAINING)
 def one_way_to_split_a_sequence(config: TrainingConfig, given: Given) -> Problems:
     if set(SPLITS) <= set(asked(config.parallel)):
-        yield Problem(SPLITS, "two ways to split a sequence", "leave one at 1")
+        yield Problem(SPLITS, "both split sequences", "leave one at 1")
 
 
 @check(*TRAINING)
@@ -61,7 +61,9 @@ def split_attention_is_replaced(config: TrainingConfig, given: Given) -> Problem
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
         yield Problem(
-            flags, f"{name} cannot run on parts of a sequence", "--attn_implementation sdpa"
+            flags,
+            f"{name} attention cannot run on parts of a sequence",
+            "--attn_implementation sdpa",
         )
 
 
@@ -71,13 +73,13 @@ def prefixes_can_be_shared(config: TrainingConfig, given: Given) -> Problems:
         return
     name = config.model.attn_implementation
     if name not in (None, "varlen"):
-        message = f"{name} knows no rows that share what they begin with"
+        message = f"{name} attention does not support rows that share a prefix"
         yield Problem(
             ("prefix_grouper", "attn_implementation"), message, "--attn_implementation varlen"
         )
     if config.parallel.sequence_size > 1:
         split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
-        message = "rows that are split over ranks do not share what they begin with"
+        message = "rows that are split over ranks cannot share a prefix"
         yield Problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
 
 
@@ -86,19 +88,21 @@ def layers_can_be_split(config: TrainingConfig, given: Given) -> Problems:
     if config.parallel.ds_tensor_parallel_size == 1:
         return
     if config.model.param_dtype == "fp32":
-        message = "layers are split in bf16 and fp16 only, and these are fp32"
+        message = "layers can be split only in bf16 and fp16, but these are fp32"
         yield Problem((TENSOR, "param_dtype"), message, "--param_dtype bf16")
     if config.deepspeed.zero_stage == 3:
-        message = "ZeRO stage 3 splits every parameter already"
+        message = "ZeRO stage 3 already splits every parameter"
         yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 2")
     if config.deepspeed.zero_stage == 0:
-        message = "without ZeRO a rank measures, and clips, the norm of its own parts' gradients"
+        message = "without ZeRO each rank clips by the gradient norm of its own parts alone"
         yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
     if config.lora.load_in_4bit or config.lora.adapts:
         flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
         yield Problem(
-            (TENSOR, *flags), "layers with adapters or 4-bit weights are not split", f"--{TENSOR} 1"
+            (TENSOR, *flags),
+            "layers with adapters or 4-bit weights cannot be split",
+            f"--{TENSOR} 1",
         )
     if config.optim.optimizer == "muon":
-        message = "Muon orthogonalises whole matrices, and a rank has parts of them"
+        message = "Muon orthogonalises whole matrices, but a rank holds only parts of them"
         yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")

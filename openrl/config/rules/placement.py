@@ -32,7 +32,7 @@ def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
     if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
         yield Problem(
             ("placement", *others),
-            "--placement already says where every rank is",
+            "--placement already says where every rank runs",
             "leave the others out",
         )
     try:
@@ -48,17 +48,17 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
         yield Problem(
-            ("placement",), f"no place for {name}, which this run has", f'add "{name}=..."'
+            ("placement",), f"{name} has no place, but this run needs it", f'add "{name}=..."'
         )
     for role in sorted(places.keys() - run):
         yield Problem(
-            ("placement",), f"{FLAG_NAMES[role]} has a place, but this run has none of it"
+            ("placement",), f"{FLAG_NAMES[role]} has a place, but this run does not use it"
         )
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken, default=0))) - taken):
         yield Problem(
             ("placement",),
-            f"nobody is on {', '.join(map(str, unused))}",
+            f"no role uses the places {', '.join(map(str, unused))}",
             "number the places without gaps",
         )
     if ENGINES in places:
@@ -72,7 +72,9 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
     if places % sizes.width:
         flags = (*because, "vllm_tensor_parallel_size")
         yield Problem(
-            flags, f"engines of {each} each do not divide {places} places", "sizes that do"
+            flags,
+            f"{places} places cannot be divided into engines of {each} each",
+            "sizes that divide evenly",
         )
     elif engines is not None and engines != places // sizes.width:
         message = f"{engines} engines of {each} each do not fill {places} places"
@@ -99,7 +101,7 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
             if (actor if wish is None else wish) != (actor if has is None else has):
                 yield Problem(
                     (own, other),
-                    f"{role} and {leader} share places, so they need equal numbers",
+                    f"{role} and {leader} share places, so their numbers must be equal",
                     f"leave --{own} out",
                 )
 

@@ -24,7 +24,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Give
         "eval_only": evaluation.eval_only,
     }
     for flag in [name for name, on in asked.items() if on]:
-        message = "no engine runs: answers come from files"
+        message = "answers come from files, so no engine runs"
         yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 
 
@@ -32,7 +32,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Give
 def kept_rollouts_are_there(config: PPOConfig, given: Given) -> Problems:
     directory = config.collecting.rollout_replay_dir
     if directory is not None and not Path(directory).expanduser().is_dir():
-        fix = "what --rollout_dump_dir of another run has written"
+        fix = "a directory that another run wrote with --rollout_dump_dir"
         yield Problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
 
 

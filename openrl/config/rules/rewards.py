@@ -27,7 +27,7 @@ def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
         config.environments.env_tags,
     )
     if not any((*sources, *agents)):
-        yield Problem(SOURCES, "no source of rewards", "--remote_rm_url FILE.py")
+        yield Problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
 
 
 @check(PPOConfig)
@@ -53,7 +53,7 @@ def source_problems(flags: RewardSourceFlags, models: str | None) -> Problems:
 def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
     if config.reward.reward_routing is not None and config.reward.reward_weights is not None:
         flags = ("reward_routing", "reward_weights")
-        yield Problem(flags, "two places for the weights of sources", "leave --reward_weights out")
+        yield Problem(flags, "both set the weights of reward sources", "leave --reward_weights out")
 
 
 @check(PPOConfig, environment=True)
@@ -80,5 +80,5 @@ def token_problems() -> Problems:
     it."""
     token = bearer_token()
     if token is not None and not (token.isascii() and token.isprintable()):
-        message = f"${TOKEN_VARIABLE} holds characters that a header cannot carry"
+        message = f"${TOKEN_VARIABLE} has characters that an HTTP header cannot contain"
         yield Problem((), message, "printable ASCII on one line")

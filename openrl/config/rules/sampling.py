@@ -10,19 +10,18 @@ from openrl.flags.checks import Given, Problem, Problems, check
 def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
         message = (
-            "answers are drawn from a cut distribution, log-probs are trained over the full one:"
+            "answers are sampled from a truncated distribution but trained on the full one, so"
             " ratios are biased"
         )
         yield Problem(cut, message, "leave it out and use --temperature", fatal=False)
     if config.sampling.repetition_penalty != 1:
         message = (
-            "the policy that is trained knows no penalty on repeated tokens: it is not the one that"
-            " is sampled"
+            "the trained policy has no repetition penalty, so it is not the one that is sampled"
         )
         yield Problem(
             ("repetition_penalty",),
             message,
-            "leave it out, or a reward that punishes repeats",
+            "leave it out, or use a reward that punishes repeats",
             fatal=False,
         )
 
@@ -30,13 +29,13 @@ def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
 @check(PPOConfig)
 def stop_texts_are_texts(config: PPOConfig, given: Given) -> Problems:
     if "" in config.sampling.stop:
-        yield Problem(("stop",), "an empty text ends every answer at once", "leave it out")
+        yield Problem(("stop",), "an empty text would end every answer at once", "leave it out")
 
 
 @check(PPOConfig)
 def answers_end(config: PPOConfig, given: Given) -> Problems:
     if config.sampling.ignore_eos:
-        message = "answers go on after their end: what rewards and losses see is no answer any more"
+        message = "answers continue past their end, so rewards and losses see meaningless text"
         yield Problem(
             ("ignore_eos",), message, "leave it out, except to measure speed", fatal=False
         )
@@ -48,5 +47,5 @@ def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
     for name in ("prompt_max_len", "generate_max_len"):
         part = getattr(sampling, name)
         if sampling.max_len is not None and part is not None and part >= sampling.max_len:
-            message = f"{part} tokens leave no room for the other part in {sampling.max_len}"
+            message = f"{part} of {sampling.max_len} tokens leave no room for the other part"
             yield Problem((name, "max_len"), message, f"--max_len {part + 1} or more")

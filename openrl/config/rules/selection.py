@@ -37,7 +37,7 @@ def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) 
     ]
     if users and config.correction.skip_old_logprob == "always":
         message = (
-            "the engine's log-probs stand for the trainer's: every ratio between them would be 1"
+            "the engine's log-probs replace the trainer's, so every ratio between them would be 1"
         )
         yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
 
@@ -52,8 +52,8 @@ def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Prob
     if cut and users:
         yield Problem(
             (*users, *cut),
-            "the engine's log-probs are of a cut distribution: the ratio to the trainer's is no"
-            " importance weight",
+            "the engine's log-probs are of a truncated distribution, so their ratio to the"
+            " trainer's is not an importance weight",
             f"leave {' and '.join(f'--{name}' for name in cut)} out",
         )
 
@@ -63,16 +63,19 @@ def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problem
     if not config.filtering.dynamic_filtering:
         return
     if config.batch.n_samples_per_prompt == 1:
-        message = "one answer to a prompt has no mean between right and wrong"
+        message = "the mean score of a single answer is never between right and wrong"
         yield Problem(
             ("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
         )
     if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
         message = (
-            "a reward model gives no verdicts: its rewards are averaged, and kept between 0 and 1"
-            " alone"
+            "a reward model gives no verdicts: groups are kept only if the mean of its rewards is"
+            " between 0 and 1"
         )
         flags = ("dynamic_filtering_reward_range", "reward_pretrain")
         yield Problem(
-            flags, message, "--dynamic_filtering_reward_range with bounds in its units", fatal=False
+            flags,
+            message,
+            "--dynamic_filtering_reward_range with bounds on the model's scale",
+            fatal=False,
         )

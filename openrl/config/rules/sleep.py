@@ -17,20 +17,20 @@ def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
         yield Problem(
             ("vllm_enable_sleep",),
-            "the engines share no place: nobody could use what they free",
+            "the engines share no GPU with another role, so the freed memory is useless",
             SHARE,
         )
     if hybrid.deepspeed_enable_sleep and not shared & {"actor", "critic"}:
         yield Problem(
             ("deepspeed_enable_sleep",),
-            "no trained model shares a place: nobody could use what it frees",
+            "no trained model shares a GPU with another role, so the freed memory is useless",
             SHARE,
         )
     of_two = {"reference", "reward"} & {*model_roles(config)}
     if ref_reward_sleeps(config) and of_two and not shared & of_two:
         yield Problem(
             ("ref_reward_offload", "zero_stage"),
-            f"{' and '.join(sorted(of_two))} share no place, and only ZeRO 3 streams weights layer"
+            f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights layer"
             " by layer",
             f"--zero_stage 3, or {SHARE}",
         )
@@ -50,7 +50,7 @@ def dropped_weights_are_sent_again(config: PPOConfig, given: Given) -> Problems:
         "lora_sync": (config.lora.lora_sync == "adapter", "the base of an adapter is never sent"),
         "vllm_quantization": (
             config.engine.vllm_quantization is not None,
-            "scales are made when a model is loaded",
+            "quantisation scales are made only when a model is loaded",
         ),
     }
     for flag, (stands, why) in against.items():
@@ -68,7 +68,7 @@ def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
     if not states or len({*states}) < len(states):
         yield Problem(
             ("deepspeed_sleep_states",),
-            "names nothing, or one twice",
+            "is empty, or names a state twice",
             "--deepspeed_sleep_states optim grad",
         )
     offloads = {
@@ -80,6 +80,6 @@ def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
             others = " ".join(other for other in states if other != state) or "grad"
             yield Problem(
                 ("deepspeed_sleep_states", flag),
-                f"{state} is in host memory anyway",
+                f"{state} is already in host memory",
                 f"--deepspeed_sleep_states {others}",
             )

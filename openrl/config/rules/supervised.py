@@ -13,7 +13,7 @@ def turns_come_from_the_chat_template(config: SFTConfig, given: Given) -> Proble
     if data.multiturn and data.pretrain_mode:
         yield Problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
     elif data.multiturn and not config.templates.apply_chat_template:
-        message = "the chat template says where a turn begins and ends"
+        message = "only a chat template says where a turn begins and ends"
         yield Problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
 
 
@@ -21,13 +21,13 @@ def turns_come_from_the_chat_template(config: SFTConfig, given: Given) -> Proble
 def evaluation_has_its_time(config: SFTConfig | DPOConfig, given: Given) -> Problems:
     if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
         flags = ("eval_dataset", "eval_steps")
-        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
+        yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
 
 
 @check(RMConfig)
 def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
     if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
-        yield Problem(("margin_loss", "loss"), "logexp takes no margin", "--loss sigmoid")
+        yield Problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
 
 
 @check(DPOConfig)

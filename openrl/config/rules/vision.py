@@ -21,7 +21,7 @@ Seeing = PPOConfig | SupervisedConfig
 @check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
 def images_stand_in_chats(config: Shown, given: Given) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
-        message = "the model's chat template writes where an image stands"
+        message = "only the model's chat template can place images"
         flags = ("max_images_per_prompt", "apply_chat_template")
         yield Problem(flags, message, "--apply_chat_template")
 
@@ -41,10 +41,10 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
     parallel = config.parallel
     for name in ("ring_attn_size", "ulysses_size", "ds_tensor_parallel_size"):
         if getattr(parallel, name) > 1:
-            message = "the features of an image are computed for whole rows and layers"
+            message = "image features need whole rows and layers"
             yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
     if shares_prefixes(config):
-        message = "rows with images do not share what they begin with"
+        message = "rows with images cannot share a prefix"
         yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
 
 
@@ -52,14 +52,14 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
 def servers_are_told_texts(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
     address = config.agents.agent_func_path or ""
     if config.vision.max_images_per_prompt and address.startswith(SERVERS):
-        message = "environments on servers are given text: images of prompts would be lost"
+        message = "environments on servers get only text, so images of prompts would be lost"
         yield Problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
 
 
 @check(PPOConfig)
 def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems:
     if config.vision.freeze_visual_encoder and config.engine.vllm_load_format == "dummy":
-        message = "the tower is not sent, and the engine would have random weights for it"
+        message = "the vision tower is never sent, so the engine would keep random weights for it"
         flags = ("freeze_visual_encoder", "vllm_load_format")
         yield Problem(flags, message, "--vllm_load_format auto")
 
@@ -67,6 +67,6 @@ def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems
 @check(BatchInferenceConfig)
 def scoring_reads_text(config: BatchInferenceConfig, given: Given) -> Problems:
     if config.task.eval_task == "rm" and config.vision.max_images_per_prompt:
-        message = "reward models of this command read text"
+        message = "reward models of this command read only text"
         flags = ("max_images_per_prompt", "eval_task")
         yield Problem(flags, message, "leave --max_images_per_prompt out")

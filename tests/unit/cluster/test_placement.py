@@ -242,12 +242,12 @@ def test_roles_may_overlap_in_part():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("actor=0-3;vlm=4", "'vlm' is none of actor, critic, ref, reward, vllm"),
+        ("actor=0-3;vlm=4", "'vlm' is not one of actor, critic, ref, reward, vllm"),
         ("actor=0;actor=1", "actor is named twice"),
         ("actor=a-b", "'a-b' of actor is neither a number nor a range like 0-3"),
         ("actor=", "'' of actor is neither a number nor a range like 0-3"),
-        ("actor=3-1", "actor=3-1 names no place, or one twice"),
-        ("actor=0-2,1", "actor=0-2,1 names no place, or one twice"),
+        ("actor=3-1", "actor=3-1 is empty, or names a place twice"),
+        ("actor=0-2,1", "actor=0-2,1 is empty, or names a place twice"),
     ],
 )
 def test_placement_that_cannot_be_read(text, reason):

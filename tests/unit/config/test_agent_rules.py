@@ -22,13 +22,13 @@ def test_sound_flags_have_no_problems():
     ("extra", "problem", "fix"),
     [
         ("--env_groups_per_tag 1 2 --env_groups 4", "1 + 2 is not 4", "--env_groups 3"),
-        ("--env_groups_per_tag 4", "1 numbers for 2 tags", "one for each"),
-        ("--env_groups 1", "1 groups leave some of 2 tags without one", "--env_groups 2"),
-        ("--max_turns 9 --generate_max_len 8", "8 tokens for 9 turns leave less than one for each",
+        ("--env_groups_per_tag 4", "1 numbers for 2 tags", "one per tag"),
+        ("--env_groups 1", "1 groups are too few for 2 tags", "--env_groups 2"),
+        ("--max_turns 9 --generate_max_len 8", "8 tokens are fewer than one for each of 9 turns",
          "--generate_max_len 576"),
         ("--tools python --apply_chat_template", "brings its own tools and cannot use these",
          "leave --tools out"),
-        ("--agent_func_path a.py", "each plays the whole episode", "leave one out"),
+        ("--agent_func_path a.py", "each of these plays the whole episode", "leave one out"),
         ("--remote_rm_url r.py", "environments give the rewards themselves",
          "leave --remote_rm_url out"),
         ("--env_tags sokobn", "unknown environment 'sokobn'", "did you mean 'sokoban'"),
@@ -47,7 +47,7 @@ def test_the_port_of_every_engine_is_looked_at():
         port = other.getsockname()[1]
         words = f"{GRPO} --agent_command python --apply_chat_template --vllm_num_engines 2"
         found = said(PPOConfig, f"{words} --agent_endpoint_port {port - 1}", environment=True)
-    assert any(f"port {port} of 127.0.0.1 cannot be had" in problem for problem in found)
+    assert any(f"port {port} of 127.0.0.1 is not available" in problem for problem in found)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_the_port_of_every_engine_is_looked_at():
 )
 def test_a_format_penalty_needs_somebody_who_reads(words, refused):
     flags = f"--pretrain m --prompt_data d {words} --format_penalty -1"
-    found = [problem for problem in said(PPOConfig, flags) if "could not be read" in problem]
+    found = [problem for problem in said(PPOConfig, flags) if "cannot be parsed" in problem]
     assert bool(found) is refused

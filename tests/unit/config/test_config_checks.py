@@ -50,68 +50,68 @@ def test_sound_flags_have_no_problems(words):
     ("extra", "flags", "message", "fix"),
     [
         ("--rollout_batch_size 100 --train_batch_size 64", "rollout_batch_size, --n_samples_per_prompt, "
-         "--train_batch_size", "100 * 1 = 100 samples of a rollout are not a multiple of 64", "--train_batch_size 50"),
+         "--train_batch_size", "100 * 1 = 100 samples of a rollout are not a multiple of the 64", "--train_batch_size 50"),
         ("--device cpu --train_batch_size 2", "train_batch_size, --micro_train_batch_size",
          "2 samples are not a multiple of 4 * 1", "--micro_train_batch_size 2"),
         ("--actor_num_gpus_per_node 3", "train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node",
-         "128 samples do not divide among 3 actor ranks", "a number of actor ranks that divides 128, such as 2"),
+         "128 samples do not divide evenly among 3 actor ranks", "a number of actor ranks that divides 128, such as 2"),
         ("--actor_num_gpus_per_node 8 --actor_num_nodes 2 --train_batch_size 8", "train_batch_size, "
-         "--actor_num_nodes, --actor_num_gpus_per_node", "8 samples do not divide among 16 actor ranks",
+         "--actor_num_nodes, --actor_num_gpus_per_node", "8 samples do not divide evenly among 16 actor ranks",
          "--train_batch_size 16"),
         ("--advantage_estimator group_norm", "advantage_estimator, --n_samples_per_prompt",
-         "compares the answers to one prompt", "--n_samples_per_prompt 8"),
+         "compares the answers to a prompt", "--n_samples_per_prompt 8"),
         ("--policy_loss_type gspo", "policy_loss_type, --eps_clip", "a clip of 0.2 hardly ever acts",
          "--eps_clip_low_high 3e-4 4e-4"),
         ("--policy_loss_type gspo --eps_clip 1e-3 --loss_agg_mode token-mean", "policy_loss_type, --loss_agg_mode",
          "gspo has one ratio per sequence", "--loss_agg_mode seq-mean-token-mean"),
         ("--advantage_estimator rloo --n_samples_per_prompt 4 --reward_norm_std batch", "advantage_estimator, "
-         "--reward_norm_mean, --reward_norm_std", "rloo has a baseline of its own", "out"),
+         "--reward_norm_mean, --reward_norm_std", "rloo has its own baseline", "out"),
         ("--overlong_buffer_len 2000", "overlong_buffer_len, --generate_max_len",
-         "the buffer of 2000 tokens is longer than a response of 1024", "--overlong_buffer_len 256"),
+         "the buffer of 2000 tokens is longer than the longest response (1024)", "--overlong_buffer_len 256"),
         ("--len_reward_coef 1 --len_reward_range 1024 None", "len_reward_range, --generate_max_len",
-         "LO 1024 is not below HI", "--len_reward_range 0 1024"),
-        ("--use_kl_loss", "use_kl_loss, --kl_estimator", "whose expectation over the policy is zero",
+         "LO 1024 must be below HI", "--len_reward_range 0 1024"),
+        ("--use_kl_loss", "use_kl_loss, --kl_estimator", "the expected gradient of log p under the policy is zero",
          "--kl_estimator k2"),
         ("--use_kl_loss --kl_estimator kl --kl_loss_coef 0.1", "use_kl_loss, --kl_estimator",
-         "whose expectation over the policy is zero", "--kl_estimator k2"),
+         "the expected gradient of log p under the policy is zero", "--kl_estimator k2"),
         ("--kl_target 0.1 --kl_horizon 200", "kl_horizon, --rollout_batch_size, --n_samples_per_prompt",
-         "1024 samples a step over a horizon of 200 could turn the KL coefficient to 0 or below", "--kl_horizon 1024"),
-        ("--eps_clip_low_high 20 28", "eps_clip_low_high", "distances from 1, not in percent", "--eps_clip_low_high 1 28"),
-        ("--rl_loss_coef 0", "rl_loss_coef", "no term of the actor's loss is left", "--sft_loss_coef 1"),
+         "with 1024 samples per step and a horizon of 200, the KL coefficient could fall to 0 or below", "--kl_horizon 1024"),
+        ("--eps_clip_low_high 20 28", "eps_clip_low_high", "distances from 1, not percentages", "--eps_clip_low_high 1 28"),
+        ("--rl_loss_coef 0", "rl_loss_coef", "the actor's loss has no terms", "--sft_loss_coef 1"),
         ("--advantage_estimator reinforce --reward_norm_mean group", "reward_norm_mean, --reward_norm_std, "
          "--n_samples_per_prompt", "every reward would become 0", "--n_samples_per_prompt 8"),
         ("--difficulty_loss_weight --difficulty_key auto", "difficulty_key, --n_samples_per_prompt",
-         "says nothing of its prompt", "--n_samples_per_prompt 8"),
+         "does not measure the prompt's difficulty", "--n_samples_per_prompt 8"),
         ("--difficulty_loss_weight --difficulty_key auto --n_samples_per_prompt 4 --remote_rm_url None "
          "--reward_pretrain x", "difficulty_key, --reward_pretrain", "gives no verdicts", "--difficulty_key COLUMN"),
-        ("--ptx_data p", "ptx_data, --output_key", "no column holds the answers", "--output_key COLUMN"),
+        ("--ptx_data p", "ptx_data, --output_key", "the column with the answers is missing", "--output_key COLUMN"),
         ("--kl_estimator full --skip_old_logprob always", "skip_old_logprob, --kl_estimator",
-         "takes a pass of the policy", "--skip_old_logprob auto"),
+         "needs a forward pass of the policy", "--skip_old_logprob auto"),
         ("--lr_warmup_steps 10 --lr_warmup_ratio 0.1", "lr_warmup_steps, --lr_warmup_ratio",
-         "two lengths of one warm-up", "leave one out"),
+         "both set the length of the warm-up", "leave one out"),
         ("--optimizer muon", "optimizer, --zero_stage", "flat shards", "--zero_stage 0"),
         ("--param_offload", "param_offload, --zero_stage", "only stage 3", "--zero_stage 3"),
         ("--adam_offload --zero_stage 0", "adam_offload, --zero_stage", "nothing in stage 0", "--zero_stage 2"),
-        ("--adam_offload --optimizer adamw_bf16", "adam_offload, --optimizer", "no step on the CPU",
+        ("--adam_offload --optimizer adamw_bf16", "adam_offload, --optimizer", "cannot run its step on the CPU",
          "--optimizer adamw"),
-        ("--zpg 2 --device cpu --actor_num_gpus_per_node 2", "zpg, --zero_stage", "only stage 3 has shards to copy",
+        ("--zpg 2 --device cpu --actor_num_gpus_per_node 2", "zpg, --zero_stage", "only stage 3 shards parameters",
          "--zero_stage 3"),
         ("--zpg 4 --zero_stage 3 --actor_num_gpus_per_node 2", "zpg",
-         "2 ranks do not divide into groups of 4", "--zpg 2"),
-        ("--grad_accum_dtype fp16", "grad_accum_dtype, --param_dtype", "add up in bf16 or fp32",
+         "2 ranks do not divide evenly into groups of 4", "--zpg 2"),
+        ("--grad_accum_dtype fp16", "grad_accum_dtype, --param_dtype", "summed in bf16 or fp32",
          "--grad_accum_dtype fp32"),
         ("--optimizer adamw_bf16 --grad_accum_dtype fp32", "grad_accum_dtype, --optimizer", "gradients in bf16",
          "--grad_accum_dtype None"),
         ("--ds_config_overrides {\"zero_optimization\":{\"stage\":3}}", "ds_config_overrides, --zero_stage",
-         "zero_optimization.stage has a flag of its own", "--zero_stage"),
+         "zero_optimization.stage has its own flag", "--zero_stage"),
         ("--ds_config_overrides {\"tensor_parallel\":{\"autotp_size\":2}}", "ds_config_overrides, --ds_tensor_parallel_size",
-         "tensor_parallel has a flag of its own", "--ds_tensor_parallel_size"),
+         "tensor_parallel has its own flag", "--ds_tensor_parallel_size"),
         ("--ds_config_overrides {\"gradient_accumulation_steps\":2}", "ds_config_overrides",
          "the training engine depends on gradient_accumulation_steps", "leave it out"),
         ("--gradient_checkpointing --gradient_checkpointing_method moe --gradient_checkpointing_use_reentrant",
          "gradient_checkpointing_use_reentrant, --gradient_checkpointing_method", "whole layers only", "out"),
-        ("--freeze_modules layers.(", "freeze_modules", "is no regular expression", "embed_tokens"),
-        ("--save_steps 5 --disable_ds_ckpt", "disable_ds_ckpt, --save_steps", "would hold nothing", "--save_hf_ckpt"),
+        ("--freeze_modules layers.(", "freeze_modules", "is not a regular expression", "embed_tokens"),
+        ("--save_steps 5 --disable_ds_ckpt", "disable_ds_ckpt, --save_steps", "would be empty", "--save_hf_ckpt"),
         ("--optimizer adamw_bf16 --param_dtype fp32", "optimizer, --param_dtype", "are fp32", "--param_dtype bf16"),
         ("--freezing_actor_steps -2", "freezing_actor_steps", "must be -1 or >= 0, got -2", ""),
         ("--reward_funcs exat", "reward_funcs", "unknown verifier 'exat'", ""),
@@ -124,20 +124,20 @@ def test_sound_flags_have_no_problems(words):
         ("--remote_rm_url http:///x,http://a/x", "remote_rm_url", "http:///x has no valid host", "http://HOST:PORT"),
         ("--remote_rm_url http://me:secret@host/x", "remote_rm_url", "password", "$OPENRL_RM_TOKEN"),
         ("--remote_rm_url http://host/x?api_key=1", "remote_rm_url", "a key in its query", "$OPENRL_RM_TOKEN, which is sent as a header"),
-        ("--reward_routing r.yaml --reward_weights 2", "reward_routing, --reward_weights", "two places", "leave"),
+        ("--reward_routing r.yaml --reward_weights 2", "reward_routing, --reward_weights", "both set the weights", "leave"),
         ('--reward_func_kwargs {"x":{"a":1}}', "reward_func_kwargs", "no reward function or verifier 'x'", "one of r"),
         ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),
         ("--attn_implementation flash_attention_2 --param_dtype fp32", "attn_implementation, --param_dtype",
-         "knows no fp32", "--attn_implementation sdpa"),
+         "does not support fp32", "--attn_implementation sdpa"),
         ("--attn_implementation flash_attention_2 --device cpu", "attn_implementation, --device", "needs a GPU",
          "--attn_implementation sdpa"),
         ("--input_template text", "input_template", "has no {} where the prompt goes", "add {}"),
-        (r"--input_template {}\n", "input_template", "a backslash and an n where a line break may be meant", "bash"),
+        (r"--input_template {}\n", "input_template", "a backslash and n; a line break may be meant", "bash"),
         ("--prompt_data a,b --prompt_data_probs 0.5", "prompt_data_probs, --prompt_data",
          "1 probabilities for 2 datasets", "--prompt_data_probs 1,1"),
-        ("--prompt_data_probs 0.5,half", "prompt_data_probs", "is no comma list of positive numbers", "probs 1"),
+        ("--prompt_data_probs 0.5,half", "prompt_data_probs", "is not a comma list of positive numbers", "probs 1"),
         ("--prompt_data_probs 0", "prompt_data_probs", "every probability must be positive", "probs 1"),
-        ("--eval_dataset e", "eval_dataset, --eval_steps", "nothing asks for an evaluation", "--eval_steps 10"),
+        ("--eval_dataset e", "eval_dataset, --eval_steps", "the evaluation never runs", "--eval_steps 10"),
         ("--eval_dataset e --eval_steps 5 --eval_temperature 0", "eval_temperature, --eval_n_samples_per_prompt",
          "greedy decoding gives 4 equal answers", "--eval_n_samples_per_prompt 1"),
         ("--load_checkpoint --overwrite_ckpt", "load_checkpoint, --overwrite_ckpt", "contradict", "leave one out"),
@@ -149,11 +149,11 @@ def test_sound_flags_have_no_problems(words):
          "--vllm_is_correction_type", "two types of correction", "leave one out"),
         ("--enable_vllm_is_correction --skip_old_logprob always", "skip_old_logprob, --enable_vllm_is_correction",
          "every ratio between them would be 1", "--skip_old_logprob auto"),
-        ("--dynamic_filtering", "dynamic_filtering, --n_samples_per_prompt", "no mean between",
+        ("--dynamic_filtering", "dynamic_filtering, --n_samples_per_prompt", "is never between right and wrong",
          "--n_samples_per_prompt 8"),
         ("--dynamic_filtering --n_samples_per_prompt 4 --remote_rm_url None --reward_pretrain x",
          "dynamic_filtering_reward_range, --reward_pretrain", "gives no verdicts", "--dynamic_filtering_reward_range"),
-        ("--whiten_rewards --init_kl_coef 0", "whiten_rewards", "every token before it gets -mean / std",
+        ("--whiten_rewards --init_kl_coef 0", "whiten_rewards", "gives every token before it the reward -mean / std",
          "--reward_norm_mean batch --reward_norm_std batch"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=x", "gdpo_parts", "'x' is not a finite number", "a=1.0"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=nan", "gdpo_parts", "'nan' is not a finite number", "a=1.0"),
@@ -208,7 +208,7 @@ def test_needs_of_components_that_nothing_supplies(monkeypatch):
 def test_no_reward_source():
     (problem,) = said(PPOConfig, "--pretrain m --prompt_data d")
     assert problem.startswith(
-        "--remote_rm_url, --reward_funcs, --reward_pretrain: no source of rewards"
+        "--remote_rm_url, --reward_funcs, --reward_pretrain: there is no reward source"
     )
 
 
@@ -381,7 +381,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
     monkeypatch.setenv("OPENRL_RM_TOKEN", token)
     (found,) = said(PPOConfig, here, environment=True)
     assert (
-        "$OPENRL_RM_TOKEN holds characters that a header cannot carry" in found
+        "$OPENRL_RM_TOKEN has characters that an HTTP header cannot contain" in found
         and "s3c" not in found
     )
     monkeypatch.setenv("OPENRL_RM_TOKEN", "s3cret\n")
@@ -396,8 +396,8 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
         (
             "--pretrain .",
             (
-                "--pretrain: . holds no whole model: config.json and the file of weights and the"
-                " tokenizer missing"
+                "--pretrain: . is not a complete model; missing: config.json, weights,"
+                " tokenizer files"
             ),
         ),
         ("--critic_pretrain /absent/model", "--critic_pretrain: no such directory"),
@@ -415,12 +415,15 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
             "--apply_chat_template --tokenizer_chat_template a.jinja",
             "--tokenizer_chat_template: no such file: a.jinja",
         ),
-        ("--tokenizer_path .", "--tokenizer_path: . holds no tokenizer: the tokenizer missing"),
+        (
+            "--tokenizer_path .",
+            "--tokenizer_path: . is not a complete tokenizer; missing: tokenizer files",
+        ),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
         ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
         ("--agent_func_path absent.py:A", "--agent_func_path: no such file: absent.py"),
-        ("--agent_func_path openenv:ftp://a", "openenv:ftp://a is no Python file"),
-        ("--save_path train.jsonl/x", "is a file, no directory"),
+        ("--agent_func_path openenv:ftp://a", "openenv:ftp://a is not a Python file"),
+        ("--save_path train.jsonl/x", "is a file, not a directory"),
     ],
 )
 def test_bad_paths(here, words, problem):
@@ -452,7 +455,7 @@ def test_directories_that_cannot_be_written(tmp_path):
     assert str(problem).startswith("--save_path: /proc is not writable")
     (tmp_path / "file").write_text("")
     (problem,) = output_problems("save_path", str(tmp_path / "file" / "b"))
-    assert str(problem).startswith(f"--save_path: {tmp_path}/file is a file, no directory")
+    assert str(problem).startswith(f"--save_path: {tmp_path}/file is a file, not a directory")
 
 
 def test_earlier_checkpoints(here, tmp_path):
@@ -478,8 +481,11 @@ def test_missing_packages(here, monkeypatch):
     ("words", "message"),
     [
         ("--track_with wandbb", "unknown tracker 'wandbb'; did you mean 'wandb'?"),
-        ('--tracker_kwargs {"mlflow":{}}', "the tracker mlflow does not run"),
-        ('--track_with wandb --tracker_kwargs {"wandb":3}', "the arguments of wandb are no object"),
+        ('--tracker_kwargs {"mlflow":{}}', "the tracker mlflow is not in use"),
+        (
+            '--track_with wandb --tracker_kwargs {"wandb":3}',
+            "the arguments of wandb are not a JSON object",
+        ),
     ],
 )
 def test_trackers_that_cannot_be_meant(words, message):

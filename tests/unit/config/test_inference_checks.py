@@ -57,10 +57,13 @@ def test_what_is_right_passes(line):
         ("serve_rm", "nothing to serve"),
         (
             "serve_rm --reward_pretrain a/b --reward_funcs number",
-            "--reward_pretrain, --reward_funcs: a server has one kind",
+            "--reward_pretrain, --reward_funcs: a server can have only one kind",
         ),
-        ("serve_rm --reward_pretrain a/b,c/d", "a server has one model"),
-        ("serve_rm --remote_rm_url http://127.0.0.1:1/get_reward", "does not ask another server"),
+        ("serve_rm --reward_pretrain a/b,c/d", "a server can have only one model"),
+        (
+            "serve_rm --remote_rm_url http://127.0.0.1:1/get_reward",
+            "cannot pass requests on to another server",
+        ),
         ("serve_rm --reward_funcs nmber", "did you mean 'number'"),
         (
             "serve_rm --reward_funcs number --batch_wait_ms 3",
@@ -72,18 +75,18 @@ def test_what_is_right_passes(line):
         ),
         (
             "serve_rm --reward_pretrain a/b --load_in_4bit --param_dtype fp32",
-            "4-bit weights compute in bf16",
+            "4-bit weights need bf16",
         ),
         (
             "serve_rm --reward_funcs number --normalize_reward",
             "--normalize_reward acts with --reward_pretrain",
         ),
-        ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everybody who reaches 0.0.0.0"),
+        ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everyone who can reach 0.0.0.0"),
         (
             "lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h",
             "--value_head_prefix acts with --is_rm",
         ),
-        (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to go by"),
+        (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to choose by"),
         (
             f"{BATCH} --eval_task generate --max_num_seqs 8",
             "--vllm_max_num_seqs acts with --eval_task generate_vllm",
@@ -98,7 +101,7 @@ def test_what_is_right_passes(line):
         ),
         (
             f"{BATCH} --eval_task generate_vllm --vllm_engine_kwargs '{{\"max_num_seqs\": 4}}'",
-            "max_num_seqs has a flag of its own",
+            "max_num_seqs has its own flag",
         ),
         (
             f'{EVALUATE} --vllm_engine_kwargs \'{{"logprobs_mode": "raw"}}\'',
@@ -129,14 +132,17 @@ def test_what_is_right_passes(line):
         ),
         (
             f"{BATCH} --eval_task rm --post_processor csft --reward_template '{{input}}'",
-            "must stand in it",
+            "must contain {input} and {reward}",
         ),
-        (f"{BATCH} --eval_task generate --greedy_sampling --temperature 0.5", "two temperatures"),
+        (
+            f"{BATCH} --eval_task generate --greedy_sampling --temperature 0.5",
+            "both set the temperature",
+        ),
         (f"{BATCH} --eval_task generate --greedy_sampling --best_of_n 4", "4 equal answers"),
         (f"{BATCH} --eval_task generate --dataset_probs 0.5,0.5", "2 probabilities for 1 dataset"),
         ("evaluate --pretrain a/b --prompt_data c", "nothing says which answers are right"),
-        (f"{EVALUATE} --k 9", "9 of 8 answers"),
-        (f"{EVALUATE} --k 0", "0 of 8 answers"),
+        (f"{EVALUATE} --k 9", "k is 9, but each prompt has 8 answers"),
+        (f"{EVALUATE} --k 0", "k is 0, but each prompt has 8 answers"),
         (f"{EVALUATE} --output_path figures.txt", "--output_path figures.json"),
         (f"{EVALUATE} --temperature -1", "--temperature"),
     ],
@@ -163,4 +169,4 @@ def test_what_this_machine_lacks(tmp_path, monkeypatch):
         "batch_inference --eval_task rm --pretrain a/b --dataset c/d --output_path"
         f" {tmp_path}/file/out.jsonl"
     )
-    assert "is a file, no directory" in problems(line, environment=True)
+    assert "is a file, not a directory" in problems(line, environment=True)

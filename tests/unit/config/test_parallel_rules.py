@@ -36,10 +36,10 @@ FOUR = " --actor_num_gpus_per_node 4"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (FOUR + " --ulysses_size 2 --ring_attn_size 2", "two ways to split a sequence"),
+        (FOUR + " --ulysses_size 2 --ring_attn_size 2", "both split sequences"),
         (
             FOUR + " --ulysses_size 3",
-            "4 ranks of the actor do not divide into blocks of 3 that share their rows",
+            "4 ranks of the actor do not divide evenly into blocks of 3 that share rows",
         ),
         (
             FOUR + " --ref_num_gpus_per_node 3 --ulysses_size 4",
@@ -51,40 +51,40 @@ FOUR = " --actor_num_gpus_per_node 4"
         ),
         (
             FOUR + " --ulysses_size 2 --attn_implementation eager",
-            "eager cannot run on parts of a sequence",
+            "eager attention cannot run on parts of a sequence",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --param_dtype fp32",
-            "layers are split in bf16 and fp16 only",
+            "layers can be split only in bf16 and fp16",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --zero_stage 3",
-            "ZeRO stage 3 splits every parameter already",
+            "ZeRO stage 3 already splits every parameter",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8",
-            "layers with adapters or 4-bit weights are not split",
+            "layers with adapters or 4-bit weights cannot be split",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit",
-            "adapters or 4-bit weights are not split",
+            "adapters or 4-bit weights cannot be split",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0",
-            "a rank has parts of them",
+            "a rank holds only parts of them",
         ),
         (
             FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0",
-            "the norm of its own parts' gradients",
+            "the gradient norm of its own parts alone",
         ),
         (FOUR + " --ring_head_stride 2", "--ring_head_stride acts with --ring_attn_size"),
         (
             FOUR + " --ulysses_size 2 --prefix_grouper",
-            "rows that are split over ranks do not share",
+            "rows that are split over ranks cannot share",
         ),
         (
             " --prefix_grouper --attn_implementation sdpa",
-            "sdpa knows no rows that share what they begin with",
+            "sdpa attention does not support rows that share a prefix",
         ),
         (
             " --prefix_grouper --n_samples_per_prompt 1",
@@ -96,7 +96,7 @@ FOUR = " --actor_num_gpus_per_node 4"
         ),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",
-            "129 samples do not divide among 2 blocks of 2 actor ranks",
+            "129 samples do not divide evenly among 2 blocks of 2 actor ranks",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_what_can_be():
     for words in (" --ulysses_size 4", " --ring_attn_size 2 --ring_head_stride 2"):
         assert not said(PPOConfig, GRPO + FOUR + words)
     assert not said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 2")
-    assert "2 ranks of the model do not divide into blocks of 4" in str(
+    assert "2 ranks of the model do not divide evenly into blocks of 4" in str(
         said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 4")
     )
 

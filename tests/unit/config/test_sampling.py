@@ -62,8 +62,8 @@ def test_what_engines_are_asked_for():
         ("--vllm_generate_batch_size 64", "vllm_generate_batch_size, --rollout_batch_size", "do not fill a rollout"),
         ("--vllm_generate_batch_size 2048 --rollout_scheduler batch", "vllm_generate_batch_size, --rollout_scheduler",
          "none is left over"),
-        ("--vllm_generate_batch_size 2048 --full_determinism", "vllm_generate_batch_size, --full_determinism", "how fast"),
-        ("--system_envs NCCL_DEBUG", "system_envs", "'NCCL_DEBUG' is no NAME=VALUE"),
+        ("--vllm_generate_batch_size 2048 --full_determinism", "vllm_generate_batch_size, --full_determinism", "the engines' speed decides"),
+        ("--system_envs NCCL_DEBUG", "system_envs", "'NCCL_DEBUG' is not of the form NAME=VALUE"),
         ("--system_envs HF_TOKEN=abc", "system_envs", "looks like a secret"),
     ],
 )  # fmt: skip
@@ -77,8 +77,11 @@ def test_refused(words, flags, message):
     [
         ("--min_p 0.1 --top_k 4", "ratios are biased"),
         ("--repetition_penalty 1.1", "not the one that is sampled"),
-        ("--ignore_eos", "no answer any more"),
-        ("--vllm_generate_batch_size 2048", "the slowest groups are given up"),
+        ("--ignore_eos", "meaningless text"),
+        (
+            "--vllm_generate_batch_size 2048",
+            "the slowest groups, with the longest answers, are dropped",
+        ),
     ],
 )
 def test_warned_of(words, message):
@@ -91,7 +94,7 @@ def test_a_moved_distribution_is_no_weight(words):
     fatal = [
         p for p in settle(PPOConfig, f"{PPO} {words} --enable_vllm_is_correction")[1] if p.fatal
     ]
-    assert "no importance weight" in str(fatal[0])
+    assert "not an importance weight" in str(fatal[0])
 
 
 def test_variables_of_the_run():

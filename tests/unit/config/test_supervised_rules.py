@@ -16,9 +16,9 @@ from tests.patience import PATIENCE
 
 BASE = "--pretrain m --dataset d"
 REFUSED = [
-    (SFTConfig, "--multiturn", "the chat template says where a turn begins"),
+    (SFTConfig, "--multiturn", "only a chat template says where a turn begins"),
     (SFTConfig, "--multiturn --pretrain_mode", "plain text has no turns"),
-    (RMConfig, "--margin_loss --loss logexp", "logexp takes no margin"),
+    (RMConfig, "--margin_loss --loss logexp", "logexp does not support margins"),
     (RMConfig, "--loss dpo", "expected one of sigmoid, logexp"),
     (DPOConfig, "--loss kto", "the prompt must be known"),
     (DPOConfig, "--label_smoothing 0.5", "must be [0, 0.5)"),
@@ -49,11 +49,11 @@ UNUSED = [
     ),
 ]  # fmt: skip
 ADAPTERS = {
-    "--lora_rank 8 --lora_exclude_modules [": "'[' is no regular expression",
-    "--load_in_4bit": "4-bit weights cannot be trained themselves",
-    "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights compute in bf16",
+    "--lora_rank 8 --lora_exclude_modules [": "'[' is not a regular expression",
+    "--load_in_4bit": "4-bit weights can be trained only through adapters",
+    "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights need bf16",
     "--load_in_4bit --lora_rank 8 --zero_stage 3": (
-        "stage 3 shards weights without what unpacks 4-bit ones"
+        "stage 3 shards weights without the data that unpacks 4-bit weights"
     ),
 }
 

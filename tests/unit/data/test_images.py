@@ -297,7 +297,7 @@ def test_urls_are_fetched_once_and_never_from_private_addresses(server, tmp_path
         ("--max_images_per_prompt 1", "--apply_chat_template"),
         (
             "--max_images_per_prompt 1 --apply_chat_template --ulysses_size 2",
-            "computed for whole rows",
+            "image features need whole rows",
         ),
         (
             "--limit_mm_per_prompt 1 --apply_chat_template --image_min_pixels 9"
