@@ -156,7 +156,7 @@ def test_a_device_that_is_settled_late_still_ends_before_the_start(
     message = attempt(ppo_flags(task, tmp_path / "out", device="auto", actor_num_nodes=3))
     assert (
         "--train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node: 16 samples do not divide"
-        " among 3" in message
+        " evenly among 3" in message
     )
     assert "try: a number of actor ranks that divides 16, such as 2" in message
     assert message.endswith("nothing was started\n")
