@@ -200,7 +200,9 @@ def test_a_second_start_is_refused(task, tmp_path):
     flags = ppo_flags(task, tmp_path / "out", rollout_backend="hf", load_checkpoint=True)
     said = run("train_ppo_ray", flags, code=2)
     assert f"belongs to a run that goes on: process {first.process.pid} on" in said
-    assert ended(first, send(signal.SIGTERM)).code == 143
+    end = ended(first, send(signal.SIGTERM))
+    tell("first of two starts, then SIGTERM", end)
+    assert end.code == 143 and not end.left
 
 
 @contextmanager
