@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
@@ -143,6 +144,14 @@ def free_port() -> int:
     """A port of the loopback interface that nobody listens on just now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def assert_same_gradient(found: Tensor, expected: Tensor) -> None:
+    """``found`` (n, parameters + 1) and ``expected`` (parameters + 1,) end with the loss."""
+    gradient, loss = expected[:-1], expected[-1:]
+    assert gradient.norm() > 1e-6
+    assert float((found[:, :-1] - gradient).norm(dim=-1).max() / gradient.norm()) < 1e-9
+    torch.testing.assert_close(found[:, -1], loss.expand(len(found)), rtol=1e-9, atol=1e-12)
 
 
 def on_ranks(number: int, work: Callable[..., None], *args: Any) -> None:

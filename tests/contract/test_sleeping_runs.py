@@ -25,7 +25,7 @@ from openrl.trainer.launch import train
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.workers.residency import Residency, ResidencyTable
 from openrl.trainer.workers.roles import Roles, role_models, roles_of, sleeping, waves, workers
-from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
+from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, untimed
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +34,8 @@ RUN = {
     "rollout_backend": "hf",
     "init_kl_coef": 0.1,
     "param_dtype": "bf16",
-    "full_determinism": True,
-    "rollout_batch_size": 4,
-    "n_samples_per_prompt": 2,
-    "train_batch_size": 4,
-    "micro_train_batch_size": 2,
-    "micro_rollout_batch_size": 4,
+    **SMALL_STEPS,
     "generate_max_len": 6,
-    "max_steps": 2,
     "save_steps": 1,
 }
 WHOLE = {"deepspeed_sleep_states": ("param", "optim", "grad")}

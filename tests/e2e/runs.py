@@ -27,6 +27,17 @@ def reward_func(queries, prompts, labels, **kwargs):
 '''
 
 
+SMALL_STEPS = {  # two steps of two optimizer steps each, the same numbers in every run
+    "full_determinism": True,
+    "rollout_batch_size": 4,
+    "n_samples_per_prompt": 2,
+    "train_batch_size": 4,
+    "micro_train_batch_size": 2,
+    "micro_rollout_batch_size": 4,
+    "max_steps": 2,
+}
+
+
 def make_task(folder: Path, rows: int = 40) -> Path:
     """A model directory, prompts.jsonl and reward.py under ``folder``; returns it."""
     tiny_model_dir(folder).rename(folder / "model")

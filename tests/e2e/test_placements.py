@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.bench import started
-from tests.e2e.runs import make_task, untimed
+from tests.e2e.runs import SMALL_STEPS, make_task, untimed
 
 FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 BACKENDS = ("hf", "vllm") if FULL else ("hf",)
@@ -157,15 +157,9 @@ def outcomes(request, address, task, tmp_path_factory):
         "use_kl_loss": True,
         "kl_estimator": "k3",
         "init_kl_coef": 0.1,
-        "full_determinism": True,
-        "rollout_batch_size": 4,
-        "n_samples_per_prompt": 2,
-        "train_batch_size": 4,
-        "micro_train_batch_size": 2,
-        "micro_rollout_batch_size": 4,
+        **SMALL_STEPS,
         "generate_max_len": 8,
         "lr_warmup_ratio": 0,
-        "max_steps": 2,
     }
 
     @cache

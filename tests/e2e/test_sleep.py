@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from openrl.trainer.workers.residency import Residency
 from tests.e2e.bench import started
-from tests.e2e.runs import make_task, untimed
+from tests.e2e.runs import SMALL_STEPS, make_task, untimed
 
 pytestmark = pytest.mark.slow
 
@@ -20,16 +20,10 @@ TOGETHER = {
     "advantage_estimator": "gae",
     "ref_pretrain": None,
     "init_kl_coef": 0.1,
-    "full_determinism": True,
-    "rollout_batch_size": 4,
-    "n_samples_per_prompt": 2,
-    "train_batch_size": 4,
-    "micro_train_batch_size": 2,
-    "micro_rollout_batch_size": 4,
+    **SMALL_STEPS,
     "generate_max_len": 8,
     "param_dtype": "bf16",
     "lr_warmup_ratio": 0,
-    "max_steps": 2,
     "save_steps": 1,
 }
 ASLEEP = {

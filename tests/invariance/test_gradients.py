@@ -37,7 +37,7 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from tests.batches import credit, in_segments
-from tests.experience import PROMPT, alike, on_ranks, ragged_batch
+from tests.experience import PROMPT, alike, assert_same_gradient, on_ranks, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -299,22 +299,15 @@ def models(one_rank):
     return build_models(one_rank[0])
 
 
-def assert_equal(found: Tensor, expected: Tensor) -> None:
-    gradient, loss = expected[:-1], expected[-1:]
-    assert gradient.norm() > 1e-6
-    assert float((found[:, :-1] - gradient).norm(dim=-1).max() / gradient.norm()) < 1e-9
-    torch.testing.assert_close(found[:, -1], loss.expand(len(found)), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank(one_rank, case):
     found = one_rank[2][case]
-    assert_equal(found[1:], found[0])
+    assert_same_gradient(found[1:], found[0])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks(one_rank, two_ranks, case):
-    assert_equal(two_ranks[case], one_rank[2][case][0])
+    assert_same_gradient(two_ranks[case], one_rank[2][case][0])
 
 
 @pytest.mark.parametrize("case", LEAVING_OUT)
@@ -325,7 +318,7 @@ def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case)
     own = gradients(CASES[case], model, batch, 1, 0, leave_out=True)
     left_out = int((~update.gradient_rows(batch_of(CASES[case], batch))).sum())
     assert left_out == (6 if case.startswith(("ppo", "gspo", "gpg")) else left_out) > 0
-    assert_equal(torch.cat([own, two_ranks[f"flat {case}"]]), all_rows)
+    assert_same_gradient(torch.cat([own, two_ranks[f"flat {case}"]]), all_rows)
 
 
 def run_on_all(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -357,7 +350,7 @@ def test_only_trained_tokens_are_scored(one_rank, models, case, how):
             torch.cat([*(p.grad.flatten() for p in model.parameters()), loss.detach()[None]])
         )
     counting.remove()
-    assert_equal(found[1][None], found[0])
+    assert_same_gradient(found[1][None], found[0])
     assert seen[1] <= counts.tokens < seen[0] and (how == SHARED or seen[1] == counts.tokens)
 
 
@@ -392,7 +385,9 @@ def test_a_trajectory_in_two_rows(one_rank, case):
     case, expected = CASES[case], found[case][0]
     parts, source = in_segments(batch_of(case, batch), 2, by_turns=True)
     assert len(source) > len(batch)
-    assert_equal(of_segments(case.update, build_models(checkpoint)[case.model], parts), expected)
+    assert_same_gradient(
+        of_segments(case.update, build_models(checkpoint)[case.model], parts), expected
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in advantage_estimators.names() if n != "gigpo"])
@@ -413,7 +408,7 @@ def test_credit_of_a_trajectory_in_two_rows(one_rank, name):
     ]
     expected, found = (of_segments(update, model, rows) for rows in done)
     assert len(done[1]) > len(done[0])
-    assert_equal(torch.cat([expected, found]), expected[0])
+    assert_same_gradient(torch.cat([expected, found]), expected[0])
 
 
 @pytest.mark.parametrize(

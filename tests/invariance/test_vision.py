@@ -27,7 +27,7 @@ from openrl.training.updates import PolicyUpdate, ValueUpdate
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
-from tests.experience import on_ranks
+from tests.experience import assert_same_gradient, on_ranks
 from tests.patience import PATIENCE
 from tests.tiny_vision import MARKS, picture, tiny_vision_dir
 
@@ -139,18 +139,11 @@ def two_ranks(checkpoint, tmp_path_factory):
     return torch.load(path, weights_only=True)
 
 
-def assert_equal(found: Tensor, expected: Tensor) -> None:
-    gradient, loss = expected[:-1], expected[-1:]
-    assert gradient.norm() > 1e-6
-    assert float((found[:, :-1] - gradient).norm(dim=-1).max() / gradient.norm()) < 1e-9
-    torch.testing.assert_close(found[:, -1], loss.expand(len(found)), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("model", UPDATES)
 def test_one_rank(one_rank, model):
-    assert_equal(one_rank[model][1:], one_rank[model][0])
+    assert_same_gradient(one_rank[model][1:], one_rank[model][0])
 
 
 @pytest.mark.parametrize("model", UPDATES)
 def test_two_ranks(one_rank, two_ranks, model):
-    assert_equal(two_ranks[model], one_rank[model][0])
+    assert_same_gradient(two_ranks[model], one_rank[model][0])
