@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,13 +111,24 @@ def logging_directory(config: TrainingConfig) -> Path:
     return directory.expanduser().absolute()
 
 
+class SpareHandler(logging.FileHandler):
+    """A log of what is said elsewhere too: a full disk leaves it incomplete and is no error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def driver_log(config: TrainingConfig) -> Iterator[None]:
     """Log to driver.log too inside the with block, including the traceback of an error that leaves
     the block."""
     directory = logging_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
-    root, to_file = logging.getLogger(), logging.FileHandler(directory / "driver.log", delay=True)
+    root, to_file = logging.getLogger(), SpareHandler(directory / "driver.log", delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers = [to_file, *([] if root.handlers else [logging.lastResort])]
     for handler in filter(None, handlers):
