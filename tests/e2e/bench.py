@@ -1,5 +1,5 @@
-"""Runs of the main command that share their processes: flags, checks, data, trainer and files are
-each run's own."""
+"""Runs of the main command in this process, over roles that live here as well or in processes that
+several runs share: flags, checks, data, trainer and files are each run's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrl.cli import train_ppo_ray
-from openrl.cli.run import command
-from openrl.cluster.group import WorkerGroup
+from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import ENGINES
 from openrl.flags.parser import read_request, resolve
@@ -21,7 +19,27 @@ from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.trainer.workers.residency import Residency
 from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers
-from tests.e2e.runs import metrics, ppo_flags
+from tests.e2e.runs import metrics, ppo_flags, run_here
+
+
+def without_ray(config: PPOConfig, inputs: Any) -> None:
+    """Trains with all roles in this process."""
+    asyncio.run(train(config, inputs, in_this_process))
+
+
+@contextlib.asynccontextmanager
+async def in_this_process(
+    config: PPOConfig, device: Any, optimizer_steps: int, stage: Any
+) -> AsyncIterator[Roles]:
+    groups = {}
+    for role, (worker, *args) in workers(config, device, optimizer_steps).items():
+        groups[role] = LocalGroup.create(role, 1, worker, *args)
+        await groups[role].call("start")
+    try:
+        yield roles_of(config, groups)
+    finally:
+        for group in groups.values():
+            await group.close()
 
 
 @dataclass
@@ -35,19 +53,8 @@ class Bench:
 
     def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
         """The metrics of each step of a run that has ended well."""
-        argv = ppo_flags(self.task, out, **changes)
-        run = lambda config, inputs: self.runner.run(train(config, inputs, self.lend))  # noqa: E731
-        assert (
-            command(
-                PPOConfig,
-                train_ppo_ray.prepare,
-                run,
-                prog="train_ppo_ray",
-                description="",
-                argv=argv,
-            )
-            == 0
-        )
+        run = lambda *args: self.runner.run(train(*args, self.lend))  # noqa: E731
+        assert run_here(ppo_flags(self.task, out, **changes), run) == 0
         return metrics(out)
 
     @contextlib.asynccontextmanager
@@ -66,13 +73,14 @@ class Bench:
 
 
 @contextlib.contextmanager
-def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
-    """All processes that a run with these flags would start, by the code that starts them."""
+def started(task: Path, out: Path, start: Any = start_roles, **changes: object) -> Iterator[Bench]:
+    """All roles that a run with these flags would start, by default in their processes and by the
+    code that starts them."""
     words = ppo_flags(task, out, **changes)
     config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
     assert not problems, problems
     with asyncio.Runner() as runner:
-        starting = start_roles(
+        starting = start(
             config, prepare(config).device, 1000, lambda name: contextlib.nullcontext()
         )
         roles = runner.run(starting.__aenter__())

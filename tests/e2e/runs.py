@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from openrl.cli import train_ppo_ray
 from openrl.cli.run import command
@@ -105,13 +107,18 @@ def run(command: str, flags: list[str], code: int = 0, **env: str) -> str:
     return output
 
 
+def run_here(flags: list[str], train: Callable[[Any, Any], None] = train_ppo_ray.run) -> int:
+    """The exit code of train_ppo_ray in this process, which saves its imports; ``train`` may put
+    the roles elsewhere than the command does."""
+    steps = (train_ppo_ray.prepare, train)
+    return command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=flags)
+
+
 def plan_of(flags: list[str]) -> str:
-    """What train_ppo_ray --dry_run prints; in this process, which saves its imports."""
-    out, argv = io.StringIO(), [*flags, "--dry_run"]
-    steps = (train_ppo_ray.prepare, train_ppo_ray.run)
+    """What train_ppo_ray --dry_run prints."""
+    out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=argv)
-    assert code == 0
+        assert run_here([*flags, "--dry_run"]) == 0
     return out.getvalue()
 
 

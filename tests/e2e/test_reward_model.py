@@ -6,8 +6,6 @@ The command with all its parts, but every worker lives in this process.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from collections import defaultdict
 from statistics import mean
@@ -16,30 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from openrl.cli import train_ppo_ray
-from openrl.cli.run import command
-from openrl.cluster.group import LocalGroup
-from openrl.config.commands import PPOConfig
-from openrl.trainer.launch import train
-from openrl.trainer.workers.roles import roles_of, workers
 from tests.contract.test_serve_rm import serving
-from tests.e2e.runs import make_task, metrics, ppo_flags
+from tests.e2e.bench import without_ray
+from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 
 TOKENS = 6  # of a response at most
 RANGE = (-0.4, 0.4)  # about half of the groups
-
-
-@contextlib.asynccontextmanager
-async def in_this_process(config, device, optimizer_steps, stage):
-    made_of = workers(config, device, optimizer_steps)
-    groups = {role: LocalGroup.create(role, 1, *made_of[role]) for role in made_of}
-    try:
-        for group in groups.values():
-            await group.call("start")
-        yield roles_of(config, groups)
-    finally:
-        for group in groups.values():
-            await group.close()
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +48,7 @@ def one_step(task, out, **source):
         "max_steps": 1,
         "train_generations_to_log": 1000,
     }
-    run = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
-    argv = ppo_flags(task, out, **changes)
-    assert (
-        command(PPOConfig, train_ppo_ray.prepare, run, prog="ppo", description="", argv=argv) == 0
-    )
+    assert run_here(ppo_flags(task, out, **changes), without_ray) == 0
     return metrics(out)[0], [
         json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import subprocess
@@ -10,13 +9,10 @@ import sys
 
 import pytest
 
-from openrl.cli import train_ppo_ray
-from openrl.cli.run import command
 from openrl.cli.supervised import supervised_command
-from openrl.config.commands import PPOConfig, SFTConfig
-from openrl.trainer.launch import train
-from tests.e2e.runs import make_task, metrics, ppo_flags, run
-from tests.e2e.test_reward_model import in_this_process
+from openrl.config.commands import SFTConfig
+from tests.e2e.bench import without_ray
+from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -60,7 +56,7 @@ def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
             assert split[name] == pytest.approx(whole[name], rel=1e-4), name
 
 
-def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path):
+def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path, capsys):
     """Actor and reference of train_ppo_ray on Ray, two steps: the same rows, answers and gradients
     as of one rank each."""
     task = make_task(tmp_path)
@@ -71,12 +67,9 @@ def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path):
         "rollout_batch_size": 4,
     }
     ulysses = ppo_flags(task, tmp_path / "two", **small, actor_num_gpus_per_node=2, ulysses_size=2)
-    assert "each sequence is split over 2 ranks by Ulysses" in run("train_ppo_ray", ulysses)
-    alone = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
-    argv = ppo_flags(task, tmp_path / "one", **small)
-    assert (
-        command(PPOConfig, train_ppo_ray.prepare, alone, prog="ppo", description="", argv=argv) == 0
-    )
+    assert run_here(ulysses) == 0
+    assert "each sequence is split over 2 ranks by Ulysses" in capsys.readouterr().out
+    assert run_here(ppo_flags(task, tmp_path / "one", **small), without_ray) == 0
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["rollout/reward"] == one["rollout/reward"]
         for name in (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -12,35 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrl.cli import train_ppo_ray
-from openrl.cli.run import command
-from openrl.cluster.group import LocalGroup
-from openrl.config.commands import PPOConfig
-from openrl.trainer.launch import train
 from openrl.trainer.rl_trainer import RLTrainer
-from openrl.trainer.workers.roles import roles_of, workers
-from tests.e2e.runs import make_task, metrics, ppo_flags
+from tests.e2e.bench import without_ray
+from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 
 
-@contextlib.asynccontextmanager
-async def start_here(config, device, optimizer_steps, stage):
-    groups = {}
-    for role, (worker, *args) in workers(config, device, optimizer_steps).items():
-        groups[role] = LocalGroup.create(role, 1, worker, *args)
-        await groups[role].call("start")
-    yield roles_of(config, groups)
-    for group in groups.values():
-        await group.close()
-
-
-def run_here(task: Path, out: Path, **changes: object) -> int:
+def ended_with(task: Path, out: Path, **changes: object) -> int:
     flags = {"rollout_backend": "hf", "full_determinism": True} | changes
-    run = lambda config, inputs: asyncio.run(train(config, inputs, start_here))  # noqa: E731
-    words = ppo_flags(task, out, **flags)
-    steps = (train_ppo_ray.prepare, run)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        return command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=words)
+        return run_here(ppo_flags(task, out, **flags), without_ray)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -51,7 +30,7 @@ def whole(tmp_path_factory):
     task = make_task(tmp_path_factory.mktemp("task"))
     changes = {"eval_dataset": task / "prompts.jsonl", "eval_steps": 2, "eval_max_samples": 4}
     out = tmp_path_factory.mktemp("whole")
-    assert run_here(task, out, **changes) == 0
+    assert ended_with(task, out, **changes) == 0
     return task, changes, out
 
 
@@ -77,10 +56,10 @@ def test_a_signal_costs_nothing(whole, tmp_path, monkeypatch, capsys, during, nu
 
     with monkeypatch.context() as patched:
         patched.setattr(RLTrainer, during, interrupted)
-        assert run_here(task, tmp_path, **changes) == code
+        assert ended_with(task, tmp_path, **changes) == code
     assert "stopped after step 2 of 4" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
-    assert run_here(task, tmp_path, load_checkpoint=True, **changes) == 0
+    assert ended_with(task, tmp_path, load_checkpoint=True, **changes) == 0
     expected, found = (load_file(d / "model.safetensors") for d in (uninterrupted, tmp_path))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert [m["step"] for m in metrics(tmp_path)] == [1, 2, 3, 4]

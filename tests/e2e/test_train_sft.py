@@ -33,7 +33,7 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
     """In the middle of a pass over a blend of two sources; with other rows it is refused."""
     out = tmp_path / "out"
     flags = make_flags(tmp_path, out)
-    run("train_sft", flags)
+    assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
     whole, losses = load_file(out / "model.safetensors"), [m["loss"] for m in metrics(out)]
     assert len(losses) == 6 and losses[-1] < losses[0]
     AutoModelForCausalLM.from_pretrained(out)

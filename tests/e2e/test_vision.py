@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,12 @@ from datasets import Image as ImageFeature
 from safetensors.torch import load_file
 
 from openrl.cli.supervised import supervised_command
-from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, RMConfig
-from openrl.config.placement import ENGINES
 from openrl.errors import UserError
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.workers.roles import roles_of, workers
-from tests.e2e.runs import REWARD, metrics, ppo_flags, run
+from tests.e2e.bench import in_this_process
+from tests.e2e.runs import REWARD, metrics, ppo_flags, run, run_here
 from tests.flags import ppo
 from tests.tiny import tiny_reward_model_dir
 from tests.tiny_vision import picture, tiny_vision_dir
@@ -85,19 +82,6 @@ def supervised(task, tmp_path_factory) -> Path:
     return out
 
 
-@asynccontextmanager
-async def here(config, device, optimizer_steps, stage):
-    """Every role in this process."""
-    made_of = workers(config, device, optimizer_steps)
-    groups = {}
-    for role in ("actor", "critic", "reference", ENGINES):
-        groups[role] = LocalGroup.create(role, 1, *made_of[role])
-        await groups[role].call("start")
-    yield roles_of(config, groups)
-    for group in groups.values():
-        await group.close()
-
-
 def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised, tmp_path):
     words = ppo_flags(
         task,
@@ -118,7 +102,7 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     config = ppo(" ".join(words))
     inputs = prepare(config)
     assert "24 images, at most" in inputs.reports[0].line()
-    asyncio.run(train(config, inputs, here))
+    asyncio.run(train(config, inputs, in_this_process))
     steps = metrics(tmp_path)
     assert [m["step"] for m in steps] == [1, 2, 3]
     assert all(math.isfinite(m["actor/policy_loss"]) for m in steps)
@@ -131,7 +115,7 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     assert (tmp_path / "processor_config.json").is_file()
 
 
-def test_images_cross_processes(task, supervised, tmp_path):
+def test_images_cross_processes(task, supervised, tmp_path, capsys):
     """Ray, vLLM, and two ranks that see different images; nothing of them is lost or mistaken on
     the way, or the engine's log-probs would not be the trainer's."""
     flags = ppo_flags(
@@ -147,8 +131,8 @@ def test_images_cross_processes(task, supervised, tmp_path):
         **COLUMNS,
         **LENGTHS,
     )
-    output = run("train_ppo_ray", flags)
-    assert "24 images, at most" in output
+    assert run_here(flags) == 0
+    assert "24 images, at most" in capsys.readouterr().out
     steps = metrics(tmp_path)
     assert [m["step"] for m in steps] == [1, 2]
     assert all(m["rollout/images"] > 0 and m["rollout/image_tokens"] > 4 for m in steps)
