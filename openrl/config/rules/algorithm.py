@@ -136,6 +136,16 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
         )
 
 
+@check(PPOConfig)
+def verdicts_choose_the_best_checkpoint(config: PPOConfig, given: Given) -> Problems:
+    key = config.checkpoint.best_metric_key
+    of_verdicts = key == "eval/pass_rate" or (key.startswith("val-core/") and "/acc/" in key)
+    if of_verdicts and source_kinds(config) == {"model"}:
+        message = "a reward model gives no verdicts, so the evaluation never measures it"
+        flags = ("best_metric_key", "reward_pretrain")
+        yield Problem(flags, message, "--best_metric_key eval/reward")
+
+
 def _is_ours(verifier: str) -> bool:
     """Return whether a verifier is built in; another rule reports an unknown one."""
     try:

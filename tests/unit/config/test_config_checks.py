@@ -84,6 +84,8 @@ def test_sound_flags_have_no_problems(words):
          "does not measure the prompt's difficulty", "--n_samples_per_prompt 8"),
         ("--difficulty_loss_weight --difficulty_key auto --n_samples_per_prompt 4 --remote_rm_url None "
          "--reward_pretrain x", "difficulty_key, --reward_pretrain", "gives no verdicts", "--difficulty_key COLUMN"),
+        ("--eval_dataset e --eval_steps 1 --best_metric_key eval/pass_rate --remote_rm_url None --reward_pretrain x",
+         "best_metric_key, --reward_pretrain", "gives no verdicts", "--best_metric_key eval/reward"),
         ("--ptx_data p", "ptx_data, --output_key", "the column with the answers is missing", "--output_key COLUMN"),
         ("--kl_estimator full --skip_old_logprob always", "skip_old_logprob, --kl_estimator",
          "needs a forward pass of the policy", "--skip_old_logprob auto"),
