@@ -73,14 +73,13 @@ class Bench:
 
 
 @contextlib.contextmanager
-def started(task: Path, out: Path, start: Any = start_roles, **changes: object) -> Iterator[Bench]:
-    """All roles that a run with these flags would start, by default in their processes and by the
-    code that starts them."""
+def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
+    """All processes that a run with these flags would start, by the code that starts them."""
     words = ppo_flags(task, out, **changes)
     config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
     assert not problems, problems
     with asyncio.Runner() as runner:
-        starting = start(
+        starting = start_roles(
             config, prepare(config).device, 1000, lambda name: contextlib.nullcontext()
         )
         roles = runner.run(starting.__aenter__())
