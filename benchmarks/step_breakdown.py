@@ -39,7 +39,7 @@ from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
 from openrl.trainer.launch import StartRoles, build_trainer
 from openrl.trainer.planning.prepare import Inputs, prepare
-from openrl.trainer.rl_trainer import Learned, RLTrainer
+from openrl.trainer.rl_trainer import RLTrainer, StepResult
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.workers.roles import start_roles, workers
 from openrl.types import Prompt
@@ -133,7 +133,7 @@ class Side:
     """The running pipeline, with what its last step saw."""
 
     trainer: RLTrainer
-    steps: AsyncGenerator[Learned]
+    steps: AsyncGenerator[StepResult]
     policy: Recorder
     prompts: list[Prompt]
     values: dict[str, float]

@@ -34,7 +34,7 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
         memory = supervised_memory(
             config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device
         )
-        if inputs.leads:
+        if inputs.is_rank_0:
             print(describe(config, inputs), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))

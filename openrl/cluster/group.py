@@ -72,7 +72,7 @@ class RankGroup(Protocol):
         Returns one result per data-parallel rank, from its first worker. Raises ValueError unless
         there are ``data_ranks(group)`` shards."""
 
-    async def agreed(self, asked: bool) -> bool:
+    async def any_rank(self, asked: bool) -> bool:
         """Return True on every driver of the group if any driver passed True."""
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class WorkerGroup(RankGroup, Protocol):
     """A group whose ranks can also be called one by one. A timeout names the ranks that did not
     answer."""
 
-    async def one(self, rank: int, method: str, *args: Any) -> Any:
+    async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         """Call the method on one worker and return its result. If the method is a coroutine,
         cancelling the wait cancels the call."""
 
@@ -156,7 +156,7 @@ class LocalGroup:
         )
         return answers[:: self.ranks_per_shard]
 
-    async def one(self, rank: int, method: str, *args: Any) -> Any:
+    async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         return (await self._answers(method, {rank: self._invoke(rank, method, args, {})}))[0]
 
     async def restart(self, rank: int) -> None:
@@ -177,7 +177,7 @@ class LocalGroup:
                     return
                 yield turn
 
-    async def agreed(self, asked: bool) -> bool:
+    async def any_rank(self, asked: bool) -> bool:
         await asyncio.sleep(0)  # lets signal handlers run: plain workers block this thread
         return asked
 

@@ -49,7 +49,7 @@ class LauncherGroup:
         answers = await self._together(method, shards[self.rank // self.ranks_per_shard], {})
         return answers[:: self.ranks_per_shard]
 
-    async def agreed(self, asked: bool) -> bool:
+    async def any_rank(self, asked: bool) -> bool:
         await asyncio.sleep(0)  # lets signal handlers run: the worker blocks this thread
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, asked)

@@ -22,7 +22,7 @@ from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.training.profiler import ProfileTool, StepProfiler
-from openrl.training.sleep import give_back
+from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -68,9 +68,9 @@ class ModelWorker:
         for engine in [self.engine, *self.others]:
             engine.wake(*parts)
 
-    def give_back(self) -> None:
+    def empty_cache(self) -> None:
         """Give the memory that the allocator has cached from earlier batches back to the device."""
-        give_back(torch.device(self.spec.device))
+        empty_cache(torch.device(self.spec.device))
 
     def memory(self) -> MemoryUse:
         return memory_use(self.spec.device)
@@ -127,7 +127,7 @@ class ModelWorker:
         """Return the configuration that peft saves next to the trained adapters."""
         return self.engine.adapter_config()
 
-    def meet(self) -> tuple[str, int]:
+    def open_rendezvous(self) -> tuple[str, int]:
         """Open a rendezvous and return the (address, port) at which engines join this rank in a
         broadcast."""
         self._rendezvous = Rendezvous(self.context.master_addr)

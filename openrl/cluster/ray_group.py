@@ -140,7 +140,7 @@ class RayGroup:
         ]
         return (await self._answers(method, calls))[::each]
 
-    async def one(self, rank: int, method: str, *args: Any) -> Any:
+    async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         ref = self._actors[rank].invoke.remote(method, *args)
         try:
             return (await self._gather(method, {rank: self._answer(rank, method, ref)}))[0]
@@ -163,7 +163,7 @@ class RayGroup:
                     return
                 yield handles
 
-    async def agreed(self, asked: bool) -> bool:
+    async def any_rank(self, asked: bool) -> bool:
         return asked
 
     async def close(self) -> None:

@@ -99,16 +99,16 @@ class ProcessPool:
         try:
             yield lease
         finally:
-            self.give_back(lease)
+            self.release(lease)
 
     async def borrow(self) -> Lease:
-        """Wait for a free process and lend it until ``give_back``, which the caller must call on
+        """Wait for a free process and lend it until ``release``, which the caller must call on
         every way out. Raises CallFailed once the pool is closed."""
         lease = Lease(self, await self._idle.get())
         try:
             self.check_open()
         except CallFailed:
-            self.give_back(lease)
+            self.release(lease)
             raise
         return lease
 
@@ -117,7 +117,7 @@ class ProcessPool:
         if self.closed:
             raise CallFailed(f"the {self.kind} processes are closed")
 
-    def give_back(self, lease: Lease) -> None:
+    def release(self, lease: Lease) -> None:
         """Return the process to the pool as soon as its last call has ended."""
         loop, process = asyncio.get_running_loop(), lease.process
 

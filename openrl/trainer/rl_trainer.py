@@ -23,7 +23,7 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, due, throughput
 from openrl.trainer.learning.learner import Learner
-from openrl.trainer.playing.buffer import Taken
+from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.metrics import rollout_metrics
@@ -58,7 +58,7 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Learned:
+class StepResult:
     """The samples and metrics of one step."""
 
     step: int
@@ -114,13 +114,13 @@ class RLTrainer:
             async for learned in steps:
                 await self.report(learned)
         if self.stop.signal and self.step < self.progress.total:
-            await self.leave_early()
+            await self.save_and_stop()
         await self.export(Path(self.settings.checkpoint.save_path))
         if self.settings.checkpoint.save_value_network:
             await self.export(Path(f"{self.settings.checkpoint.save_path}_critic"), "critic")
         await self.checkpoints.finish()
 
-    async def leave_early(self) -> None:
+    async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > max(self.saved, 0):
             if await self.sync():  # a resumed run's first publish sends the saved weights
@@ -148,7 +148,9 @@ class RLTrainer:
             await self.rollouts.published(self.publisher.version)
             version, dtype = self.publisher.version, self.learner.settings.dtype
             if not isinstance(self.rollouts, Replay):
-                await self.served(check_sync(self.rollouts, self.learner, version, dtype))
+                await self.replacing_engines(
+                    check_sync(self.rollouts, self.learner, version, dtype)
+                )
         self.progress.note(f"weights travel through {self.publisher.transport_description}")
         if self.publisher.warning:
             self.progress.note(self.publisher.warning)
@@ -160,7 +162,7 @@ class RLTrainer:
         async with self.rollouts.generating():
             yield
 
-    async def served(self, work: Awaitable[Result]) -> Result:
+    async def replacing_engines(self, work: Awaitable[Result]) -> Result:
         """Return the result of ``work``, which waits for engines. Engines that die meanwhile are
         replaced."""
         task = asyncio.ensure_future(work)
@@ -180,7 +182,7 @@ class RLTrainer:
         first request. Must not run while the policy learns, since its weights would change during
         the transfer. If steps were trained since the last sync, the new engines hold newer weights
         than the others but report the same version."""
-        for rank, death in (await self.rollouts.pool.look()).items():
+        for rank, death in (await self.rollouts.pool.find_lost()).items():
             left = self.rollouts.pool.deaths_left
             what = (
                 f"WARNING: {death}\n  its prompts go elsewhere, and another engine takes its place"
@@ -191,7 +193,7 @@ class RLTrainer:
                 await self.publisher.send_to_restarted([rank])
                 await self.rollouts.pool.admit(rank)
 
-    async def steps(self) -> AsyncGenerator[Learned]:
+    async def steps(self) -> AsyncGenerator[StepResult]:
         """Run the remaining steps and yield the result of each, which the caller passes to
         ``report``. Raises the first error of anything that runs in the background."""
         async with AsyncExitStack() as whole_run:
@@ -203,7 +205,9 @@ class RLTrainer:
                         return
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
-                            taken = await self.stop.or_none(self.served(self.rollouts.take(tell)))
+                            taken = await self.stop.or_none(
+                                self.replacing_engines(self.rollouts.take(tell))
+                            )
                             if taken is None:
                                 await self.rollouts.close()  # nobody needs their answers
                                 return
@@ -213,7 +217,7 @@ class RLTrainer:
             finally:
                 await self.rollouts.close()
 
-    async def learn(self, taken: Taken, step: int) -> Learned:
+    async def learn(self, taken: RolloutBatch, step: int) -> StepResult:
         """Train on the groups that a step has taken, and sync the engines if a sync is due."""
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
@@ -233,9 +237,9 @@ class RLTrainer:
         if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
         await self.rollouts.published(self.publisher.version)
-        return Learned(step, taken.generated, measured | self.learner.residency.metrics())
+        return StepResult(step, taken.generated, measured | self.learner.residency.metrics())
 
-    async def report(self, learned: Learned) -> None:
+    async def report(self, learned: StepResult) -> None:
         """End a step: evaluate if due, log, then save a checkpoint if due. A run that is killed
         before its checkpoint is complete logs the step again when it resumes.
 
@@ -243,7 +247,7 @@ class RLTrainer:
         evaluation judges those weights, and a resumed run sends the engines the saved ones."""
         step, checkpoint = learned.step, self.settings.checkpoint
         self.step = step
-        values = to_floats(learned.metrics) | self.pace(learned)
+        values = to_floats(learned.metrics) | self.perf_metrics(learned)
         evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
@@ -270,7 +274,7 @@ class RLTrainer:
         self.unsent = 0
         return measured
 
-    def pace(self, learned: Learned) -> dict[str, float]:
+    def perf_metrics(self, learned: StepResult) -> dict[str, float]:
         """Return the step's seconds by stage, and its throughput."""
         samples, sampled = (
             int(learned.metrics[f"rollout/{name}"].value or 0) for name in ("samples", "tokens")
@@ -289,7 +293,7 @@ class RLTrainer:
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
                 measured = await self.stop.or_none(
-                    self.served(self.evaluation.run(self.rollouts, tell, self.step))
+                    self.replacing_engines(self.evaluation.run(self.rollouts, tell, self.step))
                 )
         if measured is None:
             return {}

@@ -194,7 +194,7 @@ class Sleep:
         self._asleep[part] = _Asleep([(storage, storage.nbytes()) for storage in chosen], kept)
         for storage in chosen:
             storage.resize_(0)
-        give_back(self._device)
+        empty_cache(self._device)
 
     def wake(self, *parts: str) -> None:
         """Restore parts. Raises RuntimeError if a part is already awake, or if there is no memory
@@ -210,7 +210,7 @@ class Sleep:
             del self._asleep[part]
 
 
-def give_back(device: torch.device) -> None:
+def empty_cache(device: torch.device) -> None:
     """Give the allocator's free memory back to the system. Unless asked, glibc keeps free memory
     that lies between blocks in use."""
     if device.type == "cuda":

@@ -210,7 +210,7 @@ def test_neighbours_that_work_on_the_same_rows_get_one_shard_and_answer_once(mak
 def test_one_worker_can_be_asked_alone(make):
     group = make(PlainWorker, 100)
     before = asyncio.run(group.call("count"))
-    assert asyncio.run(group.one(0, "add", 5)) == (0, 105)
+    assert asyncio.run(group.call_one(0, "add", 5)) == (0, 105)
     assert asyncio.run(group.call("count")) == [before[0] + 1, before[1]]
 
 
@@ -218,10 +218,10 @@ def test_who_gives_up_waiting_cancels_the_call(make):
     group = make(AsyncWorker)
 
     async def scenario():
-        waiting = asyncio.create_task(group.one(1, "wait_for_ever"))
-        await group.one(1, "someone_waits")
+        waiting = asyncio.create_task(group.call_one(1, "wait_for_ever"))
+        await group.call_one(1, "someone_waits")
         waiting.cancel()
-        assert await group.one(1, "nobody_waits")  # hangs if the call goes on
+        assert await group.call_one(1, "nobody_waits")  # hangs if the call goes on
 
     asyncio.run(scenario())
 
@@ -362,7 +362,7 @@ def test_a_worker_that_died_is_made_anew_in_its_place(cluster):
         async with ray_group(cluster, PlainWorker, 100) as group:
             await group.call("add", 1)
             with pytest.raises(WorkerDied) as died:
-                await group.one(1, "die_or_hang", 1)
+                await group.call_one(1, "die_or_hang", 1)
             await group.restart(1)
             return died.value.rank, await group.call("count"), await group.call("add", 1)
 

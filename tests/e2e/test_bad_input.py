@@ -500,7 +500,7 @@ def collect_with(task: Path, reward: Path) -> None:
             ]
             for draw, prompt in enumerate(prompts):
                 request = RolloutRequest(3, Sampling(max_tokens=4), seed=(0, 1, draw))
-                await group.one(0, "play", prompt, request)
+                await group.call_one(0, "play", prompt, request)
         finally:
             await group.close()
 

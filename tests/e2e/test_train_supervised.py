@@ -23,7 +23,7 @@ from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.model import ModelFlags
 from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
-from openrl.trainer.planning.dry_run import size
+from openrl.trainer.planning.dry_run import format_bytes
 from tests.e2e.runs import metrics, run
 from tests.patience import PATIENCE
 from tests.tiny import PAD, tiny_model_dir
@@ -166,7 +166,7 @@ def test_a_dry_run_says_what_the_data_gives_and_what_memory_takes(task, tmp_path
     ).num_parameters()
     assert "49 pairs" in text and "4 optimizer steps of 16" in text
     (row,) = [line.split() for line in text.splitlines() if line.strip().startswith("model ")]
-    assert row[1] == "2" and f"{size(4 * body)}" in " ".join(row)
+    assert row[1] == "2" and f"{format_bytes(4 * body)}" in " ".join(row)
     assert not (tmp_path / "out").exists()
 
 

@@ -48,7 +48,7 @@ async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str |
     other."""
     ours, theirs = worker.sync_endpoint(), await engine.sync_endpoint()
     transport = choose_transport(backend, ours.gpus, theirs.gpus)  # type: ignore[arg-type]
-    address, port = worker.meet() if transport == "nccl" else ("", 0)
+    address, port = worker.open_rendezvous() if transport == "nccl" else ("", 0)
     size = 1 + len(theirs.gpus)
     meeting = {"address": address, "port": port, "world_size": size, "timeout": 120}
     route = Route(transport, check=True, gpus=theirs.gpus, **meeting)  # type: ignore[arg-type]

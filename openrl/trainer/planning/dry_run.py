@@ -28,8 +28,14 @@ from openrl.trainer.planning.memory import (
     model_shape,
 )
 from openrl.trainer.planning.prepare import Inputs
-from openrl.trainer.planning.sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
-from openrl.trainer.workers.residency import ResidencyTable, Tenant
+from openrl.trainer.planning.sleep import (
+    StageMemory,
+    dropped_parts,
+    lines_on_a_cpu,
+    simulate_stages,
+    stages,
+)
+from openrl.trainer.workers.residency import ResidencyTable, RolePart
 from openrl.trainer.workers.roles import RoleModel, check_ranks, requests_of, role_models, sleeping
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
@@ -58,12 +64,12 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),
-        *way_of_weights(config, plan),
+        *transport_lines(config, plan),
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),
         *room_remarks(
-            stage_by_stage(config, plan, memory),
+            memory_by_stage(config, plan, memory),
             gpu_memory(config.debug) if plan.device == "cuda" else None,
         ),
         ("Not counted: CUDA graphs, libraries, the cache of --rollout_backend hf."),
@@ -93,7 +99,7 @@ def planned_node(device: str) -> Node:
     return replace(machine, gpus=GPUS_OF_A_NODE, free_gpus=GPUS_OF_A_NODE)
 
 
-def way_of_weights(config: PPOConfig, plan: PlacementPlan) -> list[str]:
+def transport_lines(config: PPOConfig, plan: PlacementPlan) -> list[str]:
     if ENGINES not in plan.rows:
         return [f"No engine is started: rollouts come from {config.collecting.rollout_replay_dir}."]
     way = transport_of(config, plan)
@@ -213,13 +219,19 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
     compares the sum over all ranks with the machine's memory."""
     names = [f.name for f in fields(Memory)]
     rows = [
-        (role, str(ranks[role]), *(size(getattr(m, name)) for name in names), size(m.total))
+        (
+            role,
+            str(ranks[role]),
+            *(format_bytes(getattr(m, name)) for name in names),
+            format_bytes(m.total),
+        )
         for role, m in memory.items()
     ]
     table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
     if device == "cpu":
         total = sum((m.total + m.host) * ranks[role] for role, m in memory.items())
-        table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
+        table += f"\nAll ranks: {format_bytes(total)}"
+        table += f"; this machine has {format_bytes(machine_memory())}."
     return table
 
 
@@ -228,8 +240,11 @@ def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory
     then holds; empty if nothing sleeps."""
     if not ResidencyTable.of(plan, sleeping(config)).rows:
         return []
-    walked = stage_by_stage(config, plan, memory)
-    rows = [(w.stage, _names(w.slept), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
+    walked = memory_by_stage(config, plan, memory)
+    rows = [
+        (w.stage, _names(w.slept), _names(w.woken), format_bytes(w.peak), format_bytes(w.host))
+        for w in walked
+    ]
     place = "GPU" if plan.device == "cuda" else "place"
     header = (
         "stage",
@@ -241,11 +256,11 @@ def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory
     return [text_table("A step, stage by stage", header, rows)]
 
 
-def stage_by_stage(
+def memory_by_stage(
     config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]
 ) -> list[StageMemory]:
     sizes = {role: m.by_part() for role, m in memory.items()}
-    return walk(
+    return simulate_stages(
         ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config)
     )
 
@@ -257,15 +272,15 @@ def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
     if capacity is None or fullest.peak <= capacity:
         return []
     return [
-        f"Does not fit: a GPU has {size(capacity)}, and {fullest.stage} takes"
-        f" {size(fullest.peak)} of one before anything that is not counted. Let more sleep"
+        f"Does not fit: a GPU has {format_bytes(capacity)}, and {fullest.stage} takes"
+        f" {format_bytes(fullest.peak)} of one before anything that is not counted. Let more sleep"
         " (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide more"
         " (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
     ]
 
 
-def _names(tenants: list[Tenant]) -> str:
-    return " ".join(map(str, tenants)) or "-"
+def _names(parts: list[RolePart]) -> str:
+    return " ".join(map(str, parts)) or "-"
 
 
 def machine_memory() -> int:
@@ -273,7 +288,7 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes for people, e.g. "1.5 GiB"."""
     if count == 0:
         return "-"

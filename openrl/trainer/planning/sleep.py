@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import ENGINES
-from openrl.trainer.workers.residency import Need, ResidencyTable, Tenant
+from openrl.trainer.workers.residency import Need, ResidencyTable, RolePart
 
 Sizes = Mapping[str, Mapping[str, int]]
 """Role -> part -> bytes per rank. "logits" only exist while the role works."""
@@ -21,8 +21,8 @@ class StageMemory:
     """The memory at one stage of a typical step."""
 
     stage: str
-    slept: list[Tenant]
-    woken: list[Tenant]
+    slept: list[RolePart]
+    woken: list[RolePart]
     peak: int  # bytes on the fullest place
     host: int  # bytes kept off the device meanwhile, for the place with the most of them
 
@@ -67,21 +67,19 @@ def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
     return lines
 
 
-def walk(
+def simulate_stages(
     table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes, dropped: Collection[str]
 ) -> list[StageMemory]:
     """Simulate two steps and return the stages of the second, which is like all later ones."""
     places = frozenset().union(*table.places.values())
-    awake: frozenset[Tenant] = frozenset()
+    awake: frozenset[RolePart] = frozenset()
     found = []
     for name, role in stages * 2:
         needs = table.needs(name, role)
         slept, woken = table.moves(awake, needs)
         awake = awake - {*slept} | {*woken}
-        peak = max(held(table, place, awake, needs, sizes) for place in places)
-        waiting = [
-            tenant for tenant in table.rows if tenant not in awake and tenant.part not in dropped
-        ]
+        peak = max(bytes_on_place(table, place, awake, needs, sizes) for place in places)
+        waiting = [p for p in table.rows if p not in awake and p.part not in dropped]
         host = max(
             sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role])
             for place in places
@@ -90,8 +88,8 @@ def walk(
     return found[len(stages) :]
 
 
-def held(
-    table: ResidencyTable, place: int, awake: frozenset[Tenant], needs: Need, sizes: Sizes
+def bytes_on_place(
+    table: ResidencyTable, place: int, awake: frozenset[RolePart], needs: Need, sizes: Sizes
 ) -> int:
     """Return the bytes on one place: what is awake there or never sleeps, and the logits of the
     models at work."""
@@ -101,7 +99,7 @@ def held(
         total += sum(
             sizes[role][p]
             for p in parts
-            if Tenant(role, p) in awake or Tenant(role, p) not in table.rows
+            if RolePart(role, p) in awake or RolePart(role, p) not in table.rows
         )
-        total += sizes[role]["logits"] if any(tenant.role == role for tenant in needs) else 0
+        total += sizes[role]["logits"] if any(p.role == role for p in needs) else 0
     return total

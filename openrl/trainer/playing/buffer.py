@@ -94,7 +94,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Taken:
+class RolloutBatch:
     """The groups of one training step."""
 
     groups: list[Group]  # to train on, in the order of admission
@@ -204,7 +204,7 @@ class RolloutBuffer:
 
     # -- training ----------------------------------------------------------------------------------
 
-    async def take(self) -> Taken:
+    async def take(self) -> RolloutBatch:
         """Return the groups of the next training step: the first ``wanted`` in the order of
         admission, or with a ``surplus`` those that complete first. A group that the filter rejected
         without a prompt left to try instead counts as one of them, but is not trained on."""
@@ -220,7 +220,7 @@ class RolloutBuffer:
         if not self.limits.steps_ahead and not self.limits.carries_over:
             given_up, self._slots = self._slots, []
         came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
-        taken = Taken(
+        taken = RolloutBatch(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
             generated=[group for _, group in sorted(came, key=lambda item: item[0])],
             version=self.version,

@@ -22,7 +22,7 @@ class EnginePool:
         self.group, self.deaths_left = group, deaths
         self.may_lose = deaths > 0
         self.lost: dict[int, str] = {}  # rank -> how its engine died
-        self.changed = asyncio.Event()  # set when an engine is lost, until the next ``look``
+        self.changed = asyncio.Event()  # set when an engine is lost, until the next ``find_lost``
         self._admitted = asyncio.Condition()
         self._lives = [0] * group.size  # how often each rank's engine has been replaced
         self._prompts_on = [0] * group.size
@@ -36,7 +36,7 @@ class EnginePool:
             life = self._lives[rank]
             self._prompts_on[rank] += 1
             try:
-                return await self.group.one(rank, "play", prompt, request)
+                return await self.group.call_one(rank, "play", prompt, request)
             except WorkerDied as died:
                 if life == self._lives[rank]:
                     self._lose(rank, died)
@@ -63,20 +63,20 @@ class EnginePool:
         self.lost[rank] = str(died)
         self.changed.set()
 
-    async def look(self) -> dict[int, str]:
+    async def find_lost(self) -> dict[int, str]:
         """Check every engine. Returns the lost ones: rank -> how its engine died."""
         if self.may_lose:
-            await self.ask("check")
+            await self.call_living("check")
         self.changed.clear()
         return dict(self.lost)
 
-    async def ask(self, method: str) -> list[Any]:
+    async def call_living(self, method: str) -> list[Any]:
         """Call the method on all living engines and return their answers. An engine that dies
         meanwhile is lost."""
 
         async def one(rank: int) -> list[Any]:
             try:
-                return [await self.group.one(rank, method)]
+                return [await self.group.call_one(rank, method)]
             except WorkerDied as died:
                 self._lose(rank, died)
                 return []
@@ -88,7 +88,7 @@ class EnginePool:
         """Start a new engine in the place of a lost one. It gets no prompts before ``admit``."""
         await self.group.restart(rank)
         self._lives[rank] += 1
-        await self.group.one(rank, "start")
+        await self.group.call_one(rank, "start")
 
     async def admit(self, rank: int) -> None:
         """Let a new engine, which now has the weights, receive prompts."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.tracking.metrics import Metric
-from openrl.trainer.playing.buffer import RolloutBuffer, Taken
-from openrl.trainer.playing.rollout_files import path_of, read_taken
+from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
+from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.residency import Residency
@@ -29,9 +29,9 @@ class Replay(Rollouts):
         self.directory = directory
         self.prompts = {prompt.id: prompt for prompt in buffer.prompts.prompts}
 
-    async def take(self, tell: Tell) -> Taken:
+    async def take(self, tell: Tell) -> RolloutBatch:
         self.buffer.steps += 1
-        return read_taken(path_of(self.directory, self.buffer.steps), self.prompts)
+        return read_rollout_batch(path_of(self.directory, self.buffer.steps), self.prompts)
 
     async def state(self) -> dict[str, Any]:
         return {"steps": self.buffer.steps}

@@ -14,7 +14,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.files import write_atomically
-from openrl.trainer.playing.buffer import Taken
+from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import Group, Prompt
 
@@ -26,7 +26,7 @@ class RolloutDump:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
-    def taken(self, step: int, taken: Taken) -> None:
+    def taken(self, step: int, taken: RolloutBatch) -> None:
         number = {id(group): n for n, group in enumerate(taken.generated)}
         trained = [number[id(group)] for group in taken.groups]
         head = {"version": taken.version, "counts": taken.counts, "trained": trained}
@@ -53,7 +53,7 @@ def check_steps_kept(directory: Path, first: int, last: int) -> None:
         raise UserError(f"--rollout_replay_dir {directory} has no step {missing[0]}", fix)
 
 
-def read_taken(path: Path, prompts: dict[str, Prompt]) -> Taken:
+def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
     """Read the rollouts of a step. ``prompts`` maps ids to prompts; raises UserError if it lacks
     one."""
     head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
@@ -63,4 +63,4 @@ def read_taken(path: Path, prompts: dict[str, Prompt]) -> Taken:
         message = f"{path}: the data have no prompt {error}"
         raise UserError(message, "the --prompt_data that it was made of") from None
     groups = [generated[index] for index in head["trained"]]
-    return Taken(groups, generated, head["version"], head["counts"])
+    return RolloutBatch(groups, generated, head["version"], head["counts"])

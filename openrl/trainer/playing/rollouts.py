@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.trainer.playing.buffer import RolloutBuffer, Slot, Taken
+from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.reward_failures import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
@@ -58,7 +58,7 @@ class Rollouts:
 
     # -- for training ------------------------------------------------------------------------------
 
-    async def take(self, tell: Tell) -> Taken:
+    async def take(self, tell: Tell) -> RolloutBatch:
         """Return the groups of the next training step, see ``RolloutBuffer.take``. Call it within
         ``generating``."""
         self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
@@ -174,11 +174,11 @@ class Rollouts:
         """Start a new engine in the place of one that died, paused if the others are."""
         await self.pool.start(rank)
         if self._paused:
-            await self.pool.group.one(rank, "pause", not self.settings.interrupts)
+            await self.pool.group.call_one(rank, "pause", not self.settings.interrupts)
 
     async def state(self) -> dict[str, Any]:
         """Return the buffer's state, with the turns that running episodes have taken."""
-        of_engines = await self.pool.ask("recorded")
+        of_engines = await self.pool.call_living("recorded")
         return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room
-from openrl.trainer.saving.integrity import MANIFEST, damage, fingerprints, sealed
+from openrl.trainer.saving.integrity import MANIFEST, find_damage, fingerprints, with_checksum
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
@@ -41,16 +41,20 @@ class Checkpoints:
     earlier run are removed: all with --overwrite_ckpt, otherwise those later than the checkpoint
     that the run resumed from.
 
-    If several processes run the same driver, one of them ``leads``; the others only write their
-    engines' parts."""
+    If several processes run the same driver, rank 0 writes everything but engines' parts, and each
+    process writes its own engines' parts."""
 
-    def __init__(self, flags: CheckpointFlags, leads: bool = True) -> None:
-        self.directory, self.keep, self.leads = Path(flags.ckpt_path), flags.max_ckpt_num, leads
+    def __init__(self, flags: CheckpointFlags, is_rank_0: bool = True) -> None:
+        self.directory, self.keep, self.is_rank_0 = (
+            Path(flags.ckpt_path),
+            flags.max_ckpt_num,
+            is_rank_0,
+        )
         self.most_bytes = flags.max_ckpt_mem * 1e9
         self.resumable = not flags.disable_ds_ckpt
         self.written = StateParts(flags.save_optim, flags.save_rng)
         self.read = StateParts(flags.load_optim, flags.load_rng)
-        upload = flags.ckpt_upload_dir if leads else None
+        upload = flags.ckpt_upload_dir if is_rank_0 else None
         self.uploads = Uploads(upload) if upload else None
         self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
         start = find_start(flags)
@@ -87,7 +91,7 @@ class Checkpoints:
         except Exception as error:
             if not disk_is_full(error) and not isinstance(error, DiskFull):
                 raise
-            if self.leads:
+            if self.is_rank_0:
                 shutil.rmtree(aside, ignore_errors=True)
             reason = str(error).strip().splitlines()[0]
             raise DiskFull(f"{final} could not be written: {reason}") from error
@@ -102,7 +106,7 @@ class Checkpoints:
     ) -> Path:
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
-        if not self.leads:
+        if not self.is_rank_0:
             await write(aside)
             return final
         for left_over in self.directory.glob(".writing_*"):
@@ -117,7 +121,7 @@ class Checkpoints:
             "metric": metric,
         }
         manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
-        write_json(aside / MANIFEST, sealed(manifest))
+        write_json(aside / MANIFEST, with_checksum(manifest))
         sync_tree(aside)
         # left by an earlier run, with --overwrite_ckpt; the next save removes it at the latest
         if final.exists():
@@ -153,7 +157,9 @@ class Checkpoints:
                 shutil.rmtree(path)
         self._stale = []
         found = self.complete()
-        metrics = {path: manifest_of(path)["metric"] for path in found if not damage(path, False)}
+        metrics = {
+            path: manifest_of(path)["metric"] for path in found if not find_damage(path, False)
+        }
         measured = [path for path, metric in metrics.items() if metric is not None]
         best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]
@@ -194,7 +200,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
     ``deep`` the contents of files are not read."""
     if flags.resume_from_checkpoint is not None:
         path = Path(flags.resume_from_checkpoint).expanduser()
-        if wrong := damage(path, deep):
+        if wrong := find_damage(path, deep):
             remedy = "another one, or --load_checkpoint: the newest whole one of --ckpt_path"
             raise UserError(f"--resume_from_checkpoint {path}: {wrong}", remedy)
         manifest_of(path)
@@ -204,7 +210,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
     notes: list[str] = []
     directory = Path(flags.ckpt_path).expanduser()
     for path in sorted(directory.glob("step_*"), key=step_of, reverse=True):
-        if wrong := damage(path, deep):
+        if wrong := find_damage(path, deep):
             notes.append(f"{path}: {wrong}")
             if flags.load_checkpoint == "strict":
                 break

@@ -32,7 +32,7 @@ def checksum(path: Path) -> int:
     return found
 
 
-def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a checksum of itself added."""
     return manifest | {"seal": _seal(manifest)}
 
@@ -42,7 +42,7 @@ def _seal(manifest: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def damage(directory: Path, deep: bool = True) -> str | None:
+def find_damage(directory: Path, deep: bool = True) -> str | None:
     """Describe what is wrong with a checkpoint, naming the file; None if it is undamaged. Without
     ``deep`` only the manifest and the sizes of files are checked, not their contents."""
     try:

@@ -59,7 +59,7 @@ class SupervisedInputs:
     row_cost: RowCost
 
     @property
-    def leads(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this process is the one that writes files and shows progress."""
         return self.launch is None or self.launch.rank == 0
 
@@ -160,19 +160,19 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
     async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
         return await train_once(config, inputs, stop)
 
-    return await guarded(config, once, inputs.leads)
+    return await guarded(config, once, inputs.is_rank_0)
 
 
 async def train_once(
     config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
 ) -> RunSummary:
     run_dir = Path(config.checkpoint.save_path)
-    console = PlainConsole(quiet=not inputs.leads)
+    console = PlainConsole(quiet=not inputs.is_rank_0)
     task = inputs.task
     console.print(describe(config, inputs))
-    if inputs.leads:
+    if inputs.is_rank_0:
         write_config(config, run_dir)
-    checkpoints = Checkpoints(config.checkpoint, inputs.leads)
+    checkpoints = Checkpoints(config.checkpoint, inputs.is_rank_0)
     name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
@@ -194,12 +194,14 @@ async def train_once(
                 inputs.tokenizer,
                 config,
                 checkpoints=checkpoints,
-                trackers=trackers_of(config, inputs.leads, name, step_of(checkpoints.start_from)),
+                trackers=trackers_of(
+                    config, inputs.is_rank_0, name, step_of(checkpoints.start_from)
+                ),
                 progress=progress,
                 stop=stop,
             )
             summary = await trainer.fit()
-    if inputs.leads:
+    if inputs.is_rank_0:
         write_reports(run_dir, name, summary, console)
     return summary
 
@@ -248,8 +250,8 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
     )
 
 
-def trackers_of(config: SupervisedConfig, leads: bool, name: str, keep_until: int) -> Trackers:
-    if not leads:
+def trackers_of(config: SupervisedConfig, is_rank_0: bool, name: str, keep_until: int) -> Trackers:
+    if not is_rank_0:
         return Trackers(NoTracker())
     run_dir = Path(config.checkpoint.save_path)
     flags = effective_flags(config)

@@ -40,11 +40,11 @@ def plan_rows(
     return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
 
-async def as_it_is(batch: ExperienceBatch, forward: Forward) -> ExperienceBatch:
+async def no_annotation(batch: ExperienceBatch, forward: Forward) -> ExperienceBatch:
     return batch
 
 
-def nothing(values: Any) -> dict[str, float]:
+def no_metrics(values: Any) -> dict[str, float]:
     return {}
 
 
@@ -60,11 +60,13 @@ class Task:
     collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows
     plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
     # completes the batch before each update or evaluation
-    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is
+    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = no_annotation
     # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
     reference_lora: LoRAFlags | None = None  # for the reference model
-    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further metrics
+    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = (
+        no_metrics  # further metrics
+    )
     # computes fields for config.json from rewards (B,)
     config_fields: Callable[[Tensor], dict[str, float]] | None = None
     value_head: str = "score"
@@ -132,13 +134,13 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         columns=(Column("accuracy", "accuracy {:.3f}"), Column("rewards/margin", "margin {:.3f}")),
         collate=collate_preferences,
         plan=plan_rows if rated else plan_pairs,
-        annotate=rated_with_kl if rated else as_it_is,
+        annotate=add_kl_estimate if rated else no_annotation,
         reference=derived.preference_reference(config),
         reference_lora=derived.reference_lora(config),
     )
 
 
-async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
+async def add_kl_estimate(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
     """Return the answers with KTO's KL estimate, from alternating rows: an answer, then an answer
     to another prompt, which serves the estimate only.
 

@@ -84,15 +84,15 @@ class SupervisedTrainer:
         self.progress.lap()
         while self.step < self.total_steps:
             await self.train_step()
-            if await self.model.group.agreed(bool(self.stop.signal)):
+            if await self.model.group.any_rank(bool(self.stop.signal)):
                 break
         if self.step < self.total_steps:
-            await self.leave_early()
+            await self.save_and_stop()
         with self.progress.stage("export"):
             await self.export(Path(self.checkpoint.save_path))
         await self.checkpoints.finish()
 
-    async def leave_early(self) -> None:
+    async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > self.saved:
             with self.progress.stage("checkpoint"):
@@ -155,5 +155,5 @@ class SupervisedTrainer:
         """Write the model as a Hugging Face directory, tokenizer included."""
         with model_has_room(directory):
             await self.model.export(directory, self.examples)
-            if self.checkpoints.leads:
+            if self.checkpoints.is_rank_0:
                 self.tokenizer.save_pretrained(directory)

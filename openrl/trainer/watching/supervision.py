@@ -33,13 +33,13 @@ class WorkerLost(UserError):
 
 
 async def guarded(
-    config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], leads: bool = True
+    config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], is_rank_0: bool = True
 ) -> Result:
     """Run ``once(config, stop)`` and return its result. If a worker is lost, run it again from the
-    last checkpoint, up to --max_restarts times. Raises Interrupted after a signal. Only the process
-    that ``leads`` owns the directories and restarts."""
+    last checkpoint, up to --max_restarts times. Raises Interrupted after a signal. Only rank 0
+    owns the directories and restarts."""
     stop = StopRequest(config.faults.grace_period)
-    if not leads:
+    if not is_rank_0:
         with stop.listening():
             return await once(config, stop)
     with directories_owned(config.checkpoint), driver_log(config), stop.listening():

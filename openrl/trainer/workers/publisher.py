@@ -98,13 +98,15 @@ class Publisher:
     async def _route(
         self, trainer: Sequence[SyncEndpoint], engines: Sequence[SyncEndpoint]
     ) -> Route:
-        config = await self.policy.one(0, "adapter_config") if self.adapter else None
+        config = await self.policy.call_one(0, "adapter_config") if self.adapter else None
         ours, theirs = ([gpu for end in ends for gpu in end.gpus] for ends in (trainer, engines))
         if not all(engine.gpus for engine in engines):
             theirs = []
         backend = "gloo" if self.adapter else self.flags.vllm_sync_backend
         transport = choose_transport(backend, ours, theirs)
-        address, port = await self.policy.one(0, "meet") if transport == "nccl" else ("", 0)
+        address, port = (
+            await self.policy.call_one(0, "open_rendezvous") if transport == "nccl" else ("", 0)
+        )
         return Route(
             transport=transport,
             remote=any(engine.machine != trainer[0].machine for engine in engines),
@@ -122,7 +124,9 @@ class Publisher:
         """Call the method on these engines, or on all for None, and return their answers."""
         if ranks is None:
             return await self.rollout.call(method, *args)
-        return await all_or_first_error(self.rollout.one(rank, method, *args) for rank in ranks)
+        return await all_or_first_error(
+            self.rollout.call_one(rank, method, *args) for rank in ranks
+        )
 
     async def _send(self, version: int, to: Sequence[int] | None = None) -> dict[str, Metric]:
         """Send the weights to the engines of the ranks ``to``, or to all, with one call to each per
@@ -144,6 +148,6 @@ class Publisher:
                 )
             await self.policy.call("end_sync")
             seconds = time.monotonic() - started
-            await self.residency.edge("sync", "actor", ENGINES)
+            await self.residency.log_memory("sync", "actor", ENGINES)
         figures = {"sync_bytes": sent, "sync_rpcs": calls + 1, "sync_seconds": seconds}
         return {f"perf/{name}": Last(float(figure)) for name, figure in figures.items()}

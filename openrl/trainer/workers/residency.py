@@ -1,10 +1,10 @@
 """Decides who is on a device when. Roles that share places take turns, as a table says, instead of
 by calls scattered over the training loop.
 
-A *tenant* is a part of a role that can leave a device: the ``weights`` or ``cache`` of the engines,
-the ``param``, ``optim`` or ``grad`` of a model. A tenant has a row in the table if the flags let it
-sleep and its role shares a place with another role. Entering a stage wakes the tenants that the
-stage needs, and puts the others on the shared places that it uses to sleep. A tenant without a row
+A *part* of a role can leave a device by itself: the ``weights`` or ``cache`` of the engines,
+the ``param``, ``optim`` or ``grad`` of a model. A part has a row in the table if the flags let it
+sleep and its role shares a place with another role. Entering a stage wakes the parts that the
+stage needs, and puts the others on the shared places that it uses to sleep. A part without a row
 never moves."""
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ STAGES: dict[str, tuple[str, ...]] = {
     "load": ("*.param", "*.optim"),
     "export": ("*.param", "*.optim"),  # a moving average is exported by way of the masters
 }
-"""The tenants that each stage needs; ``*`` stands for the role that enters the stage."""
+"""The parts that each stage needs; ``*`` stands for the role that enters the stage."""
 
 
 @dataclass(frozen=True, order=True)
-class Tenant:
+class RolePart:
     """One part of a role, the unit that sleeps and wakes."""
 
     role: str
@@ -47,20 +47,20 @@ class Tenant:
         return f"{self.role}.{self.part}"
 
 
-Need = frozenset[Tenant]
+Need = frozenset[RolePart]
 
 
 @dataclass(frozen=True)
 class ResidencyTable:
-    """The places of each role, and the tenants that may sleep. It is pure, so that --dry_run can
+    """The places of each role, and the parts that may sleep. It is pure, so that --dry_run can
     use it too."""
 
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    rows: tuple[Tenant, ...] = ()
+    rows: tuple[RolePart, ...] = ()
 
     @classmethod
-    def of(cls, plan: PlacementPlan, sleeping: Iterable[Tenant]) -> ResidencyTable:
-        """Build the table. ``sleeping`` lists the tenants that the flags let sleep; those whose
+    def of(cls, plan: PlacementPlan, sleeping: Iterable[RolePart]) -> ResidencyTable:
+        """Build the table. ``sleeping`` lists the parts that the flags let sleep; those whose
         roles share no place never need to and are left out."""
         places = {role: plan.places(role) for role in plan.rows}
         return cls(
@@ -73,11 +73,11 @@ class ResidencyTable:
         return len(frozenset().union(*self.places.values())) or 1
 
     def needs(self, stage: str, role: str = "") -> Need:
-        """Return the tenants that a stage needs, among the roles of this run."""
-        named = (Tenant(*name.replace("*", role).split(".")) for name in STAGES[stage])
-        return frozenset(tenant for tenant in named if tenant.role in self.places)
+        """Return the parts that a stage needs, among the roles of this run."""
+        named = (RolePart(*name.replace("*", role).split(".")) for name in STAGES[stage])
+        return frozenset(p for p in named if p.role in self.places)
 
-    def displaced(self, needs: Need) -> list[Tenant]:
+    def displaced(self, needs: Need) -> list[RolePart]:
         """Return the rows that must sleep while a stage with these needs runs: all others on the
         shared places that it uses."""
         return [
@@ -110,7 +110,9 @@ class ResidencyTable:
         nowhere: frozenset[int] = frozenset()
         return self.places.get(one, nowhere) & self.places.get(other, nowhere)
 
-    def moves(self, awake: Iterable[Tenant], needs: Need) -> tuple[list[Tenant], list[Tenant]]:
+    def moves(
+        self, awake: Iterable[RolePart], needs: Need
+    ) -> tuple[list[RolePart], list[RolePart]]:
         """Return (to put to sleep, to wake) on entering a stage, each in the order of the rows."""
         awake = frozenset(awake)
         to_wake = [t for t in self.rows if t in needs and t not in awake]
@@ -157,7 +159,7 @@ class Residency:
         self, table: ResidencyTable | None = None, memory: MemoryLog | None = None
     ) -> None:
         self.table, self.memory = table or ResidencyTable(), memory
-        self.awake: set[Tenant] = set()
+        self.awake: set[RolePart] = set()
         self._groups: dict[str, WorkerGroup] = {}
         self._entered: list[_Entered] = []
         self._left = asyncio.Condition()
@@ -169,15 +171,15 @@ class Residency:
         """Register a role that has just started, fully awake, and put to sleep what can sleep, so
         that the next role finds room."""
         self._groups[role] = group
-        await self.edge(f"load {role}", role)
-        rows = [tenant for tenant in self.table.rows if tenant.role == role]
+        await self.log_memory(f"load {role}", role)
+        rows = [p for p in self.table.rows if p.role == role]
         self.awake |= {*rows}
         async with self._moving:
             await self._move("sleep", rows, "start")
 
     @asynccontextmanager
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
-        """Keep the tenants that a stage needs awake inside the with block. Raises SleepError if
+        """Keep the parts that a stage needs awake inside the with block. Raises SleepError if
         that is impossible."""
         entered = _Entered(f"{name} {role}".strip(), self.table.needs(name, role))
         for outer in _INSIDE.get():
@@ -200,7 +202,7 @@ class Residency:
                 self._left.notify_all()
 
     def sleeps(self, role: str, part: str) -> bool:
-        return Tenant(role, part) in {*self.table.rows} - self.awake
+        return RolePart(role, part) in {*self.table.rows} - self.awake
 
     def _in_the_way_of(self, entered: _Entered) -> bool:
         earlier = self._entered[: self._entered.index(entered)]
@@ -217,20 +219,20 @@ class Residency:
             raise SleepError(f"{entered.name} cannot run: {self._failed}")
         to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
         await self._move("sleep", to_sleep, entered.name)
-        if any(tenant.role == ENGINES for tenant in to_wake):
+        if any(p.role == ENGINES for p in to_wake):
             for role in self.table.models_with_engines():
                 if role in self._groups and not self.sleeps(role, "param"):
-                    await self._groups[role].call("give_back")
+                    await self._groups[role].call("empty_cache")
         await self._move("wake", to_wake, entered.name)
 
-    async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
-        """Put tenants to sleep or wake them, with one call per role. After a failure nobody knows
+    async def _move(self, direction: str, parts: list[RolePart], why: str) -> None:
+        """Put parts to sleep or wake them, with one call per role. After a failure nobody knows
         what is where, so every later stage is refused."""
-        for role in dict.fromkeys(tenant.role for tenant in tenants):
-            moved = [tenant for tenant in tenants if tenant.role == role]
+        for role in dict.fromkeys(p.role for p in parts):
+            moved = [p for p in parts if p.role == role]
             started = time.perf_counter()
             try:
-                await self._groups[role].call(direction, *(tenant.part for tenant in moved))
+                await self._groups[role].call(direction, *(p.part for p in moved))
             except BaseException as error:
                 asleep = _names({*self.table.rows} - self.awake - {*moved})
                 self._failed = (
@@ -242,9 +244,9 @@ class Residency:
             self.awake = self.awake - {*moved} if direction == "sleep" else self.awake | {*moved}
             seconds = time.perf_counter() - started
             self._seconds[f"perf/{direction}_seconds"] += seconds  # type: ignore[assignment]
-            await self.edge(f"{direction} {_names(moved)} for {why}", role)
+            await self.log_memory(f"{direction} {_names(moved)} for {why}", role)
 
-    async def edge(self, what: str, *roles: str) -> None:
+    async def log_memory(self, what: str, *roles: str) -> None:
         """Log the memory of these roles, with --log_memory. Called where memory may have changed
         hands."""
         if self.memory is not None:
@@ -258,5 +260,5 @@ class Residency:
         return {name: Sum(value) for name, value in seconds.items()} | memory
 
 
-def _names(tenants: Iterable[Tenant]) -> str:
-    return ", ".join(map(str, sorted(tenants))) or "nobody"
+def _names(parts: Iterable[RolePart]) -> str:
+    return ", ".join(map(str, sorted(parts))) or "nobody"

@@ -36,7 +36,7 @@ from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
 from openrl.trainer.watching.waiting import all_or_first_error
-from openrl.trainer.workers.residency import Residency, ResidencyTable, Tenant
+from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
 
@@ -193,18 +193,18 @@ def workers(
     }
 
 
-def sleeping(config: PPOConfig) -> list[Tenant]:
-    """Return the tenants that the flags let sleep: engines as a whole, trained models as
+def sleeping(config: PPOConfig) -> list[RolePart]:
+    """Return the parts that the flags let sleep: engines as a whole, trained models as
     --deepspeed_sleep_states says, and other models with --ref_reward_offload."""
-    tenants = [
-        Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
+    parts = [
+        RolePart(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
     ]
     for role, model in role_models(config).items():
         if model.rate is not None:
-            tenants += [Tenant(role, part) for part in config.hybrid.sleep_states]
+            parts += [RolePart(role, part) for part in config.hybrid.sleep_states]
         elif derived.ref_reward_sleeps(config):
-            tenants.append(Tenant(role, "param"))
-    return tenants
+            parts.append(RolePart(role, "param"))
+    return parts
 
 
 def roles_of(

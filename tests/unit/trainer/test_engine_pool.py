@@ -14,7 +14,7 @@ from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.workers.residency import Residency, ResidencyTable, Tenant
+from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
 from openrl.trainer.workers.roles import can_replace
 from openrl.types import Sampling
 from tests.loops import Publisher, Trackers, numbered_prompts, scored, silent_progress
@@ -79,7 +79,7 @@ class Engines(Publisher):
 
     async def send_to_restarted(self, ranks):
         for rank in ranks:
-            await self.group.one(rank, "take", self.run.version)
+            await self.group.call_one(rank, "take", self.run.version)
 
 
 class Learner:
@@ -178,7 +178,7 @@ def test_rays_own_death_is_not_made_good():
 
     async def scenario():
         group = LocalGroup.create("vllm", 1, Gone, Run())
-        await EnginePool(group, deaths=3).look()
+        await EnginePool(group, deaths=3).find_lost()
 
     with pytest.raises(WorkerDied, match="raylet"):
         asyncio.run(scenario())
@@ -197,5 +197,5 @@ def test_rays_own_death_is_not_made_good():
 def test_where_a_new_engine_finds_room(device, engines, sleeps, replaced):
     rows = {"actor": (Slot(0),), "vllm": tuple(map(Slot, engines))}
     plan = PlacementPlan(device, (2,), rows)
-    table = ResidencyTable.of(plan, [Tenant("vllm", "weights")] if sleeps else [])
+    table = ResidencyTable.of(plan, [RolePart("vllm", "weights")] if sleeps else [])
     assert can_replace(plan, table) is replaced

@@ -18,9 +18,9 @@ from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.planning.dry_run import (
     batch_rows,
+    format_bytes,
     micro_batches,
     planned_node,
-    size,
     transport_of,
 )
 from openrl.trainer.planning.memory import (
@@ -250,7 +250,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
 
 
 def test_sizes_for_people():
-    assert [size(n) for n in (0, 1000, 1536, 3 * 2**20, 5 * 2**40)] == [
+    assert [format_bytes(n) for n in (0, 1000, 1536, 3 * 2**20, 5 * 2**40)] == [
         "-",
         "1000 B",
         "1.5 KiB",

@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 
 from openrl.cluster.placement import PlacementPlan, Slot
-from openrl.trainer.workers.residency import Residency, ResidencyTable, SleepError, Tenant
+from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart, SleepError
 
-ENGINE = [Tenant("vllm", part) for part in ("weights", "cache")]
+ENGINE = [RolePart("vllm", part) for part in ("weights", "cache")]
 ALL_STATES = ("param", "optim", "grad")
 
 
@@ -23,8 +23,8 @@ def plan(**places: tuple[int, ...]) -> PlacementPlan:
     )
 
 
-def trained(*roles: str, states: tuple[str, ...] = ("optim", "grad")) -> list[Tenant]:
-    return [Tenant(role, state) for role in roles for state in states]
+def trained(*roles: str, states: tuple[str, ...] = ("optim", "grad")) -> list[RolePart]:
+    return [RolePart(role, state) for role in roles for state in states]
 
 
 class Group:
@@ -36,7 +36,7 @@ class Group:
 
     async def call(self, method: str, *parts: str) -> None:
         await asyncio.sleep(0)
-        if method == "give_back":
+        if method == "empty_cache":
             self.gave_back += 1
             return
         line = f"{'-' if method == 'sleep' else '+'}{self.role}.{'.'.join(parts)}"
@@ -85,7 +85,7 @@ def test_everything_on_one_place():
     """The known-good order: publish before the cache, two copies of the policy at most, one heavy
     model at a time."""
     places = dict.fromkeys(("vllm", "actor", "critic", "reference"), (0,))
-    rows = [*ENGINE, *trained("actor", "critic", states=ALL_STATES), Tenant("reference", "param")]
+    rows = [*ENGINE, *trained("actor", "critic", states=ALL_STATES), RolePart("reference", "param")]
     log = walk(ResidencyTable.of(plan(**places), rows))
     assert log == [
         "-vllm.weights.cache", "-actor.param.optim.grad", "-critic.param.optim.grad", "-reference.param", "started",
@@ -133,7 +133,7 @@ def test_engines_that_share_with_nobody_stay_while_actor_and_reference_take_turn
 def test_critic_and_reward_share_places_of_their_own():
     table = ResidencyTable.of(
         plan(vllm=(1,), actor=(0,), critic=(2,), reward=(2,)),
-        [*trained("actor", "critic"), Tenant("reward", "param")],
+        [*trained("actor", "critic"), RolePart("reward", "param")],
     )
     assert walk(table) == [
         "-critic.optim.grad", "-reward.param", "started", "publish",
@@ -185,9 +185,9 @@ SLEEPERS = {
     "vllm": ENGINE,
     "deepspeed": trained("actor", "critic"),
     "whole models": trained("actor", "critic", states=ALL_STATES),
-    "ref_reward": [Tenant("reference", "param"), Tenant("reward", "param")],
+    "ref_reward": [RolePart("reference", "param"), RolePart("reward", "param")],
     "everything": [
-        *ENGINE, *trained("actor", "critic", states=ALL_STATES), Tenant("reference", "param"), Tenant("reward", "param"),
+        *ENGINE, *trained("actor", "critic", states=ALL_STATES), RolePart("reference", "param"), RolePart("reward", "param"),
     ],
 }  # fmt: skip
 
@@ -327,7 +327,7 @@ def test_models_beside_the_engines_give_back_what_batches_took():
     """Before the engines wake, those whose parameters stay awake: the actor's do, the reference's
     sleep, and the critic has a place of its own."""
     places = {"vllm": (0,), "actor": (0,), "reference": (0,), "critic": (1,)}
-    rows = [*ENGINE, *trained("actor"), Tenant("reference", "param")]
+    rows = [*ENGINE, *trained("actor"), RolePart("reference", "param")]
 
     async def scenario():
         residency = Residency(ResidencyTable.of(plan(**places), rows))

@@ -19,7 +19,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer, Taken
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency
@@ -283,7 +283,7 @@ def check_ages(run: Run) -> None:
             assert taken.counts["rollout/dropped_groups"] == 0
 
 
-def check_prompts(run: Run, takes: list[Taken]) -> None:
+def check_prompts(run: Run, takes: list[RolloutBatch]) -> None:
     """Each prompt that was admitted is trained on, turned down, given up and counted, or still in
     the buffer: once. Steps have their groups, in the order of admission."""
     schedule, limits = run.schedule, run.schedule.limits

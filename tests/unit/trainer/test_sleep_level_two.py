@@ -104,7 +104,7 @@ class Policy(Model):
     def send_weights(self, version, size):
         yield from ()
 
-    def give_back(self) -> None:
+    def empty_cache(self) -> None:
         pass
 
     def end_sync(self) -> None:

@@ -9,9 +9,9 @@ from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.planning.dry_run import room_remarks
 from openrl.trainer.planning.memory import Memory
-from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, stages, walk
+from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, simulate_stages, stages
 from openrl.trainer.watching.memory_log import MemoryLog, show
-from openrl.trainer.workers.residency import ResidencyTable, Tenant
+from openrl.trainer.workers.residency import ResidencyTable, RolePart
 from openrl.trainer.workers.roles import sleeping
 from tests.flags import GRPO, PPO, ppo
 
@@ -39,7 +39,7 @@ def table_of(words: str) -> tuple[ResidencyTable, list[tuple[str, str]]]:
 def peaks(words: str) -> dict[str, int]:
     return {
         found.stage: found.peak
-        for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))
+        for found in simulate_stages(*table_of(words), SIZES, dropped_parts(ppo(words)))
     }
 
 
@@ -72,7 +72,9 @@ def test_peaks_of_one_place_by_hand():
 
 
 def test_a_stage_without_room_is_named():
-    walked = walk(*table_of(f"{GRPO} {BOTH}"), SIZES, dropped_parts(ppo(f"{GRPO} {BOTH}")))
+    walked = simulate_stages(
+        *table_of(f"{GRPO} {BOTH}"), SIZES, dropped_parts(ppo(f"{GRPO} {BOTH}"))
+    )
     (remark,) = room_remarks(walked, 102)
     assert "a GPU has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
     assert room_remarks(walked, 103) == room_remarks(walked, None) == []
@@ -82,7 +84,7 @@ def test_what_sleeps_waits_on_the_host_unless_it_is_dropped():
     def waiting(words: str) -> dict[str, int]:
         return {
             found.stage: found.host
-            for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))
+            for found in simulate_stages(*table_of(words), SIZES, dropped_parts(ppo(words)))
         }
 
     assert waiting(f"{GRPO} {BOTH}") == {
@@ -173,7 +175,7 @@ def test_memory_of_this_process_counts_what_it_allocates():
     assert after.allocated is None and show(after).startswith("host ")
 
 
-@pytest.mark.parametrize("part", [Tenant("reward", "param"), Tenant("critic", "optim")])
+@pytest.mark.parametrize("part", [RolePart("reward", "param"), RolePart("critic", "optim")])
 def test_tenants_of_roles_that_the_run_lacks_have_no_row(part):
     config = ppo(f"{GRPO} {BOTH}")
     plan = plan_placement(
