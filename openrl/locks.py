@@ -69,8 +69,8 @@ def locked(directory: Path, flag: str) -> Iterator[None]:
 
 def refusal(flag: str, directory: Path, owner: str) -> UserError:
     return UserError(
-        f"--{flag}: {directory} belongs to a run that goes on: {owner}",
-        f"another --{flag}, or end that run first",
+        f"--{flag}: {directory} is in use by another run: {owner}",
+        f"another --{flag}, or stop that run first",
     )
 
 

@@ -65,7 +65,7 @@ class ChatFormat:
                 **self.kwargs,
             )
         except Exception as error:  # templates raise anything, e.g. because roles must alternate
-            raise TemplateError(f"the chat template refuses it: {error}") from error
+            raise TemplateError(f"the chat template cannot render it: {error}") from error
 
     @property
     def sees(self) -> bool:
@@ -86,7 +86,7 @@ class ChatFormat:
         if part["type"] == "text":
             return part
         if self.images is None or not self.sees:
-            message = "an image is shown to a policy that reads text alone"
+            message = "an image is shown to a policy that reads only text"
             raise UserError(message, "--max_images_per_prompt N, and a vision-language model")
         return {"type": "image", "image": self.images.read(part)}
 

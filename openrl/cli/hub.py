@@ -31,7 +31,7 @@ def settle_for_cache(config: Any) -> str:
     except OSError as error:
         os.environ["HF_HUB_OFFLINE"] = "1"
         where = f"{hub.hostname}: {error.strerror or error}"
-        return f"the Hub does not answer ({where}); {', '.join(names)} must be in its cache"
+        return f"the Hub does not answer ({where}); the cache must hold {', '.join(names)}"
     return ""
 
 

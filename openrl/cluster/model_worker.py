@@ -150,7 +150,7 @@ class ModelWorker:
         if bad := self.engine.nonfinite_weights():
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise UserError(
-                f"{bad[0]}{more} of the {self.context.role} holds inf or NaN: these weights are not"
+                f"{bad[0]}{more} of the {self.context.role} has inf or NaN: these weights are not"
                 " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )

@@ -162,14 +162,14 @@ class PlacementPlan:
             for roles in dict.fromkeys(self.roles_of(g) for g in wide):
                 size = max(self.node_groups[g] for g in wide if self.roles_of(g) == roles)
                 found.append(
-                    f"needs {_count(size, resource)} on one node for {roles}, the largest free node"
-                    f" has {largest:g}"
+                    f"needs {_count(size, resource)} on one node for {roles}, but the largest"
+                    f" free node has {largest:g}"
                 )
             free = sum(node.free(resource) for node in cluster)
             if need > free:
                 nodes = "1 node" if len(cluster) == 1 else f"{len(cluster)} nodes"
                 found.append(
-                    f"needs {_count(need, resource)} in all, the cluster has {free:g} free on"
+                    f"needs {_count(need, resource)} in all, but the cluster has {free:g} free on"
                     f" {nodes}"
                 )
         return found or self._scattered(cluster)

@@ -140,7 +140,7 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
             else f"{request.num_nodes} ranks of {request.sizes.width} places"
         )
         raise UserError(
-            f"--{number}: {request.name} has {has} and shares the {len(places)} places of"
+            f"--{number}: {request.name} has {has}, but shares the {len(places)} places of"
             f" {request.shares_with}",
             f"as many places as {request.shares_with}",
         )
@@ -153,8 +153,8 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
     role, sizes, places = request.name, request.sizes, len(plan.rows[request.name])
     if places % sizes.width:
         raise UserError(
-            f"--vllm_tensor_parallel_size: engines of {sizes.width} places ({sizes}) do not divide"
-            f" {places} places",
+            f"--vllm_tensor_parallel_size: {places} places cannot be divided into engines of"
+            f" {sizes.width} places ({sizes})",
             f"sizes whose product divides {places}",
         )
     for rank in range(plan.size(role)):
@@ -163,19 +163,19 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
         where = plan.show_places(role, rank)
         if plan.device == "cpu":
             raise UserError(
-                f"{role} {rank} would lie on several nodes ({where}), and on a CPU an engine lies"
-                " on one"
+                f"{role} {rank} would span several nodes ({where}), but on a CPU an engine needs"
+                " all its places on one node"
             )
         if sizes.data > 1:
             raise UserError(
-                f"--vllm_data_parallel_size: {role} {rank} would lie on several nodes ({where}),"
-                " and the replicas inside an engine lie on one",
+                f"--vllm_data_parallel_size: {role} {rank} would span several nodes ({where}),"
+                " but the replicas of an engine must be on one node",
                 "--vllm_data_parallel_size 1 and more engines",
             )
         if sizes.tensor <= max(plan.node_groups) and plan.splits_tensor_group(role, rank):
             raise UserError(
                 f"--vllm_tensor_parallel_size: {role} {rank} has a tensor-parallel group on two"
-                f" nodes ({where}), and {sizes.tensor} places fit on one",
+                f" nodes ({where}), although {sizes.tensor} places fit on one",
                 "a size that divides the GPUs of a node",
             )
 

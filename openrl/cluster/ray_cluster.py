@@ -219,7 +219,7 @@ class RayCluster:
         """Describe what is missing, once our own bundles have been given back."""
         await asyncio.sleep(1.0)  # Ray updates its view of free resources twice a second
         return plan.problems(self.nodes()) or [
-            "it would fit into what is free by now: another job held it meanwhile"
+            "it would fit now: another job held the resources in the meantime"
         ]
 
     def _refusal(self, lacks: Sequence[str], timeout: float | None = None) -> UserError:

@@ -176,7 +176,7 @@ class RayGroup:
                 }
                 await gather_ranks(self.role, "close", calls, CLOSE_S, self._describe)
             except Exception as error:
-                log.warning("%s did not close cleanly and is killed: %s", self.role, error)
+                log.warning("%s did not close cleanly and was killed: %s", self.role, error)
         self._kill()
 
     def _watch(self) -> None:

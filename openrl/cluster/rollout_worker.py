@@ -151,8 +151,9 @@ class RolloutWorker:
             await self.check()  # an agent may mistake a dead engine for a failure of its own
         if len(alone) > 1:
             raise UserError(
-                "several agents share an episode, and one greedy answer is no baseline for all",
-                "another --advantage_estimator, rloo for example",
+                "several agents share an episode, so one greedy answer cannot be the baseline of"
+                " all",
+                "another --advantage_estimator, e.g. rloo",
             )
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
@@ -186,7 +187,7 @@ class RolloutWorker:
         sound = [t for t in played if not t.end.is_failure]
         if any(t.score for t in sound) and self.rewards.plan.sources:
             raise UserError(
-                "the agent returns rewards, and there are sources of rewards besides",
+                "the agent returns rewards, but reward sources are given too",
                 f"leave --{FLAG[self.rewards.plan.sources[0].kind]} out",
             )
         unscored = [t for t in sound if t.score is None]

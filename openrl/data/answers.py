@@ -86,19 +86,19 @@ class SupervisedReport:
     def line(self) -> str:
         text = (
             f"{self.source}: {self.rows - self.dropped - self.same} {self.noun}, {self.tokens}"
-            " tokens to learn"
+            " tokens to train on"
         )
         if self.cut:
             text += f"; {self.cut} cut at --max_len {self.max_len}"
         if self.dropped:
             text += (
-                f"; {self.dropped} of {self.rows} left out, their prompt alone fills --max_len"
-                f" {self.max_len}"
+                f"; {self.dropped} of {self.rows} left out because the prompt already fills"
+                f" --max_len {self.max_len}"
             )
         if self.same:
             text += (
-                f"; {self.same} of {self.rows} left out, chosen and rejected answer are the same"
-                " tokens"
+                f"; {self.same} of {self.rows} left out because chosen and rejected answers are"
+                " the same tokens"
             )
         return text
 
@@ -119,7 +119,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         """Without ``images``, rows are read as text, whatever else they hold."""
         if not tokenizer.is_fast:
             raise UserError(
-                "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer",
+                "--disable_fast_tokenizer: loss masks need the offsets of a fast tokenizer",
                 "leave it out",
             )
         self.flags, self.max_len = flags, flags.max_len
@@ -205,7 +205,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         )
         if not kept:
             raise UserError(
-                f"--{flag}: nothing is left to learn: {report.line()}",
+                f"--{flag}: no tokens are left to train on: {report.line()}",
                 "a larger --max_len, or other rows",
             )
         return report
@@ -253,7 +253,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             if m["role"] == "assistant"
         ]
         if not spans:
-            raise BadRow("nothing in the dialogue is said by the assistant")
+            raise BadRow("the dialogue has no assistant message")
         end = spans[-1][1]
         return MarkedText(
             whole[:end], tuple(spans), ends=not whole[:end].endswith(self.tokenizer.eos_token)

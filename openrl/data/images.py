@@ -38,7 +38,7 @@ class RowImages:
         self.flags, self.processor = flags, processor
         folder = flags.image_dir
         if folder is not None and not Path(folder).expanduser().is_dir():
-            raise UserError(f"--image_dir: there is no directory {folder}", "an existing one")
+            raise UserError(f"--image_dir: no such directory: {folder}", "an existing one")
         self.folder = Path(folder or "").expanduser()
 
     @property
@@ -104,7 +104,7 @@ class RowImages:
             return fetch(cell)
         path = self.folder / Path(cell.removeprefix("file://")).expanduser()
         if not path.is_file():
-            raise BadImage(f"there is no file {path}")
+            raise BadImage(f"no such file: {path}")
         return path.read_bytes()
 
 
@@ -182,7 +182,7 @@ def _part_text(part: dict[str, Any], cells: list[Any]) -> str:
     if kind == "text":
         return str(part["text"])
     if kind not in ("image", "image_url"):
-        raise BadRow(f"a part of type {kind!r} in the chat: neither text nor image")
+        raise BadRow(f"the chat has a part of type {kind!r}, which is neither text nor image")
     held = next((part[key] for key in _OF_PARTS if part.get(key)), None)
     cells += [] if held is None else [held]
     return MARK

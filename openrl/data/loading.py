@@ -101,7 +101,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     path = Path(name).expanduser()
     if path.is_file():
         if subset not in (None, "train"):
-            raise UserError(f"--{flag}: {name} is one file: it has no {subset!r}", name)
+            raise UserError(f"--{flag}: {name} is a single file, without a subset {subset!r}", name)
         rows = _load_file(path, max_samples, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
         rows = _choose_split(_load_saved(path, flag), subset or split, name, flag)
@@ -109,7 +109,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
         rows = _load_named(name, split, subset, max_samples, flag)
     else:
         raise UserError(
-            f"--{flag}: there is no file or directory {name}",
+            f"--{flag}: no such file or directory: {name}",
             f"a Hub name, or a path from {Path.cwd()}",
         )
     if max_samples is not None:
@@ -130,7 +130,7 @@ def _read(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
 
 def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     if path.suffix not in FILE_FORMATS:
-        scripts = "; dataset scripts are not run" if path.suffix == ".py" else ""
+        scripts = "; dataset scripts are not supported" if path.suffix == ".py" else ""
         raise UserError(
             f"--{flag}: cannot read {path}{scripts}", f"a file ending in {', '.join(FILE_FORMATS)}"
         )
@@ -156,7 +156,7 @@ def _encoding(path: Path) -> str:
     with open(path, "rb") as file:
         start = file.read(2)
     utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "it is UTF-16, save it as UTF-8" if utf16 else ""
+    return "it is UTF-16; save it as UTF-8" if utf16 else ""
 
 
 def _bad_lines(path: Path, show: int = 5) -> str:
@@ -167,7 +167,7 @@ def _bad_lines(path: Path, show: int = 5) -> str:
             for number, line in enumerate(file, start=1):
                 try:
                     if line.strip() and not isinstance(json.loads(line), dict):
-                        yield f"line {number}: not an object"
+                        yield f"line {number}: not a JSON object"
                 except json.JSONDecodeError as error:
                     yield f"line {number}: {error.msg} at column {error.colno}"
 
@@ -214,7 +214,8 @@ def _load_named(
         raise UserError(f"--{flag}: cannot load {name}: {error.__cause__ or error}") from error
     except ConnectionError as error:
         raise UserError(
-            f"--{flag}: {name} is not here, and the Hub cannot be reached: {error}"
+            f"--{flag}: {name} is neither a local path nor in the cache, and the Hub cannot be"
+            f" reached: {error}"
         ) from error
 
 

@@ -56,14 +56,15 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         if isinstance(answer, list):
             dialogue = as_messages(answer)
             if dialogue[-1]["role"] != "assistant":
-                raise BadRow(f"{key} does not end with a message of the assistant")
+                raise BadRow(f"{key} does not end with an assistant message")
             before = [] if given is None else as_messages(given)
             return self.answered([*before, *dialogue[:-1]], as_text(dialogue[-1]["content"]))
         if given is not None:
             return self.answered(given, as_text(answer))
         if self.templates.chat:
             raise BadRow(
-                f"{key} is text: give --prompt_key, or chat lists that end with the assistant"
+                f"{key} is text: give --prompt_key, or chat lists that end with an assistant"
+                " message"
             )
         return MarkedText(as_text(answer), ((0, len(answer)),))
 
@@ -163,7 +164,7 @@ def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[Supervise
     prompts = [(row.token_ids[: row.loss_mask.index(True)], row.images) for row in answers]
     if all(prompt == prompts[0] for prompt in prompts):
         raise UserError(
-            "--loss kto estimates a KL divergence from answers to other prompts, and all prompts"
+            "--loss kto estimates a KL divergence from answers to other prompts, but all prompts"
             " are equal"
         )
     result: list[SupervisedRow] = [answers[0]] * len(answers)

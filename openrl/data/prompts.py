@@ -220,9 +220,7 @@ class PromptBuilder:
         if len(ids) <= self.limit:
             return _Fitting(draft.text, ids, tuple(parts.messages(parts.content)))
         if self.flags.prompt_overflow == "error":
-            raise BadRow(
-                f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"
-            )
+            raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
         if self.flags.prompt_overflow not in KEEP or draft.images:
             return None
 

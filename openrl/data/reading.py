@@ -52,7 +52,7 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
             yield from pool.map(_read_piece, pieces)
         except BrokenProcessPool as error:
             raise UserError(
-                "a process that turns rows into tokens was killed, perhaps for want of memory",
+                "a process that tokenizes rows was killed, perhaps because memory ran out",
                 f"--preprocess_num_workers {workers // 2}",
             ) from error
 

@@ -117,6 +117,6 @@ def text_or_file(given: str, flag: str) -> str:
         return path.read_text(encoding="utf-8")
     if is_name and path.suffix in (*JINJA_SUFFIXES, ".txt", ".md") and " " not in given:
         raise UserError(
-            f"--{flag}: there is no file {given}", f"a path from {Path.cwd()}, or the text itself"
+            f"--{flag}: no such file: {given}", f"a path from {Path.cwd()}, or the text itself"
         )
     return given

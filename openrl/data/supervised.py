@@ -53,7 +53,7 @@ def _last_answer(chat: Any) -> tuple[Any, Any]:
     """Split a chat that ends with the assistant into prompt and answer. Raises BadRow."""
     if isinstance(chat, list) and chat and chat[-1].get("role") == "assistant":
         return chat[:-1], chat[-1].get("content")
-    raise BadRow("no answer: give --output_key, or end the chat with the assistant")
+    raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
 
 
 def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:

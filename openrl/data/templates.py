@@ -68,7 +68,7 @@ class Templates:
             return PromptParts(as_text(value), self.wrap)
         messages = self.dialogue(value)
         if messages[-1]["role"] == "assistant":
-            raise BadRow("the chat ends with the assistant: nothing is left to answer")
+            raise BadRow("the chat ends with an assistant message, so there is nothing to answer")
         last = _last_user(messages)
         if last is not None and not messages[last]["content"].strip():
             raise BadRow("empty")
@@ -109,7 +109,7 @@ class Templates:
         try:
             return _compile(self.around.source).render(content=text)
         except Exception as error:  # templates raise anything
-            raise BadRow(f"--input_template refuses it: {error}") from error
+            raise BadRow(f"--input_template cannot render it: {error}") from error
 
     def render(self, messages: list[Message], *, generate: bool) -> str:
         """Render the dialogue with the chat template; with ``generate``, up to where the assistant
@@ -123,10 +123,10 @@ class Templates:
             )
         except jinja2.TemplateSyntaxError as error:
             where = f"line {error.lineno}: {error.message}"
-            message = f"the tokenizer's chat template is none, {where}"
+            message = f"the tokenizer's chat template is not valid Jinja, {where}"
             raise UserError(message, "--tokenizer_chat_template FILE") from error
         except Exception as error:  # templates raise anything, e.g. that roles must alternate
-            raise BadRow(f"the chat template refuses it: {error}") from error
+            raise BadRow(f"the chat template cannot render it: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _read_input_template(given: str | None) -> str | _Jinja | None:
         )
     if others := sorted(names - {"content"}):
         raise UserError(
-            f"--input_template: {given} asks for {', '.join(others)}, and is given content alone"
+            f"--input_template: {given} uses {', '.join(others)}, but only content is available"
         )
     return _Jinja(source)
 

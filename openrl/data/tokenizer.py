@@ -43,9 +43,9 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
         rows, tokens = config.get_text_config().vocab_size, len(tokenizer)
         if tokens > rows:
             raise UserError(
-                f"--tokenizer_path: {path} has {tokens} tokens, the embedding of {model.pretrain}"
-                f" {rows}",
-                "the tokenizer that the model was made with",
+                f"--tokenizer_path: {path} has {tokens} tokens, but the embedding of"
+                f" {model.pretrain} has {rows}",
+                "the model's own tokenizer",
             )
     return tokenizer
 
@@ -62,7 +62,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise UserError(f"--{flag}: there is no model directory {path}")
+        raise UserError(f"--{flag}: no such model directory: {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code, use_fast=fast
@@ -74,8 +74,8 @@ def load_tokenizer(
         ) from error
     if not fast and tokenizer.is_fast:
         warnings.warn(
-            f"--disable_fast_tokenizer: transformers has a fast tokenizer alone for {path}; it is"
-            " used",
+            f"--disable_fast_tokenizer: transformers has only a fast tokenizer for {path}, which"
+            " is used",
             stacklevel=2,
         )
     if tokenizer.eos_token_id is None:

@@ -229,7 +229,7 @@ class Tally:
             raise UserError(
                 f"{self.failures} of {self.answers} responses have no reward, more than"
                 f" --max_reward_failure_rate {most:g}; first {self.example}",
-                "mend the reward, then remove the output or take another --output_path",
+                "fix the reward, then remove the output or give another --output_path",
             )
 
 

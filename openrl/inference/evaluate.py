@@ -87,7 +87,7 @@ async def run(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
     if rows and failed / len(rows) > config.reward.max_reward_failure_rate:
         raise UserError(
             f"{failed} of {len(rows)} answers have no reward: too many to trust the figures",
-            "mend the reward",
+            "fix the reward",
         )
 
 

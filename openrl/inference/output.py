@@ -39,7 +39,7 @@ class Output:
         if not self._settings_path.exists():
             if self.path.exists():
                 raise UserError(
-                    f"--output_path: {self.path} was not begun by this command",
+                    f"--output_path: {self.path} was not written by this command",
                     "another --output_path",
                 )
             return
@@ -50,7 +50,7 @@ class Output:
                 f"\n  --{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed
             )
             raise UserError(
-                f"--output_path: {self.path} was begun with other flags:{lines}",
+                f"--output_path: {self.path} was written with different flags:{lines}",
                 "the same flags, or another --output_path",
             )
 
@@ -78,9 +78,9 @@ class Output:
             position = next((i for i, name in remaining if name == unit), -1)
             if position < 0:
                 raise UserError(
-                    f"--output_path: {self.path} holds {unit}, which the data has not, or not at"
-                    " this place",
-                    "the data that it was begun with, or another --output_path",
+                    f"--output_path: {self.path} holds {unit}, which the data lacks or has in a"
+                    " different place",
+                    "give the data that it was written from, or another --output_path",
                 )
         return position
 

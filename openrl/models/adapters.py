@@ -85,8 +85,8 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
             model.get_submodule(HEAD).weight.copy_(weight)
     elif not any(f"{HEAD}." in key for key in _stored(adapter)):
         raise UserError(
-            f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is no reward"
-            " model",
+            f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is not a"
+            " reward model",
             "--value_head_prefix with the head's name, or leave --is_rm out",
         )
     setattr(model.config, HEAD_FIELD, HEAD)

@@ -58,7 +58,7 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
 
 def _check_field(path: str, config: Any, name: str) -> None:
     if name in OWN_FLAGS:
-        raise UserError(f"--model_config_overrides: {name} has a flag of its own", OWN_FLAGS[name])
+        raise UserError(f"--model_config_overrides: {name} has its own flag", OWN_FLAGS[name])
     if not hasattr(config, name):
         near = get_close_matches(name, vars(config), 1)
         raise UserError(

@@ -279,7 +279,7 @@ def split_sequences(
     split = SequenceSplit(group, inner, flags)
     hf.set_attn_implementation(split.attention)
     if hf.config._attn_implementation != split.attention:
-        raise _unsplittable(flags, path, "its attention is no function that can be replaced")
+        raise _unsplittable(flags, path, "its attention is not a function that can be replaced")
     return split
 
 

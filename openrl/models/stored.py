@@ -31,7 +31,10 @@ def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> 
     except Exception as error:  # classes of configs raise anything
         reason = str(error)
         if "trust_remote_code" in reason or "custom code" in reason:
-            message, fix = "its architecture is code of its own", "--trust_remote_code"
+            message, fix = (
+                "its architecture needs code from its own repository",
+                "--trust_remote_code",
+            )
         elif "does not recognize this architecture" in reason:
             message = "transformers does not know its architecture"
             fix = "another model, or a version of transformers that knows it"
@@ -41,7 +44,7 @@ def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> 
             message = " ".join(reason.split())
             away = isinstance(error, OSError)
             message = "it is neither a directory here nor found on the Hub" if away else message
-            fix = "a model directory, or a name of the Hub" if away else "mend its config.json"
+            fix = "a model directory, or a Hub name" if away else "fix its config.json"
         raise UserError(f"{path}: its config does not load: {message}", fix) from error
 
 
@@ -78,7 +81,7 @@ def shapes_in(file: Path) -> dict[str, Shape]:
         shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
         ends = [entry["data_offsets"][1] for entry in tensors.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = "is empty" if size == 0 else "is no safetensors file"
+        what = "is empty" if size == 0 else "is not a safetensors file"
         raise UserError(f"{file} {what}", WHOLE) from error
     if (needed := 8 + length + max(ends, default=0)) != size:
         raise UserError(f"{file} has {size} bytes instead of {needed}", WHOLE)
@@ -107,14 +110,14 @@ def check_language_model(
     except Exception as error:  # classes of models raise anything
         what = f"--model_config_overrides do not fit {path}" if overrides else f"{path}: no model"
         raise UserError(
-            f"{what}: {type(error).__name__}: {error}", "mend its config.json"
+            f"{what}: {type(error).__name__}: {error}", "fix its config.json"
         ) from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() & stored.keys()):
         if expected[name] != stored[name]:
             raise UserError(
                 f"{path}: {name} has the shape {stored[name]}, and by the config {expected[name]}",
-                "leave --model_config_overrides out" if overrides else "mend its config.json",
+                "leave --model_config_overrides out" if overrides else "fix its config.json",
             )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     missing = sorted(expected.keys() - stored.keys() - set(tied))
@@ -138,7 +141,8 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
     name = getattr(load_config(path, trust_remote_code), "value_head_prefix", None) or head
     if stored and f"{name}.weight" not in stored:
         raise UserError(
-            f"--reward_pretrain: {path} has no weights named {name}.weight: it is no reward model",
+            f"--reward_pretrain: {path} has no weights named {name}.weight, so it is not a reward"
+            " model",
             "train one with train_rm, or name its head with --value_head_prefix",
         )
 

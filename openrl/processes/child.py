@@ -196,8 +196,9 @@ class ChildProcess:
         if (used := resident_bytes(self._process.pid)) > self.limits.memory:
             self.kill()
             raise CallFailed(
-                f"it took {used / 2**30:.1f} GiB of memory, {self.limits.memory / 2**30:g} are"
-                f" allowed ({self.limits.memory_flag}); the process was killed"
+                f"it used {used / 2**30:.1f} GiB of memory, more than the"
+                f" {self.limits.memory / 2**30:g} GiB allowed ({self.limits.memory_flag}); the"
+                " process was killed"
             )
 
     def _ending(self) -> str:

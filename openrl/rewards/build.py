@@ -124,7 +124,7 @@ def check_reward_sources(
         if source.kind == "http":
             silent = [problem for url in source.urls if (problem := connection_problem(url))]
             if len(silent) == len(source.urls):
-                problems.append(f"--remote_rm_url: nobody answers: {'; '.join(silent)}")
+                problems.append(f"--remote_rm_url: no server answers: {'; '.join(silent)}")
     if problems:
         raise UserError("\n".join(problems))
 
@@ -197,12 +197,11 @@ def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
     if idle:
         names = ", ".join(s.name for s in plan.sources if s.name in comparing)
         raise UserError(
-            f"--reward_funcs {names} compares with the label, and {len(idle)} of {len(prompts)}"
-            " rows have none"
-            f" ({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",
+            f"--reward_funcs {names} needs labels, but {len(idle)} of {len(prompts)} rows have"
+            f" none ({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",
             (
                 "--label_key COLUMN"
                 if len(idle) == len(prompts)
-                else "mend these rows, or route them by --reward_routing"
+                else "fix these rows, or route them with --reward_routing"
             ),
         )

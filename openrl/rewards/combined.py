@@ -76,7 +76,7 @@ class Weighing:
         if self.policy == "fail":
             raise UserError(
                 "\n".join([f"a reward failed: {reason}", *row_lines(trajectory)]),
-                "mend the reward, or --reward_failure_policy drop",
+                "fix the reward, or --reward_failure_policy drop",
             )
         zero = self.policy == "zero"
         return Score(

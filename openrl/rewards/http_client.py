@@ -184,7 +184,7 @@ class JsonClient:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):  # nested too deep
-            message = f"the reply is no JSON: {_start(body)}"
+            message = f"the reply is not JSON: {_start(body)}"
             raise RequestFailed(message, suspect=True) from None
 
 

@@ -120,7 +120,7 @@ def read_reply(values: Any, count: int) -> list[Score | Failure]:
         values = {REWARDS: values}
     if REWARDS not in values:
         raise BadReply(
-            f"it returned no {REWARDS!r}, but {', '.join(map(repr, values)) or 'an empty dict'}"
+            f"it did not return {REWARDS!r}, but {', '.join(map(repr, values)) or 'an empty dict'}"
         )
     rewards = _column(values[REWARDS], REWARDS, count)
     passed = (

@@ -143,7 +143,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     taken = parameters(function)
     signature = next((s for s in SIGNATURES if s.mark in taken), None)
     if signature is None:
-        raise TypeError(f"its parameters are ({', '.join(taken)}); known are {KNOWN}")
+        raise TypeError(f"its parameters are ({', '.join(taken)}), but must be those of {KNOWN}")
     if reward_type == "sequential" and signature.mark == "reward_inputs":
         signature = replace(signature, by_row=True)
     offered = set(signature.arguments(_ONE_ROW))
@@ -160,7 +160,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
             if p.default is p.empty and n not in offered and n not in kwargs
         ]
     ):
-        raise TypeError(f"it needs {', '.join(missing)}: give them by --reward_func_kwargs")
+        raise TypeError(f"it needs {', '.join(missing)}: give them with --reward_func_kwargs")
     return Scorer(function, signature, kwargs, together=reward_type == "group")
 
 

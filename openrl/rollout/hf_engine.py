@@ -95,7 +95,7 @@ class HFEngine(PausingEngine):
     async def start(cls, spec: EngineSpec) -> HFEngine:
         if spec.keep_cache_on_pause:
             raise UserError(
-                "--partial_rollout_cache keep: the hf engine computes keys and values anew",
+                "--partial_rollout_cache keep: the hf engine always recomputes keys and values",
                 "--partial_rollout_cache refill, or --rollout_backend vllm",
             )
         engine = cls(spec)

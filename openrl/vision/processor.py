@@ -36,7 +36,7 @@ class VisionProcessor:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if not sees(config):
             raise UserError(
-                f"--max_images_per_prompt: {path} reads text alone", "a vision-language model"
+                f"--max_images_per_prompt: {path} reads only text", "a vision-language model"
             )
         try:
             self.processor = AutoProcessor.from_pretrained(

@@ -168,8 +168,8 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
     lines = str(caught.value).splitlines()
     assert lines[0] == "the cluster cannot hold the placement within 1 s (--placement_timeout):"
     assert lines[1:3] == [
-        "  - needs 4 CPUs on one node for actor, the largest free node has 3",
-        "  - needs 7 CPUs in all, the cluster has 6 free on 2 nodes",
+        "  - needs 4 CPUs on one node for actor, but the largest free node has 3",
+        "  - needs 7 CPUs in all, but the cluster has 6 free on 2 nodes",
     ]
     # what was granted in part is given back
     assert lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2

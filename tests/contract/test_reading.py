@@ -25,9 +25,7 @@ def die_at_row_20(rows):
 def test_a_process_that_is_killed_ends_the_reading(monkeypatch):
     monkeypatch.setattr(reading, "CHUNK", 7)
     monkeypatch.setattr(reading, "PARALLEL_FROM", 10)
-    with pytest.raises(
-        UserError, match="a process that turns rows into tokens was killed"
-    ) as error:
+    with pytest.raises(UserError, match="a process that tokenizes rows was killed") as error:
         reading.read_rows(
             Dataset.from_list([{"a": i} for i in range(40)]), die_at_row_20, workers=2
         )

@@ -283,7 +283,7 @@ def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
     poison(worker.engine, "hf.model.layers.1.mlp.up_proj.weight")
     assert worker.engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(
-        UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor holds inf or NaN"
+        UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor has inf or NaN"
     ):
         next(worker.send_weights(8, 2**20))
 

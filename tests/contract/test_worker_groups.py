@@ -415,5 +415,5 @@ def test_a_plan_too_large_for_a_local_cluster_is_refused_at_once(cluster):
     plan = plan_placement([RoleRequest("actor", 1, 9), RoleRequest("vllm", 2, 1)], "cpu", [])
     with pytest.raises(UserError) as caught:
         asyncio.run(cluster.reserve(plan, timeout=600))
-    assert "needs 9 CPUs on one node for actor, the largest free node has" in str(caught.value)
+    assert "needs 9 CPUs on one node for actor, but the largest free node has" in str(caught.value)
     assert "needs 11 CPUs in all" in str(caught.value)

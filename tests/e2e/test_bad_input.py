@@ -387,7 +387,7 @@ def test_a_figure_that_the_evaluation_does_not_have(attempt, task, tmp_path):
     }
     message = attempt(flags_of("train_ppo_ray", task, tmp_path / "out", **evaluated))
     assert (
-        "--best_metric_key: the evaluation has no figure 'eval/passrate', but eval/pass_rate, "
+        "--best_metric_key: the evaluation has no metric 'eval/passrate', but eval/pass_rate, "
         in message
     )
     assert (
@@ -398,7 +398,7 @@ def test_a_figure_that_the_evaluation_does_not_have(attempt, task, tmp_path):
 
 def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):
     message = attempt(ppo_flags(task, tmp_path / "out", rollout_batch_size=64))
-    assert "--rollout_batch_size 64 prompts a step, but there are 40" in message
+    assert "--rollout_batch_size asks for 64 prompts per step, but the data has 40" in message
 
 
 def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path):
@@ -518,7 +518,7 @@ def collect_with(task: Path, reward: Path) -> None:
         ("values[i] = float('nan')", "rewards must be finite, it returned nan"),
         ("values[i] = float('inf')", "rewards must be finite, it returned inf"),
         ("values[i] = None", "rewards must be numbers, it returned None"),
-        ("return {'scores': values}", "it returned no 'rewards', but 'scores'"),
+        ("return {'scores': values}", "it did not return 'rewards', but 'scores'"),
         ("while True: pass", "nothing came back within 3 s (--reward_timeout)"),
         ("import os; os._exit(3)", "the reward process exited with status 3"),
     ],

@@ -77,7 +77,7 @@ def a_reward_model(model):
 MODELS = {
     "empty": (write("model.safetensors", b""), "model.safetensors is empty"),
     "cut": (cut, "bytes instead of"),
-    "garbage": (write("model.safetensors", b"x" * 5000), "is no safetensors file"),
+    "garbage": (write("model.safetensors", b"x" * 5000), "is not a safetensors file"),
     "vocabulary": (change_config(vocab_size=73), "has the shape"),
     "width": (change_config(hidden_size=128), "has the shape"),
     "layers": (change_config(num_hidden_layers=3), "its config does not load"),
@@ -105,7 +105,7 @@ def test_models_that_cannot_be_loaded(refused, task, tmp_path, case):
 
 def test_a_reward_model_without_a_head(refused, task):
     said = refused(remote_rm_url=None, reward_pretrain=task / "model")
-    assert "has no weights named score.weight: it is no reward model" in said
+    assert "has no weights named score.weight, so it is not a reward model" in said
 
 
 FLAGS = {

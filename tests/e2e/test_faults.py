@@ -199,7 +199,7 @@ def test_a_second_start_is_refused(task, tmp_path):
     first = begun(task, tmp_path / "out")
     flags = ppo_flags(task, tmp_path / "out", rollout_backend="hf", load_checkpoint=True)
     said = run("train_ppo_ray", flags, code=2)
-    assert f"belongs to a run that goes on: process {first.process.pid} on" in said
+    assert f"is in use by another run: process {first.process.pid} on" in said
     end = ended(first, send(signal.SIGTERM))
     tell("first of two starts, then SIGTERM", end)
     assert end.code == 143 and not end.left

@@ -61,8 +61,8 @@ def test_a_cluster_that_cannot_hold_the_plan_is_told_apart(cluster, task, tmp_pa
     message = output[output.index("train_ppo_ray: ") :].splitlines()
     assert message[:3] == [
         "train_ppo_ray: the cluster cannot hold the placement within 5 s (--placement_timeout):",
-        "  - needs 3 CPUs on one node for reference, the largest free node has 2",
-        "  - needs 5 CPUs in all, the cluster has 4 free on 2 nodes",
+        "  - needs 3 CPUs on one node for reference, but the largest free node has 2",
+        "  - needs 5 CPUs in all, but the cluster has 4 free on 2 nodes",
     ]
     assert message[3].count("2 of 2 CPUs free") == 2
     assert message[4].startswith("  try: lower --*_num_nodes")

@@ -203,5 +203,5 @@ def test_a_reward_model_that_reads_text_is_refused_before_the_start(task, tmp_pa
         reward_pretrain=tiny_reward_model_dir(tmp_path),
         **VISION,
     )
-    with pytest.raises(UserError, match="reads text alone, and prompts have images"):
+    with pytest.raises(UserError, match="reads only text, but prompts have images"):
         prepare(ppo(" ".join(words)))

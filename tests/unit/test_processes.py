@@ -153,7 +153,7 @@ def test_an_answer_that_is_not_read_holds_nobody_up(write):
         ("raise KeyError('x')", r"KeyError: 'x' \(theirs.py, line 5\)"),
         ("return lambda: 1", "cannot|Can't pickle"),
         ("time.sleep(1000)", r"nothing came back within 1 s \(--step\); the process was killed"),
-        ("x = [0] * 10**8; time.sleep(1000)", r"0\.2 are allowed \(--memory\)"),
+        ("x = [0] * 10**8; time.sleep(1000)", r"0\.2 GiB allowed \(--memory\)"),
     ],
 )
 def test_what_fails_costs_its_call_only(write, body, problem):

@@ -104,8 +104,8 @@ class AgentCommand:
         used = await asyncio.to_thread(resident_bytes, pid)
         if used > self.memory:
             raise RuntimeError(
-                f"the agent took {used / 2**30:.1f} GiB of memory, {self.memory / 2**30:g} are"
-                " allowed (--env_memory_gb)"
+                f"the agent used {used / 2**30:.1f} GiB of memory, more than the"
+                f" {self.memory / 2**30:g} GiB allowed (--env_memory_gb)"
             )
         if os.fstat(output.fileno()).st_size > MOST_OUTPUT:
             raise RuntimeError(

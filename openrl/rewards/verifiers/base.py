@@ -92,7 +92,7 @@ def label_data(answer: Answer) -> Any:
     try:
         return json.loads(answer.label)
     except (ValueError, RecursionError):
-        raise BadRow(f"the label is no JSON: {short(answer.label)}") from None
+        raise BadRow(f"the label is not JSON: {short(answer.label)}") from None
 
 
 def _without_end(text: str) -> str:

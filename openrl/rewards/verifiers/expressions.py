@@ -147,7 +147,7 @@ def read_label(answer: Answer) -> Label:
     """Read the label. Raises BadRow if it is not an expression, or if its numbers are too long."""
     label = _read_label(label_text(answer))
     if not label.parsed or any(_digits(item) > MOST_DIGITS for item in label.parsed):
-        raise BadRow(f"the label is no expression: {short(answer.label)}")
+        raise BadRow(f"the label is not an expression: {short(answer.label)}")
     return label
 
 

@@ -144,7 +144,7 @@ def message_of(reply: Any) -> str:
     try:
         return str(reply["choices"][0]["message"]["content"] or "")
     except (LookupError, TypeError):
-        raise ValueError(f"a reply that is no chat completion: {short(reply)}") from None
+        raise ValueError(f"the reply is not a chat completion: {short(reply)}") from None
 
 
 @cache

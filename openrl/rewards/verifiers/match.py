@@ -85,7 +85,7 @@ def regex(answer: Answer, options: RegexOptions) -> Verdict:
     try:
         pattern = _compiled(options.pattern or label_text(answer), options.ignore_case)
     except ValueError as error:
-        raise BadRow(f"the label {short(answer.label)} is no pattern: {error}") from None
+        raise BadRow(f"the label {short(answer.label)} is not a pattern: {error}") from None
     text = final_answer(answer.text, options.where)
     try:
         match = pattern.fullmatch if options.full else pattern.search

@@ -76,7 +76,7 @@ def _case(given: Any, expected: Any, function: str) -> Case:
         else given
     )
     if not isinstance(arguments, list):
-        raise ValueError(f"the arguments of {function} are no list")
+        raise ValueError(f"the arguments of {function} are not a list")
     return Case("call", arguments, _value(expected), function)
 
 
@@ -88,7 +88,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     if not isinstance(value, str):
-        raise TypeError(f"{short(value)} is no text")
+        raise TypeError(f"{short(value)} is not text")
     return value
 
 

@@ -104,7 +104,7 @@ def _entry(label: Any) -> tuple[dict[str, Any], str]:
         )
     task = metadata.get("source_dataset")
     if not isinstance(task, str) or task not in tasks():
-        raise BadRow(f"the label's source_dataset {short(task)} is no task of reasoning-gym")
+        raise BadRow(f"the label's source_dataset {short(task)} is not a task of reasoning-gym")
     evaluated = (label["answer"], metadata.get("integrand", "0"))
     if task in ALGEBRAIC and not all(isinstance(t, str) and _is_algebra(t) for t in evaluated):
         raise BadRow(f"the label's expressions are none that {task} could hold")

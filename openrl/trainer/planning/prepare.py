@@ -221,14 +221,14 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
     for name, size in asked.items():
         if prompts < size:
             raise UserError(
-                f"--{name} {size} prompts a step, but there are {prompts}",
-                f"--{name} {prompts} or less, or more prompts",
+                f"--{name} asks for {size} prompts per step, but the data has {prompts}",
+                f"at most --{name} {prompts}, or more prompts",
             )
     steps = derived.total_steps(config.batch, prompts)
     if (frozen := derived.frozen_actor_steps(config)) >= steps:
         raise UserError(
-            f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and"
-            f" the run has {steps}",
+            f"--freezing_actor_steps {frozen - 1} freezes the actor for {frozen} steps, but the"
+            f" run has only {steps}",
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
         )
 
@@ -272,7 +272,7 @@ def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
     if eval_prompts and key not in (*known, "auto", "none"):
         near = get_close_matches(key, known, 1) or known
         raise UserError(
-            f"--best_metric_key: the evaluation has no figure {key!r}, but {', '.join(known)}",
+            f"--best_metric_key: the evaluation has no metric {key!r}, but {', '.join(known)}",
             f"--best_metric_key {near[0]}",
         )
 
@@ -304,7 +304,7 @@ def check_reward_models(config: PPOConfig) -> None:
         check_head(source.address, config.others.value_head_prefix, trusted)
         if config.vision.max_images_per_prompt and not sees(load_config(source.address, trusted)):
             message = (
-                f"--reward_pretrain: {source.address} reads text alone, and prompts have images"
+                f"--reward_pretrain: {source.address} reads only text, but prompts have images"
             )
             raise UserError(message, "a vision-language reward model, or a reward function")
         if config.reward.normalize_reward:
@@ -331,8 +331,9 @@ def check_same_tokens(
     ]:
         token = min(differing)
         raise UserError(
-            f"--reward_pretrain: {path} has another tokenizer than the policy: {token!r} is"
-            f" {theirs[token]}, here {ours[token]} ({len(differing)} tokens differ)",
+            f"--reward_pretrain: {path} and the policy have different tokenizers: {token!r} is"
+            f" token {theirs[token]} there and {ours[token]} here ({len(differing)} tokens"
+            " differ)",
             "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
             " text",
         )

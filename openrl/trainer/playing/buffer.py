@@ -327,8 +327,10 @@ class RolloutBuffer:
         """The inverse of ``state``. Raises UserError for the state of a run that replayed
         rollouts."""
         if "prompts" not in state:
-            message = "the run of this checkpoint replayed rollouts, and drew no prompts"
-            raise UserError(message, "--rollout_replay_dir, or --pretrain of its model")
+            message = "this checkpoint's run replayed rollouts, so it has no state of prompts"
+            raise UserError(
+                message, "--rollout_replay_dir, or start from its model with --pretrain"
+            )
         self.prompts.load_state(state["prompts"])
         known = {prompt.id: prompt for prompt in self.prompts.prompts}
         self.steps, self._admitted = state["steps"], state["admitted"]

@@ -53,7 +53,8 @@ class DynamicFilter:
         }
         if key not in ("score", "reward") and len(self._without_part) >= self.wanted:
             raise UserError(
-                f"--dynamic_filtering_key {key}: no reward of {self.wanted} groups has such a part",
+                f"--dynamic_filtering_key {key}: no reward of {self.wanted} groups has a part of"
+                " that name",
                 f"one of {', '.join(['score', 'reward', *sorted(parts)])}",
             )
 
@@ -74,8 +75,8 @@ class DynamicFilter:
             return [], metrics
         low, high = self.flags.dynamic_filtering_reward_range
         raise UserError(
-            f"--dynamic_filtering: only {len(accepted)} of {self.wanted} groups have a mean between"
-            f" {low:g} and {high:g}, {len(generated)} prompts were tried",
-            "easier or harder prompts, --dynamic_filtering_max_batches, or"
+            f"--dynamic_filtering: only {len(accepted)} of {self.wanted} groups have a mean"
+            f" between {low:g} and {high:g} after {len(generated)} prompts",
+            "easier or harder prompts, a higher --dynamic_filtering_max_batches, or"
             " --dynamic_filtering_shortfall train",
         )

@@ -70,11 +70,11 @@ class FailureGuard:
                 "\n".join(
                     [
                         (
-                            f"{count} of {self.rows} rows have no reward, --max_reward_failure_rate"
-                            f" is {self.most:g}"
+                            f"{count} of {self.rows} rows have no reward, more than"
+                            f" --max_reward_failure_rate {self.most:g} allows"
                         ),
                         *failure_notes(self.failed),
                     ]
                 ),
-                "mend the reward",
+                "fix the reward",
             )

@@ -60,7 +60,7 @@ def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
     try:
         generated = [group_from_json(row, prompts) for row in rows]
     except KeyError as error:
-        message = f"{path}: the data have no prompt {error}"
-        raise UserError(message, "the --prompt_data that it was made of") from None
+        message = f"{path}: the data has no prompt {error}"
+        raise UserError(message, "the same --prompt_data as in the run that wrote it") from None
     groups = [generated[index] for index in head["trained"]]
     return RolloutBatch(groups, generated, head["version"], head["counts"])

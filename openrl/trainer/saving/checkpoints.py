@@ -201,7 +201,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
     if flags.resume_from_checkpoint is not None:
         path = Path(flags.resume_from_checkpoint).expanduser()
         if wrong := find_damage(path, deep):
-            remedy = "another one, or --load_checkpoint: the newest whole one of --ckpt_path"
+            remedy = "another one, or --load_checkpoint for the newest complete one in --ckpt_path"
             raise UserError(f"--resume_from_checkpoint {path}: {wrong}", remedy)
         manifest_of(path)
         return Start(path)
@@ -215,12 +215,14 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
             if flags.load_checkpoint == "strict":
                 break
         elif manifest_of(path)["resumable"]:
-            passed = (f"WARNING: damaged and passed over: {note}" for note in notes)
+            passed = (f"WARNING: skipped a damaged checkpoint: {note}" for note in notes)
             return Start(path, tuple(passed))
     if notes:
         kind = "the newest checkpoint" if flags.load_checkpoint == "strict" else "every checkpoint"
         listing = "".join(f"\n  {note}" for note in notes)
-        remedy = "--load_checkpoint without strict for an older one, or --overwrite_ckpt: fresh"
+        remedy = (
+            "--load_checkpoint without strict for an older one, or --overwrite_ckpt to start fresh"
+        )
         raise UserError(f"--load_checkpoint: {kind} is damaged:{listing}", remedy)
     return Start(None)
 
@@ -259,7 +261,7 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     manifest = manifest_of(checkpoint)
     if not manifest["resumable"]:
         raise UserError(
-            f"{checkpoint} was written with --disable_ds_ckpt: nothing resumes from it",
+            f"{checkpoint} was written with --disable_ds_ckpt, so no run can resume from it",
             f"--pretrain {checkpoint / 'hf'}",
         )
     return json.loads((checkpoint / "state.json").read_text()), manifest["flags"]

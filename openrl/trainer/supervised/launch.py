@@ -122,9 +122,9 @@ def launched(flags: RankFlags) -> Launch | None:
     launch = Launch.from_environment(flags.local_rank)
     if launch is not None and derived.under_ray(flags):
         raise UserError(
-            "a launcher started this process as one of several ranks, and --num_gpus_per_node"
-            " asks Ray for them",
-            "python -m without a launcher, or leave the flags of Ray out",
+            "a launcher started this process as one of several ranks, but --num_gpus_per_node"
+            " asks Ray to start them",
+            "run python -m without a launcher, or leave --num_gpus_per_node out",
         )
     return launch
 

@@ -101,7 +101,7 @@ def how_to_resume(flags: CheckpointFlags) -> str:
         return f"the same command; no checkpoint was written (--save_steps {flags.save_steps})"
     if "--load_checkpoint" not in words:
         command.append("--load_checkpoint")
-    return f"{shlex.join(command)}\n       which goes on from {last}"
+    return f"{shlex.join(command)}\n       which continues from {last}"
 
 
 def logging_directory(config: TrainingConfig) -> Path:

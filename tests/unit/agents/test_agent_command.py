@@ -101,7 +101,7 @@ def test_programs_that_fail(code, message):
     [
         (
             "held = b'1' * 2**28",
-            r"took 0\.\d GiB of memory, 0\.125 are allowed \(--env_memory_gb\)",
+            r"used 0\.\d GiB of memory, more than the 0\.125 GiB allowed \(--env_memory_gb\)",
         ),
         ("print('x' * 9000 + 'end', flush=True)", "printed more than 5000 bytes, at last: x+end$"),
     ],

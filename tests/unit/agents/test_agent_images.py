@@ -111,7 +111,7 @@ def test_more_images_than_the_engine_takes_are_named(processor):
 
 def test_a_policy_that_reads_text_is_not_shown_an_environment_of_pictures(processor):
     blind = ChatFormat(processor.processor.tokenizer, chat=True, kwargs={})
-    with pytest.raises(UserError, match="reads text alone"):
+    with pytest.raises(UserError, match="reads only text"):
         play(blind, Zoom())
 
 

@@ -56,7 +56,7 @@ def write(tmp_path):
             "return None, 0.0, False, False, {}",
             "an observation is text, a picture or .*, this one is NoneType",
         ),
-        ("x = [0] * 10**8; time.sleep(1000)", r"0\.4 are allowed \(--env_memory_gb\)"),
+        ("x = [0] * 10**8; time.sleep(1000)", r"0\.4 GiB allowed \(--env_memory_gb\)"),
         ("sys.exit(4)", "CallFailed: the agent process exited with status 4"),
     ],
 )

@@ -50,10 +50,10 @@ def test_a_template_that_refuses_a_user():
         "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one question') }}"
         "{% endif %}{{ m.content }}{% endfor %}"
     )
-    assert probe(chat) == ["A user cannot go on: the chat template refuses it: one question."]
+    assert probe(chat) == ["A user cannot go on: the chat template cannot render it: one question."]
     chat.tokenizer.chat_template = "{{ raise_exception('no question') }}"
-    assert probe(chat) == ["A user cannot ask: the chat template refuses it: no question."]
-    with pytest.raises(UserError, match="cannot be asked: the chat template refuses it"):
+    assert probe(chat) == ["A user cannot ask: the chat template cannot render it: no question."]
+    with pytest.raises(UserError, match="cannot be asked: the chat template cannot render it"):
         require_tools(chat, TOOLS)
 
 

@@ -143,16 +143,16 @@ def test_what_one_engine_lies_on_is_granted_together():
 @pytest.mark.parametrize(
     ("cluster", "options", "message"),
     [
-        (ONE_NODE, {"hybrid": COLOCATED, "sizes": (3, 1, 1)}, r"engines of 3 places \(tensor 3\) do not divide 8"),
+        (ONE_NODE, {"hybrid": COLOCATED, "sizes": (3, 1, 1)}, r"8 places cannot be divided into engines of 3 places \(tensor 3\)"),
         (ONE_NODE, {"hybrid": COLOCATED, "sizes": (2, 1, 1), "engines": 8},
-            "--vllm_num_engines: vllm has 8 ranks of 2 places and shares the 8 places of actor"),
+            "--vllm_num_engines: vllm has 8 ranks of 2 places, but shares the 8 places of actor"),
         # 6 + 2 of the second engine
         (TWO_NODES, {"placement": "actor=0-1;vllm=2-13", "sizes": (4, 1, 1)},
-            r"vllm 1 has a tensor-parallel group on two nodes \(6-7 and 8-9\), and 4 places fit on one"),
+            r"vllm 1 has a tensor-parallel group on two nodes \(6-7 and 8-9\), although 4 places fit on one"),
         (TWO_NODES, {"actor_num_nodes": 2, "hybrid": COLOCATED, "sizes": (8, 1, 2)},
-            r"vllm 0 would lie on several nodes \(0-7 and 8-15\), and the replicas inside an engine lie on one"),
+            r"vllm 0 would span several nodes \(0-7 and 8-15\), but the replicas of an engine must be on one node"),
         ([], {"device": "cpu", "actor_num_nodes": 2, "hybrid": COLOCATED, "sizes": (2, 1, 1)},
-            r"vllm 0 would lie on several nodes \(0 and 1\), and on a CPU an engine lies on one"),
+            r"vllm 0 would span several nodes \(0 and 1\), but on a CPU an engine needs all its places on one node"),
     ],
 )  # fmt: skip
 def test_engines_that_cannot_lie_so(cluster, options, message):
@@ -162,9 +162,9 @@ def test_engines_that_cannot_lie_so(cluster, options, message):
 
 def test_an_engine_wider_than_the_cluster():
     made = plan(ONE_NODE, sizes=(8, 2, 1), engines=1, actor_num_gpus_per_node=1)
-    assert "needs 17 GPUs in all, the cluster has 8 free on 1 node" in made.problems(ONE_NODE)
+    assert "needs 17 GPUs in all, but the cluster has 8 free on 1 node" in made.problems(ONE_NODE)
     wide = plan(UNEVEN, sizes=(4, 1, 1), engines=2, actor_num_gpus_per_node=8)
-    assert wide.problems(UNEVEN) == ["needs 16 GPUs in all, the cluster has 12 free on 2 nodes"]
+    assert wide.problems(UNEVEN) == ["needs 16 GPUs in all, but the cluster has 12 free on 2 nodes"]
 
 
 def test_the_table_names_the_places_of_each_engine():

@@ -94,12 +94,12 @@ TWICE_FOUR = [gpu_node("a", 4), gpu_node("b", 4)]
         (
             {"actor": (1, 3)},
             [gpu_node("a", 4, free=2), gpu_node("b", 2)],
-            ["needs 3 GPUs on one node for actor, the largest free node has 2"],
+            ["needs 3 GPUs on one node for actor, but the largest free node has 2"],
         ),
         (
             {"actor": (2, 4), "vllm": (1, 1)},
             EIGHT,
-            ["needs 9 GPUs in all, the cluster has 8 free on 1 node"],
+            ["needs 9 GPUs in all, but the cluster has 8 free on 1 node"],
         ),
         (
             {"actor": (1, 3), "critic": (1, 3), "reference": (1, 2)},
@@ -113,18 +113,18 @@ TWICE_FOUR = [gpu_node("a", 4), gpu_node("b", 4)]
             {"actor": (1, 2)},
             [],
             [
-                "needs 2 GPUs on one node for actor, the largest free node has 0",
-                "needs 2 GPUs in all, the cluster has 0 free on 0 nodes",
-                "needs 2 CPUs on one node for actor, the largest free node has 0",
-                "needs 2 CPUs in all, the cluster has 0 free on 0 nodes",
+                "needs 2 GPUs on one node for actor, but the largest free node has 0",
+                "needs 2 GPUs in all, but the cluster has 0 free on 0 nodes",
+                "needs 2 CPUs on one node for actor, but the largest free node has 0",
+                "needs 2 CPUs in all, but the cluster has 0 free on 0 nodes",
             ],
         ),
         (
             {"actor": (1, 4)},
             [gpu_node("a", 8, cpus=3)],
             [
-                "needs 4 CPUs on one node for actor, the largest free node has 3",
-                "needs 4 CPUs in all, the cluster has 3 free on 1 node",
+                "needs 4 CPUs on one node for actor, but the largest free node has 3",
+                "needs 4 CPUs in all, but the cluster has 3 free on 1 node",
             ],
         ),
         # the widest first, into the tightest hole: role order alone would put vllm on node a and
@@ -218,7 +218,7 @@ def test_colocated_engines_on_several_nodes_lie_with_the_actor():
 
 def test_engines_that_cannot_share_are_refused():
     with pytest.raises(
-        UserError, match="--vllm_num_engines: vllm has 3 ranks and shares the 4 places of actor"
+        UserError, match="--vllm_num_engines: vllm has 3 ranks, but shares the 4 places of actor"
     ):
         planned(["actor"], TWICE_FOUR, engines=3, hybrid=HybridFlags(colocate_all_models=True))
 

@@ -161,7 +161,7 @@ def bomb() -> bytes:
         ({"input": "<image>", "images": [b"text"]}, "images: an image that cannot be read"),
         ({"input": "<image>", "images": [A[:300]]}, "images: an image that cannot be read"),
         ({"input": "<image>", "images": [bomb()]}, "(1600000000 pixels) exceeds limit"),
-        ({"input": "<image>", "images": ["no.png"]}, "there is no file no.png"),
+        ({"input": "<image>", "images": ["no.png"]}, "no such file: no.png"),
         ({"input": "<image>", "images": ["http://127.0.0.1:1/a"]}, "private address 127.0.0.1"),
         ({"input": "<image>", "images": ["data:image/png,raw"]}, "without base64"),
     ],

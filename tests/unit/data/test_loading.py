@@ -85,7 +85,7 @@ def test_max_samples_takes_the_first_rows(tmp_path):
 
 @pytest.mark.parametrize("source", ["no/such/file.jsonl", "./rows", "missing.parquet", "a/b/c"])
 def test_missing_paths_are_named_without_asking_the_hub(source):
-    with pytest.raises(UserError, match=f"--prompt_data: there is no file or directory {source}"):
+    with pytest.raises(UserError, match=f"--prompt_data: no such file or directory: {source}"):
         load(source)
 
 
@@ -155,7 +155,7 @@ def test_a_subset_of_saved_datasets_and_of_files(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", ROWS)
     assert list(load(f"{path}@train")) == ROWS
     with pytest.raises(
-        UserError, match=r"--prompt_data: .*rows.jsonl is one file: it has no 'test'"
+        UserError, match=r"--prompt_data: .*rows.jsonl is a single file, without a subset 'test'"
     ):
         load(f"{path}@test")
     # a path that exists is meant as it is
@@ -187,7 +187,9 @@ def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):
 
 def test_dataset_scripts_are_not_run(tmp_path):
     (tmp_path / "rows.py").write_text("raise SystemExit")
-    with pytest.raises(UserError, match=r"cannot read .*rows\.py; dataset scripts are not run"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*rows\.py; dataset scripts are not supported"
+    ):
         load(tmp_path / "rows.py")
 
 
@@ -207,7 +209,7 @@ def test_tokenizer_without_padding_pads_with_end_of_text(tmp_path):
 
 
 def test_tokenizer_errors_name_what_is_missing(tmp_path):
-    with pytest.raises(UserError, match="there is no model directory"):
+    with pytest.raises(UserError, match="no such model directory"):
         load_tokenizer(str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="cannot load the tokenizer"):

@@ -97,7 +97,7 @@ def test_filter_leaves_out_and_counts():
 def test_error_names_the_rows():
     with pytest.raises(
         UserError,
-        match=r"rows 0, 2: longer than --prompt_max_len 3, and --prompt_overflow is error",
+        match=r"rows 0, 2: longer than --prompt_max_len 3, with --prompt_overflow error",
     ):
         build(["1234", "12", "12345"], 3, "error")
 
@@ -111,7 +111,7 @@ def test_a_template_that_refuses_what_is_left_makes_a_bad_row():
     flags = PromptDataFlags(prompt_data="data", prompt_overflow="truncate_left")
     builder = PromptBuilder(flags, TemplateFlags(apply_chat_template=True), tokenizer, 9)
     sources = [RowSource("rows.jsonl", "default", Dataset.from_list([{"input": "123456789"}]))]
-    with pytest.raises(UserError, match="row 0: the chat template refuses it: too short"):
+    with pytest.raises(UserError, match="row 0: the chat template cannot render it: too short"):
         builder.build(sources, flag="prompt_data", kind="train")
 
 

@@ -40,7 +40,7 @@ def test_the_answers_of_a_pair_are_learned_and_the_prompt_is_not():
     (pair,), report = build([PAIR])
     assert [text(r) for r in pair.rows] == ["1+1=2<eos>", "1+1=3<eos>"]
     assert [learned(r) for r in pair.rows] == ["2<eos>", "3<eos>"]
-    assert report.line() == "rows.jsonl: 1 pairs, 4 tokens to learn"
+    assert report.line() == "rows.jsonl: 1 pairs, 4 tokens to train on"
 
 
 def test_chats_with_and_without_a_column_of_prompts():
@@ -53,9 +53,7 @@ def test_chats_with_and_without_a_column_of_prompts():
     for examples, _ in (build(rows, template=CHAT), build(whole, template=CHAT, prompt_key=None)):
         assert [text(r) for r in examples[0].rows] == ["u(1)a(2<eos>", "u(1)a(3<eos>"]
         assert learned(examples[0].rows[0]) == "2<eos>"
-    with pytest.raises(
-        UserError, match="row 0: chosen does not end with a message of the assistant"
-    ):
+    with pytest.raises(UserError, match="row 0: chosen does not end with an assistant message"):
         build([{"chosen": [good, user], "rejected": [user, bad]}], template=CHAT, prompt_key=None)
 
 
@@ -70,11 +68,11 @@ def test_pairs_that_cannot_be_told_apart_are_left_out_and_counted():
     assert [text(e.rows[0]) for e in examples] == ["1+1=2<eos>", "1+1=2 an"]
     assert (
         report.line()
-        == "rows.jsonl: 2 pairs, 10 tokens to learn; 1 cut at --max_len 8; 1 of 4 left out, their"
-        " prompt alone fills --max_len 8; 1 of 4 left out, chosen and rejected answer are the"
-        " same tokens"
+        == "rows.jsonl: 2 pairs, 10 tokens to train on; 1 cut at --max_len 8; 1 of 4 left out"
+        " because the prompt already fills --max_len 8; 1 of 4 left out because chosen and rejected"
+        " answers are the same tokens"
     )
-    with pytest.raises(UserError, match="nothing is left to learn"):
+    with pytest.raises(UserError, match="no tokens are left to train on"):
         build([{**PAIR, "rejected": "2"}])
 
 

@@ -45,7 +45,7 @@ def text(row):
 def test_the_answer_and_the_end_are_learned_and_nothing_else():
     rows, report = build([{"input": "1 2:", "output": "1+2"}])
     assert (text(rows[0]), learned(rows[0])) == ("1 2:1+2<eos>", "1+2<eos>")
-    assert report.line() == "rows.jsonl: 1 examples, 4 tokens to learn"
+    assert report.line() == "rows.jsonl: 1 examples, 4 tokens to train on"
 
 
 def test_a_cut_answer_gets_no_end_of_text():
@@ -62,11 +62,12 @@ def test_rows_without_room_for_an_answer_are_left_out_and_counted():
     )
     assert [text(r) for r in rows] == ["123456"[:1] + "23456"]
     assert (
-        report.line() == "rows.jsonl: 1 examples, 5 tokens to learn; 1 cut at --max_len 6; "
-        "1 of 2 left out, their prompt alone fills --max_len 6"
+        report.line() == "rows.jsonl: 1 examples, 5 tokens to train on; 1 cut at --max_len 6; "
+        "1 of 2 left out because the prompt already fills --max_len 6"
     )
     with pytest.raises(
-        UserError, match=r"nothing is left to learn: rows.jsonl: 0 examples.* fills --max_len 3"
+        UserError,
+        match=r"no tokens are left to train on: rows.jsonl: 0 examples.* fills --max_len 3",
     ):
         build([{"input": "123", "output": "4"}], max_len=3)
 
@@ -184,7 +185,7 @@ def test_multiturn_refuses_what_it_cannot_mark():
     )
     for template, turns, message in (
         (forgetful, DIALOGUE, "row 0: the chat template rewrites earlier turns"),
-        (CHAT, DIALOGUE[:1], "row 0: nothing in the dialogue is said by the assistant"),
+        (CHAT, DIALOGUE[:1], "row 0: the dialogue has no assistant message"),
     ):
         with pytest.raises(UserError, match=message):
             build([{"input": dialogue(turns)}], template=template, output_key=None, multiturn=True)

@@ -54,7 +54,7 @@ def test_a_jinja_file_is_rendered_with_the_content_and_stripped(tmp_path):
 def test_a_jinja_file_reaches_nothing_beyond_its_content(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ content.__class__.__mro__ }}")
-    with pytest.raises(BadRow, match=r"--input_template refuses it: .*unsafe"):
+    with pytest.raises(BadRow, match=r"--input_template cannot render it: .*unsafe"):
         text("1", chat=False, input_template=str(file))
 
 
@@ -63,7 +63,7 @@ def test_a_jinja_file_reaches_nothing_beyond_its_content(tmp_path):
     [
         ("{{ content ", "line 1: "),
         ("no place", "has no place for the prompt"),
-        ("{{ content }} {{ answer }}", "asks for answer, and is given content alone"),
+        ("{{ content }} {{ answer }}", "uses answer, but only content is available"),
     ],
 )
 def test_jinja_files_that_cannot_work_are_refused_before_any_row(tmp_path, source, message):
@@ -71,7 +71,7 @@ def test_jinja_files_that_cannot_work_are_refused_before_any_row(tmp_path, sourc
     file.write_text(source)
     with pytest.raises(UserError, match=f"--input_template: .*{message}"):
         templates(input_template=str(file))
-    with pytest.raises(UserError, match=r"there is no file none\.jinja"):
+    with pytest.raises(UserError, match=r"no such file: none\.jinja"):
         templates(input_template="none.jinja")
 
 
@@ -113,7 +113,10 @@ def test_chats_as_json_text_and_keys_without_a_value():
         (None, "empty"),
         ([user(" ")], "empty"),
         (5, "expected text, found int"),
-        ([user("1"), {"role": "assistant", "content": "2"}], "the chat ends with the assistant"),
+        (
+            [user("1"), {"role": "assistant", "content": "2"}],
+            "the chat ends with an assistant message",
+        ),
         ([{"from": "user", "value": "1"}], "not of the form {role, content}"),
         ([{"content": "1"}], "not of the form {role, content}"),
     ],
@@ -126,7 +129,7 @@ def test_prompts_that_cannot_be_used(value, reason):
 def test_what_a_template_raises_is_the_row_s_reason():
     refusing = tiny_tokenizer()
     refusing.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(BadRow, match="the chat template refuses it: roles must alternate"):
+    with pytest.raises(BadRow, match="the chat template cannot render it: roles must alternate"):
         Templates(TemplateFlags(apply_chat_template=True), refusing).prompt("1").text()
     with pytest.raises(BadRow, match="a chat list needs --apply_chat_template"):
         text([user("1")], chat=False)
@@ -146,7 +149,7 @@ def test_text_or_file(tmp_path):
     assert text_or_file(str(tmp_path / "t.txt"), "f") == "inside"
     assert text_or_file("Answer in one word, no .txt", "f") == "Answer in one word, no .txt"
     assert text_or_file("a\n" * 5000, "f") == "a\n" * 5000
-    with pytest.raises(UserError, match=r"--f: there is no file no\.txt"):
+    with pytest.raises(UserError, match=r"--f: no such file: no\.txt"):
         text_or_file("no.txt", "f")
 
 
@@ -187,7 +190,7 @@ def test_a_tokenizer_of_its_own_must_fit_the_embedding(model, tmp_path):
     other.add_special_tokens({"additional_special_tokens": ["<new>"]})
     other.save_pretrained(tmp_path / "larger")
     with pytest.raises(
-        UserError, match=r"--tokenizer_path: .* has 67 tokens, the embedding of .* 66"
+        UserError, match=r"--tokenizer_path: .* has 67 tokens, but the embedding of .* has 66"
     ):
         policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "larger")), None)
     tiny_tokenizer().save_pretrained(tmp_path / "equal")
@@ -195,12 +198,12 @@ def test_a_tokenizer_of_its_own_must_fit_the_embedding(model, tmp_path):
         policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "equal")), None).bos_token_id
         == BOS
     )
-    with pytest.raises(UserError, match="--tokenizer_path: there is no model directory"):
+    with pytest.raises(UserError, match="--tokenizer_path: no such model directory"):
         policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "none")), None)
 
 
 def test_a_slow_tokenizer_that_there_is_not_is_a_warning(model):
     with pytest.warns(
-        UserWarning, match="--disable_fast_tokenizer: transformers has a fast tokenizer alone"
+        UserWarning, match="--disable_fast_tokenizer: transformers has only a fast tokenizer"
     ):
         assert policy_tokenizer(flags(model, disable_fast_tokenizer=True), None).is_fast

@@ -73,16 +73,16 @@ def test_other_flags_are_refused_and_named(tmp_path):
 def test_other_data_is_refused(tmp_path):
     path = tmp_path / "out.jsonl"
     run(path, stop_after=2)
-    with pytest.raises(UserError, match="holds row:1, which the data has not"):
+    with pytest.raises(UserError, match="holds row:1, which the data lacks"):
         run(path, units=["row:0", "row:7"])
-    with pytest.raises(UserError, match="at this place"):
+    with pytest.raises(UserError, match="in a different place"):
         run(path, units=UNITS[::-1])
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text("precious\n")
-    with pytest.raises(UserError, match="was not begun by this command"):
+    with pytest.raises(UserError, match="was not written by this command"):
         run(path)
     assert path.read_text() == "precious\n"
 

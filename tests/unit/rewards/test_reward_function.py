@@ -226,7 +226,7 @@ def test_memory_without_bound_is_killed(write, tmp_path):
     eaten, fine = score(write(body), group("h"), group("1"), reward_memory_gb=0.3)
     assert (
         eaten[0].dropped
-        and "GiB of memory, 0.3 are allowed (--reward_memory_gb)" in eaten[0].failure
+        and "GiB of memory, more than the 0.3 GiB allowed (--reward_memory_gb)" in eaten[0].failure
     )
     assert values(fine) == [1.0]
     assert _is_gone(int(pid.read_text()))
@@ -369,6 +369,7 @@ def test_sources_are_checked_before_anything_starts(write):
     path.write_text("import os; os._exit(7)")
     assert "the reward process exited with status 7" in problem(path)
     path.write_text("def reward_func(rows): pass")
-    assert "its parameters are (rows); known are reward_func(queries, prompts, labels" in problem(
-        path
+    assert (
+        "its parameters are (rows), but must be those of reward_func(queries, prompts, labels"
+        in problem(path)
     )

@@ -54,7 +54,7 @@ def test_one_row_may_be_answered_by_bare_numbers():
         ([1.0], "it returned 1 rewards for 2 rows"),
         (0.5, "it returned 1 rewards for 2 rows"),
         (None, "it returned 1 rewards for 2 rows"),
-        ({"reward": [1, 2]}, "it returned no 'rewards', but 'reward'"),
+        ({"reward": [1, 2]}, "it did not return 'rewards', but 'reward'"),
         ({}, "an empty dict"),
         ({"rewards": [1, 2], "scores": [0]}, "it returned 1 scores for 2 rows"),
         ({"rewards": [1, 2], "extra_logs": {"a": [1]}}, "it returned 1 a for 2 rows"),

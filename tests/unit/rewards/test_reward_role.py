@@ -69,7 +69,7 @@ def test_a_reward_model_must_read_the_policys_tokens(tmp_path):
     (path / "tokenizer.json").write_text(json.dumps(shifted))
     with pytest.raises(
         UserError,
-        match=r"another tokenizer than the policy: 'a' is 16, here 15 \(2 tokens differ\)",
+        match=r"different tokenizers: 'a' is token 16 there and 15 here \(2 tokens differ\)",
     ):
         check_same_tokens(str(path), policy)
     for file in path.glob("tokenizer*"):

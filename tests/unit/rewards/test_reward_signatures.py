@@ -240,10 +240,10 @@ def test_what_each_signature_is_given():
 @pytest.mark.parametrize(
     ("function", "kwargs", "problem"),
     [
-        (lambda a, b: 0, {}, "its parameters are (a, b); known are"),
+        (lambda a, b: 0, {}, "its parameters are (a, b), but must be those of"),
         (lambda queries, labels: 0, {"weight": 1}, "it takes no keyword argument weight"),
         (lambda queries, **kwargs: 0, {"labels": []}, "it takes no keyword argument labels"),
-        (lambda reward_inputs, limit: 0, {}, "it needs limit: give them by --reward_func_kwargs"),
+        (lambda reward_inputs, limit: 0, {}, "it needs limit: give them with --reward_func_kwargs"),
     ],
 )
 def test_functions_that_cannot_be_called_are_refused(function, kwargs, problem):

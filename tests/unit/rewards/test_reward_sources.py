@@ -66,7 +66,7 @@ def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
     check(("number",), rows(a0=0, a1="1", a2=False))
     with pytest.raises(
         UserError,
-        match=r"--reward_funcs number compares .* 2 of 2 rows have none \(train:a0, train:a1\)",
+        match=r"--reward_funcs number needs labels.* 2 of 2 rows have none \(train:a0, train:a1\)",
     ) as e:
         check(("format", "number"), rows(a0="", a1=None))
     assert "--label_key COLUMN" in str(e.value)
@@ -218,7 +218,7 @@ def test_a_server_that_is_not_there_is_said_before_anything_starts():
             flags = RewardFlags(remote_rm_url=urls)
             check_reward_sources(flags, reward_plan(flags).sources, ())
         flags = RewardFlags(remote_rm_url=gone)
-        with pytest.raises(UserError, match=f"nobody answers: {gone}: .*refused"):
+        with pytest.raises(UserError, match=f"no server answers: {gone}: .*refused"):
             check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
@@ -360,6 +360,9 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
     guard(scored(Score(1.0), Score(1.0)))
     with pytest.raises(UserError) as error:
         guard(scored(DROPPED))
-    assert "3 of 10 rows have no reward, --max_reward_failure_rate is 0.2" in error.value.message
+    assert (
+        "3 of 10 rows have no reward, more than --max_reward_failure_rate 0.2 allows"
+        in error.value.message
+    )
     assert "judge: it hung" in error.value.message
     FailureGuard(rows=1, most=1.0)(scored(DROPPED))
