@@ -1,30 +1,33 @@
 #!/usr/bin/env bash
 # The Number Game on one machine without a GPU: a small vision-language model from nothing sees a careless teacher play, then
-# learns by GRPO to answer what it sees. Everything lands under runs/number_game; look at runs/number_game/renders.
+# learns by GRPO to answer what it sees. Everything lands under runs/number_game; look at runs/number_game/renders. A run that
+# was interrupted goes on from its newest checkpoint when it is started again; one that has ended is made anew.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 SEED=${SEED:-0}
 OUT=${OUT:-runs/number_game}
 # Engine and policy are processes of their own: one thread each suits two cores best.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-rm -rf "$OUT"
+[ "$(cat "$OUT/seed" 2>/dev/null)" = "$SEED" ] && [ ! -f "$OUT/shuffled.json" ] || rm -rf "$OUT"
+mkdir -p "$OUT"
+echo "$SEED" >"$OUT/seed"
 
 echo "1/4  Games, and a random model"
 python examples/python/number_game/make_data.py --output_dir "$OUT/data" --seed "$SEED"
 python examples/python/number_game/make_model.py --output_dir "$OUT/init" --seed "$SEED"
 
 echo "2/4  Supervised training: to read numbers, and on the answers of a teacher who guesses every second one"
-python -m openrl.cli.train_sft \
+[ -f "$OUT/sft/summary.json" ] || python -m openrl.cli.train_sft \
     --pretrain "$OUT/init" --max_images_per_prompt 1 --apply_chat_template \
     --dataset "$OUT/data/sft.parquet" --input_key problem --output_key answer \
     --max_len 64 --max_steps 900 --train_batch_size 64 --micro_train_batch_size 64 \
     --learning_rate 3e-3 --lr_warmup_ratio 0.03 \
     --param_dtype fp32 --zero_stage 0 --device cpu \
     --logging_steps 50 --exp_name "number game, supervised" --seed "$SEED" \
-    --save_path "$OUT/sft" --ckpt_path "$OUT/sft/checkpoints"
+    --save_steps 300 --max_ckpt_num 1 --load_checkpoint --save_path "$OUT/sft" --ckpt_path "$OUT/sft/checkpoints"
 
 echo "3/4  Reinforcement learning: GRPO on Ray, DeepSpeed and vLLM"
-python -m openrl.cli.train_ppo_ray \
+[ -f "$OUT/grpo/summary.json" ] || python -m openrl.cli.train_ppo_ray \
     --pretrain "$OUT/sft" --max_images_per_prompt 1 --apply_chat_template \
     --prompt_data "$OUT/data/rl.parquet" --eval_dataset "$OUT/data/eval.parquet" \
     --input_key problem --label_key answer --remote_rm_url examples/python/number_game/reward.py \
@@ -37,6 +40,7 @@ python -m openrl.cli.train_ppo_ray \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
     --max_steps 60 --logging_steps 5 --exp_name "number game, GRPO" --seed "$SEED" \
     --eval_before_train --eval_steps 30 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 \
+    --save_steps 10 --max_ckpt_num 2 --load_checkpoint \
     --render_save_dir "$OUT/renders" --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
 
 echo "4/4  The same games with each other's screenshots: who looks at them is right in a third"

@@ -16,9 +16,18 @@ from safetensors.torch import load_file
 
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, RMConfig
+from openrl.config.inference import RewardModelFlags
+from openrl.config.model import LoadFlags
+from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.data.images import RowImages
 from openrl.errors import UserError
+from openrl.inference.scoring import load_reward_model
+from openrl.models.causal_lm import Loading
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
+from openrl.trainer.playing.rollout_files import path_of, read_taken
+from openrl.vision.placing import unexpanded
+from openrl.vision.processor import VisionProcessor
 from tests.e2e.bench import in_this_process
 from tests.e2e.runs import REWARD, metrics, ppo_flags, run, run_here
 from tests.flags import ppo
@@ -183,6 +192,47 @@ def test_a_reward_model_learns_what_the_image_alone_says(reward_model):
     assert metrics(reward_model)[-1]["accuracy"] == 1.0
     assert json.loads((reward_model / "config.json").read_text())["std"] > 0
     assert (reward_model / "processor_config.json").is_file()
+
+
+def test_a_reward_model_that_sees_judges_what_the_policy_sees(reward_model, pairs, task, tmp_path):
+    """Its rewards of the rollouts are those of the server that shows them to it."""
+    words = ppo_flags(
+        task,
+        tmp_path,
+        pretrain=task / "model",
+        prompt_data=pairs,
+        label_key="answer",
+        input_key="problem",
+        remote_rm_url=None,
+        reward_pretrain=reward_model,
+        prompt_max_len=64,
+        generate_max_len=2,
+        max_steps=1,
+        rollout_backend="hf",
+        rollout_dump_dir=tmp_path / "rollouts",
+        **VISION,
+    )
+    config = ppo(" ".join(words))
+    inputs = prepare(config)
+    asyncio.run(train(config, inputs, in_this_process))
+    taken = read_taken(path_of(tmp_path / "rollouts", 1), {p.id: p for p in inputs.prompts})
+    processor = VisionProcessor(str(reward_model), {})
+    loading = Loading(
+        LoadFlags(param_dtype="fp32"), "cpu", vision=VisionFlags(max_images_per_prompt=2)
+    )
+    images = RowImages(ImageFlags(max_images_per_prompt=2), processor)
+    server = load_reward_model(str(reward_model), RewardModelFlags(), loading, images=images)
+    tokenizer, compared = processor.processor.tokenizer, 0
+    for trajectory in (t for group in taken.groups for t in group.trajectories):
+        (row,) = trajectory.segments
+        ids = unexpanded(row.token_ids, row.images)
+        text = tokenizer.decode(ids)
+        if tokenizer(text, add_special_tokens=False).input_ids != ids:
+            continue  # no text has these tokens
+        (scalar,) = server([text], [[placed.image.data for placed in row.images]])
+        assert trajectory.score.reward == pytest.approx(scalar.value, abs=1e-4)
+        compared += 1
+    assert compared >= 8
 
 
 def test_dpo_learns_what_the_image_alone_says(task, pairs, tmp_path):
