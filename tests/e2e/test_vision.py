@@ -25,7 +25,7 @@ from openrl.inference.scoring import load_reward_model
 from openrl.models.causal_lm import Loading
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.playing.rollout_files import path_of, read_taken
+from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.e2e.bench import in_this_process
@@ -215,7 +215,7 @@ def test_a_reward_model_that_sees_judges_what_the_policy_sees(reward_model, pair
     config = ppo(" ".join(words))
     inputs = prepare(config)
     asyncio.run(train(config, inputs, in_this_process))
-    taken = read_taken(path_of(tmp_path / "rollouts", 1), {p.id: p for p in inputs.prompts})
+    taken = read_rollout_batch(path_of(tmp_path / "rollouts", 1), {p.id: p for p in inputs.prompts})
     processor = VisionProcessor(str(reward_model), {})
     loading = Loading(
         LoadFlags(param_dtype="fp32"), "cpu", vision=VisionFlags(max_images_per_prompt=2)
