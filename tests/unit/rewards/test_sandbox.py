@@ -505,7 +505,7 @@ def test_same_value():
 )  # fmt: skip
 def test_a_label_without_tests_is_said(label):
     for response in ("", fenced(ADD)):
-        with pytest.raises(BadRow, match=r"the label (holds no tests|is no JSON)"):
+        with pytest.raises(BadRow, match=r"the label (holds no tests|is not JSON)"):
             verdict(response, label)
 
 
