@@ -332,6 +332,8 @@ class VLLMEngine(PausingEngine):
         with suppress(EngineDied):  # then its requests have already ended
             await self._end_requests()
         self._llm.shutdown()
+        # its __del__ calls this again at the exit of the process, when vLLM's modules are gone
+        self._llm.shutdown = lambda timeout=None: None
         self._adapters.clear()
 
 
