@@ -8,7 +8,10 @@ SEED=${SEED:-0}
 OUT=${OUT:-runs/number_game}
 # Engine and policy are processes of their own: one thread each suits two cores best.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-[ "$(cat "$OUT/seed" 2>/dev/null)" = "$SEED" ] && [ ! -f "$OUT/shuffled.json" ] || rm -rf "$OUT"
+# Only an unfinished run of the same seed is continued.
+if [ "$(cat "$OUT/seed" 2>/dev/null)" != "$SEED" ] || [ -f "$OUT/shuffled.json" ]; then
+    rm -rf "$OUT"
+fi
 mkdir -p "$OUT"
 echo "$SEED" >"$OUT/seed"
 

@@ -220,7 +220,7 @@ def _parse(raw: bytes) -> Json:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from error
+        raise Refusal(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
     return body

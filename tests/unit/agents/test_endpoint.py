@@ -250,7 +250,7 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
 @pytest.mark.parametrize(
     "body, said",
     [
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (b"[]", "must be a JSON object"),
         (b'{"messages": 3}', "'messages' is missing"),
         (b'{"messages": [3]}', "'messages' must hold objects"),
