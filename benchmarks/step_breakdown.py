@@ -41,6 +41,7 @@ from openrl.trainer.launch import StartRoles, build_trainer
 from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import RLTrainer, StepResult
 from openrl.trainer.saving.checkpoints import Checkpoints
+from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.workers.roles import start_roles, workers
 from openrl.types import Prompt
 
@@ -174,7 +175,8 @@ async def pipeline_side(
         async with start(config, inputs.device, steps, progress.stage) as roles:
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
-            trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)
+            checkpoints = Checkpoints(config.checkpoint)
+            trainer = build_trainer(config, inputs, roles, checkpoints, progress, StopRequest())
             side = Side(trainer, trainer.steps(), policy, [], {})
             side.ask_for(ignore_eos=ignore_eos)
             _listen(side)
@@ -325,28 +327,19 @@ def report(pairs: list[Pair], args: argparse.Namespace, quiet: str) -> str:
 
 
 def make_task(args: argparse.Namespace, folder: Path) -> None:
-    """Countdown prompts, a random model and a reward file."""
+    """Countdown prompts, a reward file, and a random model or a link to --pretrain."""
     (folder / "reward.py").write_text(REWARD)
     scripts = ROOT / "examples/python/countdown"
-    for script, options in (
-        ("make_data.py", ["--output_dir", folder / "data"]),
-        (
-            "make_model.py",
-            [
-                "--output_dir",
-                folder / "model",
-                "--hidden_size",
-                args.hidden_size,
-                "--layers",
-                args.layers,
-            ],
-        ),
-    ):
-        subprocess.run(
-            [sys.executable, scripts / script, *map(str, options)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+    size = ["--hidden_size", args.hidden_size, "--layers", args.layers]
+    made: list[list[object]] = [
+        [scripts / "make_data.py", "--output_dir", folder / "data"],
+        [scripts / "make_model.py", "--output_dir", folder / "model", *size],
+    ]
+    if args.pretrain:
+        made.pop()
+        (folder / "model").symlink_to(Path(args.pretrain).resolve())
+    for words in made:
+        subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def work_options(parser: argparse.ArgumentParser, prompts: int, samples: int, tokens: int) -> None:
@@ -357,6 +350,7 @@ def work_options(parser: argparse.ArgumentParser, prompts: int, samples: int, to
 
 
 def model_options(parser: argparse.ArgumentParser, hidden_size: int = 128, layers: int = 4) -> None:
+    parser.add_argument("--pretrain", help="a model's directory; without it a random one")
     parser.add_argument("--hidden_size", type=int, default=hidden_size)
     parser.add_argument("--layers", type=int, default=layers)
     parser.add_argument("--zero_stage", type=int, default=0)

@@ -1,14 +1,15 @@
 """Training steps of openrl beside those of TRL's GRPOTrainer: samples per second.
 
     python -m benchmarks.trl_grpo --cores 0
-    python -m benchmarks.trl_grpo --cores 0 --hidden_size 512 --layers 10
+    python -m benchmarks.trl_grpo --cores 0 --hidden_size 512 --layers 10 --flat 0.5
 
 The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no
 reference; one thread per process, ``--cores 0`` puts all of them on one core. openrl samples with
 vLLM and computes the prompt of a group once (``--rows``), TRL samples with transformers, as it does
 without a GPU. Steps alternate: one side waits while the other works. Prompts have 16 to 64 tokens,
 responses a fixed length, so that both sides sample and train the same number of tokens; ``--free``
-lets responses end by themselves, which models of random weights do at random."""
+lets responses end by themselves, which models of random weights do at random. ``--flat 0.5`` gives
+all answers to half of the prompts the same reward, so that half of the groups have no gradient."""
 
 from __future__ import annotations
 
@@ -63,20 +64,27 @@ class Work:
     rows: int  # samples of a step
     tokens: int  # of a response at most
     free: bool  # responses end by themselves
+    reward: str  # source of a function with the signature of OpenRLHF's reward files
     learning_rate: float
     device: str
 
 
-def write_prompts(path: Path, count: int) -> None:
-    """Random digits: 16 to 64 of them, a token each."""
-    rng = random.Random(0)
-    rows = ("".join(rng.choices("0123456789", k=rng.randint(16, 64))) for _ in range(count))
+REWARD = '''
+def reward_func(queries, prompts, labels, responses, **kwargs):
+    """The share of digits; 0.5 for prompts that begin with 0."""
+    shares = [sum(c.isdigit() for c in text) / max(len(text), 1) for text in responses]
+    return [0.5 if p.startswith("0") else share for p, share in zip(prompts, shares)]
+'''
+
+
+def write_prompts(path: Path, steps: int, prompts: int, flat: float) -> None:
+    """Random digits: 16 to 64 of them, a token each. The share ``flat`` of the prompts of each step
+    begins with 0, the others with 1."""
+    rng, rows = random.Random(0), []
+    for i in range(steps * prompts):
+        first = "0" if i % prompts < flat * prompts else "1"
+        rows.append(first + "".join(rng.choices("0123456789", k=rng.randint(15, 63))))
     path.write_text("".join(json.dumps({"input": row}) + "\n" for row in rows))
-
-
-def digits(texts: list[str]) -> list[float]:
-    """The share of digits, as REWARD of the breakdown."""
-    return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
 
 
 # -- TRL -------------------------------------------------------------------------------------------
@@ -116,13 +124,14 @@ def serve_trl(connection: Connection, work: Work) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    sampled = [0]
+    sampled, names = [0], {}
+    exec(work.reward, names)
 
     def reward(
-        completions: list[str], completion_ids: list[list[int]], **columns: Any
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
     ) -> list[float]:
         sampled[0] = sum(map(len, completion_ids))
-        return digits(completions)
+        return names["reward_func"](prompts, prompts, None, completions)
 
     class OneAtATime(TrainerCallback):
         """Holds the training loop until the next step is asked for."""
@@ -186,7 +195,8 @@ async def measure(side: Side, trl: Bare, trl_first: bool) -> Pair:
 
 async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -> None:
     rate = 1e-5
-    write_prompts(folder / "prompts.jsonl", quiet.most * args.prompts)
+    write_prompts(folder / "prompts.jsonl", quiet.most, args.prompts, args.flat)
+    (folder / "reward.py").write_text(REWARD)
     config = config_of(
         args,
         folder,
@@ -214,6 +224,7 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         args.prompts * args.samples,
         args.tokens,
         args.free,
+        REWARD,
         rate,
         args.device,
     )
@@ -240,8 +251,8 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: 
         [
             (
                 f"{parameters / 1e6:.1f}M parameters, {args.prompts} prompts x {args.samples}"
-                f" samples x {'at most ' if args.free else ''}{args.tokens} tokens, {args.pairs}"
-                f" pairs, cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
+                f" samples x {'at most ' if args.free else ''}{args.tokens} tokens, {args.flat:.0%}"
+                f" of groups flat, {args.pairs} pairs, cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
                 f" {torch.__version__}, TRL {trl.__version__}"
             ),
             "",
@@ -275,6 +286,9 @@ def main() -> int:
         "--free", action="store_true", help="responses end by themselves, at --tokens at the latest"
     )
     model_options(parser, hidden_size=256, layers=5)
+    parser.add_argument(
+        "--flat", type=float, default=0.0, help="share of prompts whose answers get equal rewards"
+    )
     parser.add_argument(
         "--micro",
         type=int,
