@@ -35,6 +35,7 @@ from openrl.trainer.planning.effective_flags import effective_flags, start_lines
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EngineRepair
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.replay import NoEngines, Replay
@@ -109,12 +110,14 @@ def build_trainer(
 ) -> RLTrainer:
     """Build the trainer over running worker groups."""
     flags = effective_flags(config)
-    learner = build_learner(config, inputs, roles)
+    learner, publisher = build_learner(config, inputs, roles), build_publisher(config, roles)
+    restarts = config.faults.max_engine_restarts if roles.replaceable else 0
+    repair = EngineRepair(restarts, publisher, progress) if restarts else None
     dump = config.collecting.rollout_dump_dir
     return RLTrainer(
-        build_rollouts(config, inputs, roles, learner),
+        build_rollouts(config, inputs, roles, learner, repair),
         learner,
-        build_publisher(config, roles),
+        publisher,
         build_evaluation(config, inputs),
         checkpoints,
         build_trackers(
@@ -172,7 +175,9 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     )
 
 
-def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner) -> Rollouts:
+def build_rollouts(
+    config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner, repair: EngineRepair | None
+) -> Rollouts:
     wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
     filtered = config.filtering.dynamic_filtering
     to_try = derived.prompts_to_try(config, len(inputs.prompts))
@@ -201,13 +206,12 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         run_seed=config.debug.seed if config.debug.full_determinism else None,
         max_failure_rate=config.reward.max_reward_failure_rate,
         interrupts=config.asynchrony.partial_rollout,
-        deaths=config.faults.max_engine_restarts if roles.replaceable else 0,
     )
     buffer, residency = RolloutBuffer(stream, limits, chosen), roles.residency
     if (directory := config.collecting.rollout_replay_dir) is not None:
         return Replay(Path(directory).expanduser(), roles.rollout, buffer, residency, settings)
     rewards = build_reward_models(config, roles, learner)
-    return Rollouts(roles.rollout, buffer, residency, settings, rewards)
+    return Rollouts(roles.rollout, buffer, residency, settings, rewards, repair)
 
 
 def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:

@@ -8,12 +8,11 @@ loop."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
@@ -36,11 +35,9 @@ from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.watching.supervision import how_to_resume
-from openrl.trainer.watching.waiting import cancelled, result_beside
+from openrl.trainer.watching.waiting import result_beside
 from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -148,50 +145,16 @@ class RLTrainer:
             await self.rollouts.published(self.publisher.version)
             version, dtype = self.publisher.version, self.learner.settings.dtype
             if not isinstance(self.rollouts, Replay):
-                await self.replacing_engines(
-                    check_sync(self.rollouts, self.learner, version, dtype)
-                )
+                await check_sync(self.rollouts, self.learner, version, dtype)
         self.progress.note(f"weights travel through {self.publisher.transport_description}")
         if self.publisher.warning:
             self.progress.note(self.publisher.warning)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
-        await self.replace_engines()
         await self.publisher.resend_if_dropped()
         async with self.rollouts.generating():
             yield
-
-    async def replacing_engines(self, work: Awaitable[Result]) -> Result:
-        """Return the result of ``work``, which waits for engines. Engines that die meanwhile are
-        replaced."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                died = asyncio.ensure_future(self.rollouts.pool.changed.wait())
-                await asyncio.wait({task, died}, return_when=asyncio.FIRST_COMPLETED)
-                await cancelled([died])
-                if not task.done():
-                    await self.replace_engines()
-            return task.result()
-        finally:
-            await cancelled([task])
-
-    async def replace_engines(self) -> None:
-        """Replace the engines that died, and give the new ones the policy's weights before their
-        first request. Must not run while the policy learns, since its weights would change during
-        the transfer. If steps were trained since the last sync, the new engines hold newer weights
-        than the others but report the same version."""
-        for rank, death in (await self.rollouts.pool.find_lost()).items():
-            left = self.rollouts.pool.deaths_left
-            what = (
-                f"WARNING: {death}\n  its prompts go elsewhere, and another engine takes its place"
-            )
-            self.progress.note(f"{what}; {left} of --max_engine_restarts left")
-            with self.progress.stage("engines"):
-                await self.rollouts.restarted(rank)
-                await self.publisher.send_to_restarted([rank])
-                await self.rollouts.pool.admit(rank)
 
     async def steps(self) -> AsyncGenerator[StepResult]:
         """Run the remaining steps and yield the result of each, which the caller passes to
@@ -205,9 +168,7 @@ class RLTrainer:
                         return
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
-                            taken = await self.stop.or_none(
-                                self.replacing_engines(self.rollouts.take(tell))
-                            )
+                            taken = await self.stop.or_none(self.rollouts.take(tell))
                             if taken is None:
                                 await self.rollouts.close()  # nobody needs their answers
                                 return
@@ -222,7 +183,6 @@ class RLTrainer:
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)
-        measured |= self.rollouts.pool.metrics()
         if isinstance(chosen := self.rollouts.buffer.filter, DynamicFilter):
             groups, filtered = chosen.checked(groups, taken.generated)
             measured |= filtered
@@ -268,7 +228,6 @@ class RLTrainer:
         if not self.unsent:
             return {}
         with self.progress.stage("sync"):
-            await self.replace_engines()
             async with self.rollouts.engines_paused():
                 measured = await self.publisher.publish()
         self.unsent = 0
@@ -293,7 +252,7 @@ class RLTrainer:
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
                 measured = await self.stop.or_none(
-                    self.replacing_engines(self.evaluation.run(self.rollouts, tell, self.step))
+                    self.evaluation.run(self.rollouts, tell, self.step)
                 )
         if measured is None:
             return {}

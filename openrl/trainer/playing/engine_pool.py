@@ -1,32 +1,51 @@
-"""Chooses the rollout engine for each prompt, and moves the prompts of an engine that dies."""
+"""The rollout engines of a run: chooses one for each prompt, pauses them, and replaces those that
+die."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.tracking.metrics import Metric, Sum
-from openrl.trainer.watching.waiting import all_or_first_error
+from openrl.tracking.progress import Progress
+from openrl.trainer.watching.waiting import all_or_first_error, cancelled
+from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group, Prompt
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class EngineRepair:
+    """What it takes to replace engines that die."""
+
+    restarts: int  # how many may be replaced; the next death ends the run
+    publisher: Publisher  # gives a new engine the policy's weights
+    progress: Progress
 
 
 class EnginePool:
     """Distributes prompts over the engines. A prompt with all its samples is one call, which goes
-    to the living engine with the fewest prompts. An engine that dies is *lost* until ``start`` and
-    ``admit``; its prompts go to other engines, or wait if there are none."""
+    to the living engine with the fewest prompts. An engine that dies is *lost* until it is
+    replaced; its prompts go to other engines, or wait if there are none."""
 
-    def __init__(self, group: WorkerGroup, deaths: int = 0) -> None:
-        """Tolerate ``deaths`` deaths of engines; the next one is raised."""
-        self.group, self.deaths_left = group, deaths
-        self.may_lose = deaths > 0
-        self.lost: dict[int, str] = {}  # rank -> how its engine died
-        self.changed = asyncio.Event()  # set when an engine is lost, until the next ``find_lost``
+    def __init__(
+        self, group: WorkerGroup, repair: EngineRepair | None = None, interrupts: bool = False
+    ) -> None:
+        """Without ``repair`` the first death is raised. With ``interrupts`` a pause interrupts
+        running answers instead of waiting for them."""
+        self.group, self.repair, self.interrupts = group, repair, interrupts
+        self.restarts_left = repair.restarts if repair else 0
+        self.paused = False
+        self.lost: dict[int, WorkerDied] = {}  # by rank
+        self._loss = asyncio.Event()  # set when an engine is lost, until the next ``replace_lost``
         self._admitted = asyncio.Condition()
         self._lives = [0] * group.size  # how often each rank's engine has been replaced
         self._prompts_on = [0] * group.size
-        self._replaced = self._moved = 0  # since the last ``metrics``
+        self._replaced = self._moved = 0  # since the last ``counts``
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
         """Play a prompt on some engine and return its group, scored by the engine's worker. Raises
@@ -52,24 +71,6 @@ class EnginePool:
     def _living(self) -> list[int]:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
-    def _lose(self, rank: int, died: WorkerDied) -> None:
-        """Mark the rank's engine as lost. Raises ``died`` if more than this engine died, or if too
-        many have died before."""
-        if rank in self.lost:
-            return
-        if died.rank != rank or not self.deaths_left:
-            raise died
-        self.deaths_left -= 1
-        self.lost[rank] = str(died)
-        self.changed.set()
-
-    async def find_lost(self) -> dict[int, str]:
-        """Check every engine. Returns the lost ones: rank -> how its engine died."""
-        if self.may_lose:
-            await self.call_living("check")
-        self.changed.clear()
-        return dict(self.lost)
-
     async def call_living(self, method: str) -> list[Any]:
         """Call the method on all living engines and return their answers. An engine that dies
         meanwhile is lost."""
@@ -84,25 +85,79 @@ class EnginePool:
         found = await all_or_first_error(one(rank) for rank in self._living())
         return [answer for answers in found for answer in answers]
 
-    async def start(self, rank: int) -> None:
-        """Start a new engine in the place of a lost one. It gets no prompts before ``admit``."""
+    async def pause(self) -> None:
+        """Let no engine compute until ``resume``."""
+        await self.group.call("pause", not self.interrupts)
+        self.paused = True
+
+    async def resume(self) -> None:
+        await self.group.call("resume", not self.interrupts)
+        self.paused = False
+
+    # -- engines that die --------------------------------------------------------------------------
+
+    def _lose(self, rank: int, died: WorkerDied) -> None:
+        """Mark the rank's engine as lost. Raises ``died`` if more than this engine died, or if too
+        many have died before."""
+        if rank in self.lost:
+            return
+        if died.rank != rank or not self.restarts_left:
+            raise died
+        self.restarts_left -= 1
+        self.lost[rank] = died
+        self._loss.set()
+
+    async def replacing_lost(self, work: Awaitable[Result]) -> Result:
+        """Return the result of ``work``, which waits for engines. Engines that die meanwhile are
+        replaced, see ``replace_lost``."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                loss = asyncio.ensure_future(self._loss.wait())
+                await asyncio.wait({task, loss}, return_when=asyncio.FIRST_COMPLETED)
+                await cancelled([loss])
+                if not task.done():
+                    await self.replace_lost()
+            return task.result()
+        finally:
+            await cancelled([task])
+
+    async def replace_lost(self) -> None:
+        """Check every engine and replace those that died. A new engine gets the policy's weights
+        before its first request. Must not run while the policy learns, since its weights would
+        change during the transfer. If steps were trained since the last sync, the new engine holds
+        newer weights than the others but reports the same version."""
+        if self.repair is None:
+            return
+        await self.call_living("check")
+        self._loss.clear()
+        for rank, died in list(self.lost.items()):
+            self.repair.progress.note(
+                f"WARNING: {died}\n  its prompts go elsewhere, and another engine takes its place;"
+                f" {self.restarts_left} of --max_engine_restarts left"
+            )
+            with self.repair.progress.stage("engines"):
+                await self._restart(rank)
+                await self.repair.publisher.send_to_restarted([rank])
+            async with self._admitted:
+                del self.lost[rank]
+                self._replaced += 1
+                self._admitted.notify_all()
+
+    async def _restart(self, rank: int) -> None:
+        """Start a new engine in the place of a lost one, paused if the others are."""
         await self.group.restart(rank)
         self._lives[rank] += 1
         await self.group.call_one(rank, "start")
+        if self.paused:
+            await self.group.call_one(rank, "pause", not self.interrupts)
 
-    async def admit(self, rank: int) -> None:
-        """Let a new engine, which now has the weights, receive prompts."""
-        async with self._admitted:
-            del self.lost[rank]
-            self._replaced += 1
-            self._admitted.notify_all()
-
-    def metrics(self) -> dict[str, Metric]:
-        """Return counts since the last call; empty if engines cannot be replaced."""
-        if not self.may_lose:
+    def counts(self) -> dict[str, float]:
+        """Return metrics that count since the last call; empty if no engine may be replaced."""
+        if self.repair is None:
             return {}
         replaced, moved, self._replaced, self._moved = self._replaced, self._moved, 0, 0
         return {
-            "rollout/engines_replaced": Sum(replaced),
-            "rollout/prompts_moved": Sum(moved),
+            "rollout/engines_replaced": float(replaced),
+            "rollout/prompts_moved": float(moved),
         }

@@ -11,7 +11,7 @@ from typing import Any
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
-from openrl.trainer.playing.engine_pool import EnginePool
+from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.reward_failures import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.watching.waiting import all_or_first_error, cancelled
@@ -31,7 +31,6 @@ class RolloutSettings:
     run_seed: int | None = None  # None: the engines choose seeds
     max_failure_rate: float = 1.0  # share of a step's rewards that may fail
     interrupts: bool = False  # a weight sync interrupts running answers instead of waiting for them
-    deaths: int = 0  # how many deaths of engines a run tolerates by replacing them
 
 
 class Rollouts:
@@ -44,17 +43,19 @@ class Rollouts:
         residency: Residency,
         settings: RolloutSettings,
         reward_models: RewardModels | None = None,
+        repair: EngineRepair | None = None,
     ) -> None:
+        """``repair`` None: an engine that dies ends the run."""
         self.buffer, self.residency = buffer, residency
         self.settings, self.reward_models = settings, reward_models
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
-        self.pool = EnginePool(engines, settings.deaths)
+        self.pool = EnginePool(engines, repair, settings.interrupts)
         self._playing: dict[Slot, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)
         self._tell: Tell = lambda done, total: None
-        self._users, self._paused = 0, False
+        self._users = 0
 
     # -- for training ------------------------------------------------------------------------------
 
@@ -64,9 +65,9 @@ class Rollouts:
         self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
-        taken = await self.buffer.take()
+        taken = await self.pool.replacing_lost(self.buffer.take())
         await self._stop(taken.given_up)
-        return taken
+        return replace(taken, counts=taken.counts | self.pool.counts())
 
     async def published(self, version: int) -> None:
         """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
@@ -129,7 +130,8 @@ class Rollouts:
             tell(done, len(prompts))
             return group
 
-        return await all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
+        playing = all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
+        return await self.pool.replacing_lost(playing)
 
     def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
         samples = (request or self.settings.request).n_samples
@@ -140,41 +142,31 @@ class Rollouts:
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
         """Let the engines answer inside the with block, which may be nested. If answers outlive a
-        step, they wait outside the block and continue with the weights of the next one."""
+        step, they wait outside the block and continue with the weights of the next one. Engines
+        that died are replaced first, so it must not be entered while the policy learns."""
+        await self.pool.replace_lost()
         self._users += 1
         try:
             async with self.residency.stage("collect"):
-                if self._paused:
-                    await self._resume()
+                if self.pool.paused:
+                    await self.pool.resume()
                 yield
                 if self._users == 1 and self._playing:
-                    await self._pause()
+                    await self.pool.pause()
         finally:
             self._users -= 1
 
     @asynccontextmanager
     async def engines_paused(self) -> AsyncIterator[None]:
-        """Keep all engines idle inside the with block, so that weights may change."""
-        if self._paused or not self.buffer.limits.steps_ahead:
+        """Keep all engines idle inside the with block, so that weights may change. Engines that
+        died are replaced first."""
+        await self.pool.replace_lost()
+        if self.pool.paused or not self.buffer.limits.steps_ahead:
             yield  # nothing runs
             return
-        await self._pause()
+        await self.pool.pause()
         yield
-        await self._resume()
-
-    async def _pause(self) -> None:
-        await self.pool.group.call("pause", not self.settings.interrupts)
-        self._paused = True
-
-    async def _resume(self) -> None:
-        await self.pool.group.call("resume", not self.settings.interrupts)
-        self._paused = False
-
-    async def restarted(self, rank: int) -> None:
-        """Start a new engine in the place of one that died, paused if the others are."""
-        await self.pool.start(rank)
-        if self._paused:
-            await self.pool.group.call_one(rank, "pause", not self.settings.interrupts)
+        await self.pool.resume()
 
     async def state(self) -> dict[str, Any]:
         """Return the buffer's state, with the turns that running episodes have taken."""

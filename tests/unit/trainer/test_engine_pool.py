@@ -11,7 +11,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
+from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
@@ -100,19 +100,21 @@ async def trained(run, deaths, engines=2, learner=None):
     group, trackers = LocalGroup.create("vllm", engines, Engine, run), Trackers()
     learner = learner or Learner()
     await group.call("take", run.version)
+    publisher, progress = Engines(run, group), silent_progress(STEPS)
     trainer = RLTrainer(
         Rollouts(
             group,
             RolloutBuffer(numbered_prompts(), BufferLimits(4)),
             Residency(),
-            RolloutSettings(RolloutRequest(1, Sampling(1)), deaths=deaths),
+            RolloutSettings(RolloutRequest(1, Sampling(1))),
+            repair=EngineRepair(deaths, publisher, progress) if deaths else None,
         ),
         learner,
-        Engines(run, group),
+        publisher,
         None,
         None,
         trackers,
-        silent_progress(STEPS),
+        progress,
         RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, {}),
     )
     async for learned in trainer.steps():
@@ -177,8 +179,10 @@ def test_rays_own_death_is_not_made_good():
             raise WorkerDied("Ray's raylet died")
 
     async def scenario():
-        group = LocalGroup.create("vllm", 1, Gone, Run())
-        await EnginePool(group, deaths=3).find_lost()
+        run = Run()
+        group = LocalGroup.create("vllm", 1, Gone, run)
+        repair = EngineRepair(3, Engines(run, group), silent_progress(STEPS))
+        await EnginePool(group, repair).replace_lost()
 
     with pytest.raises(WorkerDied, match="raylet"):
         asyncio.run(scenario())
