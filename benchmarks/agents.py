@@ -24,10 +24,10 @@ from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
-from openrl.config.agents import AgentFlags, EnvironmentFlags
-from openrl.config.data import TemplateFlags
-from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec

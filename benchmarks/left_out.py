@@ -29,8 +29,8 @@ from benchmarks.pairs import busy_seconds, device_option
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.model import ModelFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine

@@ -29,9 +29,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.left_out import OPTIM, UPDATE, rollout
 from openrl.algorithms.batching import plan_steps
 from openrl.cluster.ray_group import worker_env
-from openrl.config.learning import DeepSpeedFlags, LearningRateFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.optimizer import LearningRateFlags
 from openrl.trainer.planning.memory import Memory, model_memory, model_shape
 from openrl.trainer.workers.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine

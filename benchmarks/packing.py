@@ -27,8 +27,8 @@ from benchmarks.left_out import OPTIM
 from benchmarks.pairs import busy_seconds, device_option
 from examples.python.countdown.make_model import make_model, make_tokenizer
 from openrl.algorithms.batching import plan_steps
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.model import ModelFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.supervised import collate_rows
 from openrl.experience import ExperienceBatch, StepPlan

@@ -11,7 +11,7 @@ from torch import Tensor
 from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.shaping import RunningMoments
-from openrl.config.shaping import RewardShapingFlags
+from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.experience import ExperienceBatch, LossInputs
 from openrl.extension_points import advantage_estimators
 

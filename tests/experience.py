@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelChangeFlags, ModelFlags
-from openrl.config.parallel import ParallelFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelChangeFlags, ModelFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine

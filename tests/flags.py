@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import openrl.config.all_rules  # noqa: F401
+import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import PPOConfig
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

@@ -24,9 +24,9 @@ from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import Parse, reads_no_calls
 from openrl.agents.tools.parsers import parser_for, writes_calls
-from openrl.config.agents import AgentFlags, EnvironmentTagFlags, read_env_config
-from openrl.config.data import TemplateFlags
-from openrl.config.vision import ImageFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.types import Prompt
 

@@ -16,7 +16,7 @@ from openrl.agents.openenv.wire import find_server
 from openrl.agents.probe import probe, require_tools
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
-from openrl.config.agents import EnvironmentTagFlags
+from openrl.config.groups.agent import EnvironmentTagFlags
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import with_pictures

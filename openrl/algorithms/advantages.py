@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from openrl.algorithms.masked import STD_EPS, standardise
 from openrl.algorithms.shaping import place_scores
 from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
-from openrl.config.shaping import part_weights
+from openrl.config.groups.reward_shaping import part_weights
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
 from openrl.extension_points import advantage_estimators

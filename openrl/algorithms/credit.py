@@ -44,7 +44,7 @@ from openrl.algorithms.shaping import (
     whiten,
 )
 from openrl.algorithms.trajectories import Outcomes, Trajectories
-from openrl.config.shaping import NormScope, RewardShapingFlags
+from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.experience import ExperienceBatch
 from openrl.registry import Entry
 

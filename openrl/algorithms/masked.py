@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openrl.config.algorithm import LossAggMode
+from openrl.config.groups.algorithm import LossAggMode
 from openrl.experience import StepCounts
 from openrl.lazy import torch
 

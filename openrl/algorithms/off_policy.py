@@ -16,7 +16,7 @@ from torch import Tensor
 
 from openrl.algorithms.masked import masked_mean, masked_sum, segment_mean
 from openrl.algorithms.trajectories import Trajectories
-from openrl.config.correction import (
+from openrl.config.groups.rollout_correction import (
     CorrectionLevel,
     RejectionTest,
     RolloutCorrectionFlags,

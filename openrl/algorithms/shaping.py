@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
 from openrl.algorithms.trajectories import Outcomes, Trajectories
-from openrl.config.shaping import NormScope, RewardShapingFlags
+from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
 from openrl.lazy import torch

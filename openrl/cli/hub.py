@@ -7,9 +7,9 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from openrl.config.data import data_items, name_and_subset
-from openrl.config.reward import split
-from openrl.config.rules.environment import is_local
+from openrl.config.groups.data import data_items, name_and_subset
+from openrl.config.groups.reward import split
+from openrl.config.rules.machine import is_local
 
 MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")

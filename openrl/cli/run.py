@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-import openrl.config.all_rules  # noqa: F401
+import openrl.config.rules.all  # noqa: F401
 from openrl.cli.hub import settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.parser import as_typed, load

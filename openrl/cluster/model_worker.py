@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
-from openrl.config.rollout import SleepState
+from openrl.config.groups.placement import SleepState
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from openrl.cluster.placement import Node, PlacementPlan, Slot
-from openrl.config.placement import (
+from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.places import (
     ENGINES,
     FLAG_NAMES,
     ParallelSizes,
@@ -17,7 +19,6 @@ from openrl.config.placement import (
     leaders,
     parallel_sizes,
 )
-from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 from openrl.errors import UserError
 
 

@@ -44,7 +44,7 @@ from openrl.cluster.address import check_reachable
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.derived import cluster_address
-from openrl.config.rollout import ClusterFlags
+from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 
 # A Unix socket's path has at most 107 characters, and vLLM's sockets add "/" and a UUID.

@@ -14,7 +14,7 @@ from openrl.agents.episode import EngineError, Starts, play_episode
 from openrl.agents.recording import Recording, Turn
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext, WorkerDied
-from openrl.config.model import ModelFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.config.reward_plan import FLAG
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.config.agents import AgentFlags, EnvironmentFlags, EnvironmentTagFlags
-from openrl.config.algorithm import (
+from openrl.config.conditions import CRITIC
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, EnvironmentTagFlags
+from openrl.config.groups.algorithm import (
     AlgorithmFlags,
     KLFlags,
     MixtureFlags,
@@ -14,45 +15,47 @@ from openrl.config.algorithm import (
     PreferenceFlags,
     PtxFlags,
 )
-from openrl.config.asynchrony import AsyncFlags
-from openrl.config.conditions import CRITIC
-from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
-from openrl.config.data import (
-    AnswerDataFlags,
-    DialogueTemplateFlags,
-    OrderFlags,
-    PreferenceDataFlags,
-    PromptDataFlags,
-    PromptEvalFlags,
-    SupervisedDataFlags,
-    SupervisedEvalFlags,
-    TemplateFlags,
-)
-from openrl.config.inference import (
-    BatchDataFlags,
-    BatchEngineFlags,
-    BatchTaskFlags,
-    EvaluateDataFlags,
-    EvaluateFlags,
-    InferenceBatchFlags,
-    InferenceSamplingFlags,
-    MergeFlags,
-    RewardModelFlags,
-    ServerFlags,
-)
-from openrl.config.learning import (
-    DeepSpeedFlags,
+from openrl.config.groups.asynchrony import AsyncFlags
+from openrl.config.groups.batch import (
     DynamicBatchFlags,
-    LearningRateFlags,
-    OptimizerFlags,
+    InferenceBatchFlags,
     PackingFlags,
     RolloutBatchFlags,
     RolloutDynamicBatchFlags,
     SharedPackingFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.lora import LoRAFlags, PolicyLoRAFlags, QuantizationFlags
-from openrl.config.model import (
+from openrl.config.groups.checkpoint import (
+    CheckpointFlags,
+    FaultFlags,
+    RLCheckpointFlags,
+    RolloutFaultFlags,
+)
+from openrl.config.groups.data import (
+    AnswerDataFlags,
+    BatchDataFlags,
+    DialogueTemplateFlags,
+    EvaluateDataFlags,
+    OrderFlags,
+    PreferenceDataFlags,
+    PromptDataFlags,
+    SupervisedDataFlags,
+    TemplateFlags,
+)
+from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
+from openrl.config.groups.evaluation import EvaluateFlags, PromptEvalFlags, SupervisedEvalFlags
+from openrl.config.groups.inference import BatchTaskFlags, RewardModelFlags, ServerFlags
+from openrl.config.groups.logging import (
+    DebugFlags,
+    LoggingFlags,
+    MemoryLoggingFlags,
+    PlanFlags,
+    PluginFlags,
+    SampleLoggingFlags,
+    SeedFlags,
+)
+from openrl.config.groups.lora import LoRAFlags, MergeFlags, PolicyLoRAFlags, QuantizationFlags
+from openrl.config.groups.model import (
     LoadFlags,
     ModelChangeFlags,
     ModelFlags,
@@ -61,33 +64,19 @@ from openrl.config.model import (
     ScalarHeadFlags,
     WeightFlags,
 )
-from openrl.config.parallel import ParallelFlags
-from openrl.config.reward import RewardFlags, RewardSourceFlags
-from openrl.config.rollout import (
+from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags
+from openrl.config.groups.placement import DeviceFlags, HybridFlags, PlacementFlags, RankFlags
+from openrl.config.groups.reward import RewardFlags, RewardSourceFlags
+from openrl.config.groups.reward_shaping import RewardShapingFlags
+from openrl.config.groups.rollout_correction import DynamicFilteringFlags, RolloutCorrectionFlags
+from openrl.config.groups.rollout_engine import (
+    BatchEngineFlags,
     ChosenEngineFlags,
     CollectFlags,
-    DeviceFlags,
     EngineFlags,
-    HybridFlags,
-    PlacementFlags,
-    RankFlags,
 )
-from openrl.config.run import (
-    CheckpointFlags,
-    DebugFlags,
-    FaultFlags,
-    LoggingFlags,
-    MemoryLoggingFlags,
-    PlanFlags,
-    PluginFlags,
-    RLCheckpointFlags,
-    RolloutFaultFlags,
-    SampleLoggingFlags,
-    SeedFlags,
-)
-from openrl.config.sampling import SamplingFlags
-from openrl.config.shaping import RewardShapingFlags
-from openrl.config.vision import ImageFlags, PixelFlags, VisionFlags
+from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
+from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
 from openrl.flags.schema import absent, chosen_options, given, part
 
 

@@ -16,8 +16,6 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.registry import Entry
 
 if TYPE_CHECKING:  # the groups below take their conditions from this module
-    from openrl.config.agents import EnvironmentFlags
-    from openrl.config.algorithm import LossAggMode
     from openrl.config.commands import (
         BatchInferenceConfig,
         DPOConfig,
@@ -26,16 +24,14 @@ if TYPE_CHECKING:  # the groups below take their conditions from this module
         ServeConfig,
         SupervisedConfig,
     )
-    from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
-    from openrl.config.lora import LoRAFlags
-    from openrl.config.model import Dtype, ModelFlags
-    from openrl.config.rollout import (
-        ClusterFlags,
-        PlacementFlags,
-        RankFlags,
-    )
-    from openrl.config.run import LoggingFlags
-    from openrl.config.shaping import NormScope
+    from openrl.config.groups.agent import EnvironmentFlags
+    from openrl.config.groups.algorithm import LossAggMode
+    from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
+    from openrl.config.groups.logging import LoggingFlags
+    from openrl.config.groups.lora import LoRAFlags
+    from openrl.config.groups.model import Dtype, ModelFlags
+    from openrl.config.groups.placement import ClusterFlags, PlacementFlags, RankFlags
+    from openrl.config.groups.reward_shaping import NormScope
 
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 """Glob under --ckpt_path. A checkpoint gets its name only after its manifest was written."""

@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from openrl.config.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
-from openrl.config.secrets import looks_secret
+from openrl.config.groups.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
 from openrl.errors import UserError
+from openrl.flags.values import looks_secret
 
 Kind = Literal["verifier", "file", "http", "model"]
 FLAG = {

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import AnswerDataFlags, TemplateFlags
+from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.images import RowImages
 from openrl.data.loading import RowSource, load_sources

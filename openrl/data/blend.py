@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from openrl.config.data import probabilities
+from openrl.config.groups.data import probabilities
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import drawn, interleave
 

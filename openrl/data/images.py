@@ -12,8 +12,8 @@ from typing import Any
 from datasets import Dataset, Features, List
 from datasets import Image as ImageFeature
 
-from openrl.config.model import ModelFlags
-from openrl.config.vision import ImageFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
 from openrl.errors import UserError

@@ -29,7 +29,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from openrl.config.data import data_items, name_and_subset
+from openrl.config.groups.data import data_items, name_and_subset
 from openrl.errors import UserError
 
 disable_progress_bars()  # its progress bars would disturb ours

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import PreferenceDataFlags, TemplateFlags
+from openrl.config.groups.data import PreferenceDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of

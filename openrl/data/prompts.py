@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.images import RowImages, flat
 from openrl.data.loading import RowSource, load_sources

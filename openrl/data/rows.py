@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openrl.config.data import JINJA_SUFFIXES
+from openrl.config.groups.data import JINJA_SUFFIXES
 from openrl.errors import UserError
 from openrl.types import Message
 

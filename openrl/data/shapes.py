@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from datasets import Audio, Dataset, Image, Video
 
-from openrl.config.data import PromptDataFlags
+from openrl.config.groups.data import PromptDataFlags
 from openrl.data.rows import MISSING, column, first_row, require_column
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from openrl.algorithms.collate import length_mask, pad
-from openrl.config.data import SupervisedDataFlags
+from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.order import SeededOrder, SeededStream, fingerprint
 from openrl.data.rows import BadRow, as_chat, as_text, value_of

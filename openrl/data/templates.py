@@ -13,7 +13,7 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
+from openrl.config.groups.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
 from openrl.data.images import in_parts
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, text_or_file
 from openrl.data.tokenizer import leading_ids, require_chat_template

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openrl.config.model import ModelFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.data.rows import text_or_file
 from openrl.errors import UserError
 

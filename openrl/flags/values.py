@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 NONE = "None"  # not "none", which is a choice of some flags
 BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+SECRET_WORDS = {"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "CREDENTIALS"}
 
 
 class Quoted(str):
@@ -211,3 +212,8 @@ def _allows(choice: str, number: float) -> bool:
         return above and _COMPARISONS["<=" if closing == "]" else "<"](number, float(high))
     sign, _, limit = choice.rpartition(" ")
     return _COMPARISONS[sign](number, float(limit)) if sign else number == float(limit)
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether a name looks like a secret's: HF_TOKEN and api-key do, max_tokens does not."""
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", name.upper()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import BatchInferenceConfig
-from openrl.config.inference import BatchTaskFlags
+from openrl.config.groups.inference import BatchTaskFlags
 from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError
 from openrl.inference.answering import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.inference import EvaluateDataFlags
+from openrl.config.groups.data import EvaluateDataFlags
 from openrl.inference.output import Row
 from openrl.types import Group, Trajectory
 

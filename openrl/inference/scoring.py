@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.inference import RewardModelFlags
-from openrl.config.model import LoadFlags
+from openrl.config.groups.inference import RewardModelFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow
 from openrl.data.tokenizer import load_tokenizer

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from openrl.config.commands import ServeConfig
-from openrl.config.reward import bearer_token
+from openrl.config.groups.reward import bearer_token
+from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
-from openrl.config.vision import ImageFlags, VisionFlags
 from openrl.data.images import RowImages
 from openrl.errors import ErrorCollector, UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model

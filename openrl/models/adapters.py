@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from openrl.config.model import LoadFlags, WeightFlags
+from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES, Loading, load_pretrained
 from openrl.models.scalar_model import HEAD_FIELD, stored_head

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available
 
-from openrl.config.model import LoadFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.errors import UserError
 
 VARLEN = "varlen"

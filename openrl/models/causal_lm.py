@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from openrl.config.model import LoadFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.model import LoadFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from openrl.config.model import ModelChangeFlags
+from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import ErrorCollector, UserError
 from openrl.models.towers import language_model_class
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openrl.config.learning import RecomputeFlags
+from openrl.config.groups.deepspeed import RecomputeFlags
 from openrl.errors import UserError
 from openrl.models.towers import language_model_class
 

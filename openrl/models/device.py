@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from openrl.config.rollout import DeviceFlags
+from openrl.config.groups.placement import DeviceFlags
 from openrl.errors import UserError
 
 Device = Literal["cpu", "cuda"]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from openrl.config.lora import LoRAFlags
+from openrl.config.groups.lora import LoRAFlags
 from openrl.errors import UserError
 from openrl.lazy import peft
 from openrl.models.towers import language_model_class, tower_modules

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from openrl.config.model import LoadFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.models.headed import HeadedModel

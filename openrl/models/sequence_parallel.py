@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from openrl.config.parallel import ParallelFlags
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN
 from openrl.models.packing import PACKABLE_LAYERS, Rows

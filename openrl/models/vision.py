@@ -16,7 +16,7 @@ from PIL import Image as Picture
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.models.sequence_parallel import Part
 from openrl.models.stopwatch import Stopwatch
 from openrl.models.towers import tower_parameters

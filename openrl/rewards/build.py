@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.config.groups.reward import RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.extension_points import verifiers

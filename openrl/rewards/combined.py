@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.reward import FailurePolicy
+from openrl.config.groups.reward import FailurePolicy
 from openrl.config.reward_plan import RewardPlan
 from openrl.errors import UserError
 from openrl.rewards.protocol import Failure, shorten

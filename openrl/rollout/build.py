@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from openrl.config.model import ModelFlags
-from openrl.config.placement import ParallelSizes
-from openrl.config.rollout import OneEngineFlags
-from openrl.config.run import SeedFlags
-from openrl.config.sampling import DrawFlags
-from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.config.groups.logging import SeedFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.rollout_engine import OneEngineFlags
+from openrl.config.groups.sampling import DrawFlags
+from openrl.config.groups.vision import ImageFlags, VisionFlags
+from openrl.config.places import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Sampling

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 from transformers import AutoConfig
 
-from openrl.config.model import Dtype
-from openrl.config.placement import ParallelSizes
+from openrl.config.groups.model import Dtype
+from openrl.config.places import ParallelSizes
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.sleep_record import EnginePart

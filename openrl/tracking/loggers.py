@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.config import derived
-from openrl.config.run import LoggingFlags, SampleLoggingFlags
+from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
 from openrl.extension_points import trackers
 from openrl.tracking.aliases import aliased
 from openrl.tracking.jsonl import JsonlWriter

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from openrl.config.run import LoggingFlags
+from openrl.config.groups.logging import LoggingFlags
 from openrl.extension_points import trackers
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.config.data import PromptEvalFlags
-from openrl.config.run import RLCheckpointFlags
+from openrl.config.groups.checkpoint import RLCheckpointFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.algorithms.collate import collate
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.model import Dtype
+from openrl.config.groups.model import Dtype
 from openrl.trainer.learning.learner import ColumnRequest, Learner
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.types import Sampling

@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelChangeFlags, ModelFlags
-from openrl.config.parallel import ParallelFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelChangeFlags, ModelFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.experience import ParallelLayout
 from openrl.models.causal_lm import DTYPES, Loading, eager_attention, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels

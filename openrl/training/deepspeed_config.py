@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from openrl.config.learning import DeepSpeedFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 
 REDUCE_BUCKET = 500_000_000  # number of gradients reduced at a time; DeepSpeed's own default

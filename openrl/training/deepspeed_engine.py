@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.rollout import SleepState
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.placement import SleepState
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute

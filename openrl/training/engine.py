@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from openrl.config.rollout import SleepState
+from openrl.config.groups.placement import SleepState
 from openrl.experience import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric

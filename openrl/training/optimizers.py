@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from openrl.config.learning import LearningRateFlags, OptimizerFlags, OptimizerName
+from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags, OptimizerName
 from openrl.training.bf16_adamw import BF16AdamW
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from openrl.config.rollout import SleepState
+from openrl.config.groups.placement import SleepState
 
 # bytes; torch rounds pinned blocks up to powers of two, so larger ones would waste host memory
 PIECE = 256 * 2**20

@@ -14,7 +14,7 @@ from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import mismatch_totals
 from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
-from openrl.config.algorithm import LossAggMode
+from openrl.config.groups.algorithm import LossAggMode
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from openrl.algorithms.policy_losses import PPOOptions
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelChangeFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.models.lora import keep_differentiable

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelChangeFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.models.changes import check_changes

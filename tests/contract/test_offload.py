@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrl.config.learning import DeepSpeedFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.training.build import build_engine

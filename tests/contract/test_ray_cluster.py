@@ -21,8 +21,9 @@ from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
 from openrl.cluster.ray_group import GroupSettings, RayGroup
 from openrl.config.derived import cluster_address
-from openrl.config.placement import ENGINES
-from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.places import ENGINES
 from openrl.errors import UserError
 from tests.patience import PATIENCE
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 from datasets import Dataset
 
-from openrl.config.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.data import reading
 from openrl.data.loading import RowSource
 from openrl.data.prompts import PromptBuilder

@@ -20,7 +20,7 @@ import pytest
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.build import RewardSetup, build_reward

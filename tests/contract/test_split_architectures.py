@@ -7,7 +7,7 @@ What several ranks make of it is in ``tests/invariance/test_sequence_parallel.py
 import pytest
 import torch
 
-from openrl.config.parallel import ParallelFlags
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import check_split, split_sequences
 from openrl.models.trial import Trial

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrl.config.lora import LoRAFlags
+from openrl.config.groups.lora import LoRAFlags
 from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed

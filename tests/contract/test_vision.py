@@ -18,13 +18,13 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
-from openrl.config.agents import AgentFlags, EnvironmentTagFlags
-from openrl.config.data import PromptDataFlags, TemplateFlags
-from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.reward import RewardFlags
+from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.config.reward_plan import reward_plan
-from openrl.config.rollout import EngineFlags
-from openrl.config.vision import VisionFlags
 from openrl.data.images import RowImages
 from openrl.data.loading import RowSource
 from openrl.data.prompts import PromptBuilder

@@ -17,13 +17,13 @@ from openrl.agents.build import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutWorker
-from openrl.config.agents import AgentFlags, EnvironmentFlags
-from openrl.config.data import TemplateFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.reward import RewardFlags
+from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.config.reward_plan import reward_plan
-from openrl.config.rollout import EngineFlags
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec

@@ -22,11 +22,11 @@ from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
-from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.commands import PPOConfig, SFTConfig
-from openrl.config.data import TemplateFlags
-from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup

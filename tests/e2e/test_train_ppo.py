@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from openrl.config.run import CheckpointFlags
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, run_here, start, untimed
 from tests.patience import PATIENCE

@@ -20,7 +20,7 @@ from openrl.cli import lora_combiner
 from openrl.cli.run import command
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
-from openrl.config.model import ModelFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.trainer.planning.dry_run import format_bytes

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, RMConfig
-from openrl.config.inference import RewardModelFlags
-from openrl.config.model import LoadFlags
-from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.config.groups.inference import RewardModelFlags
+from openrl.config.groups.model import LoadFlags
+from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.data.images import RowImages
 from openrl.errors import UserError
 from openrl.inference.scoring import load_reward_model

@@ -79,10 +79,13 @@ def names_read() -> set[str]:
 
     Of config/ only what derives values counts: a rule or a condition of other flags that asks for a
     flag does not make it act."""
-    derives = ("derived.py", "correction.py", "placement.py", "reward_plan.py")
     config = PACKAGE / "config"
+    derives = {
+        config / name
+        for name in ("derived.py", "places.py", "reward_plan.py", "groups/rollout_correction.py")
+    }
     trees = {f: ast.parse(f.read_text(encoding="utf-8")) for f in PACKAGE.rglob("*.py")}
-    acts = [f for f in trees if config not in f.parents or f.name in derives]
+    acts = [f for f in trees if config not in f.parents or f in derives]
     nodes = [node for f in acts for node in ast.walk(trees[f])]
     plain = {node.attr for node in nodes if is_read(node)}
     for tree in trees.values():  # properties of a group of flags

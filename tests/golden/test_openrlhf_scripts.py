@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
+import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from openrl.config.lora import LoRAFlags
+from openrl.config.groups.lora import LoRAFlags
 from openrl.experience import StepPlan
 from openrl.models.memory import freeze_gc_heap, memory_use
 from openrl.training.build import build_engine

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from openrl.algorithms.batching import plan_pairs, plan_steps
-from openrl.config.parallel import ParallelFlags
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.experience import ParallelLayout
 from openrl.models.sequence_parallel import split_sequences

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from openrl.config.learning import DeepSpeedFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.training.build import load_model
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.deepspeed_engine import shard

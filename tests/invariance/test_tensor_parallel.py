@@ -8,7 +8,7 @@ exact."""
 import pytest
 from safetensors.torch import load_file
 
-from openrl.config.parallel import ParallelFlags
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.experience import ParallelLayout, StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from openrl.agents.build import AgentSetup, open_agent
-from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.commands import PPOConfig
-from openrl.config.data import TemplateFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
 from openrl.flags.parser import load
 from openrl.types import End, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of

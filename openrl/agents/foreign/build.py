@@ -23,7 +23,7 @@ from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.config.agents import split_agent_path
+from openrl.config.groups.agent import split_agent_path
 from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool

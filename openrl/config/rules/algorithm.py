@@ -14,7 +14,7 @@ from openrl.config.derived import (
     samples_per_step,
     source_kinds,
 )
-from openrl.config.shaping import part_weights
+from openrl.config.groups.reward_shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import policy_losses, verifiers
 from openrl.flags.checks import Given, Problem, Problems, check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import carries_over, max_staleness, prompts_running
-from openrl.config.placement import ENGINES, roles_on_shared_places
+from openrl.config.places import ENGINES, roles_on_shared_places
 from openrl.flags.checks import Given, Problem, Problems, check
 
 

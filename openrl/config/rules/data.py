@@ -10,8 +10,8 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import evaluates
+from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.flags.checks import Given, Problem, Problems, check
 
 

@@ -6,16 +6,20 @@ from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
 from openrl.config.derived import agents_of
-from openrl.config.reward import TOKEN_VARIABLE, bearer_token, split
+from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules import data, engines, environment
-from openrl.config.rules.environment import (
+from openrl.config.rules import (
+    data,
+    machine,
+    rollout_engine,
+)
+from openrl.config.rules.machine import (
     MODEL_FILES,
     TOKENIZER_FILES,
     model_problems,
     output_problems,
 )
-from openrl.config.rules.rewards import file_problems, source_problems, token_problems
+from openrl.config.rules.reward import file_problems, source_problems, token_problems
 from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 
@@ -27,9 +31,9 @@ SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 for rule in (data.template_has_a_place, data.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
 for rule in (
-    environment.policy_exists,
-    environment.prompts_exist,
-    environment.template_files_exist,
+    machine.policy_exists,
+    machine.prompts_exist,
+    machine.template_files_exist,
 ):
     check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
 
@@ -116,7 +120,9 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
 
 @check(BatchInferenceConfig, EvaluateConfig)
 def answers_fit_the_engine(config: Answering, given: Given) -> Problems:
-    yield from engines.samples_fit(config.engine.vllm_max_model_len, config.sampling.lengths.both)
+    yield from rollout_engine.samples_fit(
+        config.engine.vllm_max_model_len, config.sampling.lengths.both
+    )
 
 
 @check(BatchInferenceConfig, EvaluateConfig)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from openrl.config import derived
 from openrl.config.commands import TRAINING, TrainingConfig
-from openrl.config.secrets import looks_secret
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.values import looks_secret
 
 
 @check(*TRAINING)

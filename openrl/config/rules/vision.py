@@ -11,7 +11,7 @@ from openrl.config.commands import (
     SupervisedConfig,
 )
 from openrl.config.derived import shares_prefixes
-from openrl.config.rules.agents import SERVERS
+from openrl.config.rules.agent import SERVERS
 from openrl.flags.checks import Given, Problem, Problems, check
 
 Shown = PPOConfig | SupervisedConfig | EvaluateConfig | BatchInferenceConfig

@@ -11,7 +11,7 @@ from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
-from openrl.config.algorithm import KLFlags
+from openrl.config.groups.algorithm import KLFlags
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Mean, Metric
 

@@ -17,8 +17,8 @@ from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
-from openrl.config.learning import RolloutBatchFlags
-from openrl.config.model import Dtype
+from openrl.config.groups.batch import RolloutBatchFlags
+from openrl.config.groups.model import Dtype
 from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want

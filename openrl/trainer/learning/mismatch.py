@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from openrl.algorithms.off_policy import MismatchTotals, correct_rollouts, mismatch_totals
-from openrl.config.correction import RolloutCorrectionFlags
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Metric
 

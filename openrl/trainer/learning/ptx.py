@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import TrainingPlan, plan_steps
 from openrl.config.commands import PPOConfig
-from openrl.config.data import SupervisedDataFlags
+from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream

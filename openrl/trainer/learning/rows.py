@@ -21,7 +21,7 @@ from openrl.cluster.group import RankGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
-from openrl.config.learning import RolloutBatchFlags
+from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Mean, Metric, merge_all

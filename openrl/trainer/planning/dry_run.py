@@ -15,9 +15,9 @@ from openrl.cluster.planner import plan_placement
 from openrl.cluster.ray_cluster import this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
-from openrl.config.learning import RolloutBatchFlags
-from openrl.config.placement import ENGINES
-from openrl.config.rollout import PlacementFlags
+from openrl.config.groups.batch import RolloutBatchFlags
+from openrl.config.groups.placement import PlacementFlags
+from openrl.config.places import ENGINES
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching
 from openrl.trainer.planning.effective_flags import start_lines
 from openrl.trainer.planning.memory import (

@@ -14,9 +14,10 @@ from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap
 from openrl.cluster.placement import PlacementPlan
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.learning import DeepSpeedFlags, OptimizerName
-from openrl.config.placement import ENGINES
-from openrl.config.run import PlanFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.logging import PlanFlags
+from openrl.config.groups.optimizer import OptimizerName
+from openrl.config.places import ENGINES
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device

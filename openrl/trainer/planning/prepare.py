@@ -15,9 +15,9 @@ from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
-from openrl.config.placement import actor_world, parallel_sizes
+from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.places import actor_world, parallel_sizes
 from openrl.config.reward_plan import FLAG
-from openrl.config.run import CheckpointFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.data import PromptEvalFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.rewards.at_k import figures_at, powers_of_two, vote
 from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.tracking.renders import save_episodes

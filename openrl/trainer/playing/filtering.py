@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from openrl.algorithms.filtering import group_mean, keep
-from openrl.config.correction import DynamicFilteringFlags
+from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.errors import UserError
 from openrl.tracking.metrics import Mean, Metric, Sum
 from openrl.types import Group

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.config.derived import COMPLETE_CHECKPOINTS
-from openrl.config.run import CheckpointFlags
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room

@@ -13,9 +13,9 @@ from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
-from openrl.config.model import ModelChangeFlags
-from openrl.config.rollout import RankFlags
-from openrl.config.rules.parallel import shards_divide
+from openrl.config.groups.model import ModelChangeFlags
+from openrl.config.groups.placement import RankFlags
+from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError
 from openrl.models.attention import check_attention

@@ -16,7 +16,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
-from openrl.config.lora import LoRAFlags
+from openrl.config.groups.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
 from openrl.data.images import image_budget, row_images

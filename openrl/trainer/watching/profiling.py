@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openrl.cluster.group import RankGroup
-from openrl.config.run import DebugFlags
+from openrl.config.groups.logging import DebugFlags
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.training.profiler import ProfileTool
 

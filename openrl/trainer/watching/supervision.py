@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
-from openrl.config.run import CheckpointFlags
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import directories_owned, find_start

@@ -19,13 +19,13 @@ from openrl.cluster.ray_group import GroupSettings, RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.learning import LearningRateFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelChangeFlags
-from openrl.config.placement import ENGINES, parallel_sizes
-from openrl.config.reward import bearer_token
-from openrl.config.rules.batches import ranks_share_a_step
-from openrl.config.rules.parallel import shards_divide
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import ModelChangeFlags
+from openrl.config.groups.optimizer import LearningRateFlags
+from openrl.config.groups.reward import bearer_token
+from openrl.config.places import ENGINES, parallel_sizes
+from openrl.config.rules.batch import ranks_share_a_step
+from openrl.config.rules.deepspeed import shards_divide
 from openrl.errors import UserError
 from openrl.models.device import Device
 from openrl.models.memory import freeze_gc_heap

@@ -16,7 +16,7 @@ from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
-from openrl.config.vision import ImageFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.errors import UserError
 from openrl.rewards.combined import read_rows

@@ -12,8 +12,8 @@ from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
 from openrl.agents.foreign.recognise import EXECUTE
 from openrl.algorithms.collate import collate
-from openrl.config.agents import AgentFlags, EnvironmentFlags
-from openrl.config.data import TemplateFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
 from openrl.types import End, Group, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of

@@ -17,7 +17,7 @@ from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.foreign.executor_agent import NotSampled
-from openrl.config.vision import ImageFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow
 from openrl.types import End, Prompt, Sampling

@@ -13,7 +13,11 @@ from openrl.algorithms.off_policy import (
     mismatch_totals,
     stale_tokens,
 )
-from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags, rejection_tests
+from openrl.config.groups.rollout_correction import (
+    REJECTION_TESTS,
+    RolloutCorrectionFlags,
+    rejection_tests,
+)
 from openrl.errors import UserError
 from openrl.tracking.metrics import merge_all
 from tests.batches import outcome_batch, random_batch

@@ -15,7 +15,7 @@ from openrl.algorithms.shaping import (
     whiten,
 )
 from openrl.algorithms.trajectories import Outcomes
-from openrl.config.shaping import RewardShapingFlags
+from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from tests.batches import credit, measured_credit, outcome_batch, random_batch
 

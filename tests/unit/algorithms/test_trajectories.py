@@ -9,7 +9,7 @@ from openrl.algorithms.filtering import group_mean, keep, signal_metrics
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
-from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags
+from openrl.config.groups.rollout_correction import REJECTION_TESTS, RolloutCorrectionFlags
 from openrl.experience import StepCounts
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from tests.batches import in_segments, joined, measured_credit, outcome_batch, random_batch

@@ -5,7 +5,8 @@ import pytest
 
 from openrl.cluster.placement import PlacementPlan, match_bundles
 from openrl.cluster.planner import plan_placement, role_requests
-from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
 from tests.unit.cluster.test_placement import gpu_node
 

@@ -6,8 +6,9 @@ import pytest
 
 from openrl.cluster.placement import Node, Slot
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
-from openrl.config.placement import explicit_places
-from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.places import explicit_places
 from openrl.errors import UserError
 
 

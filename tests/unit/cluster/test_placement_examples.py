@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.placement import parallel_sizes
+from openrl.config.places import parallel_sizes
 from tests.flags import settle
 from tests.unit.cluster.test_placement import gpu_node
 

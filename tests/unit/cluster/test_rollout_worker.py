@@ -18,10 +18,10 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker, request_seed
-from openrl.config.agents import AgentFlags, EnvironmentFlags
-from openrl.config.data import TemplateFlags
-from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup

@@ -2,7 +2,6 @@
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config import derived
 from openrl.config.commands import PPOConfig

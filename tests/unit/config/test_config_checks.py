@@ -13,11 +13,11 @@ import pytest
 from openrl.cli.run import command, find_user_error
 from openrl.config import derived
 from openrl.config.commands import COMMANDS, PPOConfig, SFTConfig
-from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
-from openrl.config.placement import actor_world
-from openrl.config.reward import bearer_token
-from openrl.config.rules.batches import largest_divisor, nearest_divisor, ranks_share_a_step
-from openrl.config.rules.environment import is_local, output_problems
+from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.groups.reward import bearer_token
+from openrl.config.places import actor_world
+from openrl.config.rules.batch import largest_divisor, nearest_divisor, ranks_share_a_step
+from openrl.config.rules.machine import is_local, output_problems
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
@@ -473,7 +473,7 @@ def test_earlier_checkpoints(here, tmp_path):
 
 
 def test_missing_packages(here, monkeypatch):
-    monkeypatch.setattr("openrl.config.rules.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("openrl.config.rules.machine.find_spec", lambda name: None)
     found = "\n".join(said(PPOConfig, f"{here} --use_wandb --use_tensorboard tb", environment=True))
     for package in ("ray", "vllm", "deepspeed", "wandb", "tensorboard"):
         assert f"the package {package} is not installed" in found

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.rules import engines
+from openrl.config.rules import (
+    rollout_engine,
+)
 from openrl.errors import UserError
 from openrl.rollout.build import check_engine_kwargs, engine_spec
 from openrl.rollout.vllm_adapters import RANKS, room_for_rank
@@ -137,7 +138,7 @@ def test_room_for_adapters_is_what_vllm_has():
     allowed = re.search(r"MaxLoRARanks = Literal\[([0-9, ]+)\]", sources.read_text())[1]
     assert [*RANKS] == [rank for rank in map(int, allowed.split(",")) if rank >= 8]
     assert [room_for_rank(rank) for rank in (1, 8, 9, 300, 512)] == [8, 8, 16, 320, 512]
-    assert RANKS[-1] == engines.MOST_SERVED_RANK
+    assert RANKS[-1] == rollout_engine.MOST_SERVED_RANK
 
 
 def test_adapters_beside_the_base_are_told_to_vllm():

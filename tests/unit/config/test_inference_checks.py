@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
+import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

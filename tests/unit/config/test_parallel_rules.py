@@ -12,9 +12,8 @@ from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.parallel import ParallelFlags
-from openrl.config.rules.batches import ranks_share_a_step
+from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
+from openrl.config.rules.batch import ranks_share_a_step
 from openrl.errors import UserError
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

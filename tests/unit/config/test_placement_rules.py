@@ -2,7 +2,6 @@
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
 from tests.flags import GRPO, ppo, said
 

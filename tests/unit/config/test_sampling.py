@@ -3,10 +3,9 @@ for."""
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.sampling import Lengths, SamplingFlags
+from openrl.config.groups.sampling import Lengths, SamplingFlags
 from openrl.rollout.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling

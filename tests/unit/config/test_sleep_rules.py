@@ -3,7 +3,6 @@ the remedy."""
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
 from tests.flags import GRPO, PPO, said
 

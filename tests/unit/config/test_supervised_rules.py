@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-import openrl.config.all_rules  # noqa: F401
 from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.training.distributed import Launch

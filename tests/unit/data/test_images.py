@@ -14,13 +14,13 @@ from datasets import Image as ImageFeature
 from PIL import Image as Picture
 
 from openrl.config.commands import PPOConfig
-from openrl.config.data import (
+from openrl.config.groups.data import (
     PreferenceDataFlags,
     PromptDataFlags,
     SupervisedDataFlags,
     TemplateFlags,
 )
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.images import RowImages, image_budget
 from openrl.data.loading import RowSource, load_rows

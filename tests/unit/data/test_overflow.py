@@ -5,7 +5,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from openrl.config.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.overflow import shorten
 from openrl.data.prompts import PromptBuilder

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 
 from openrl.algorithms.batching import plan_pairs
-from openrl.config.data import PreferenceDataFlags, TemplateFlags
+from openrl.config.groups.data import PreferenceDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.preference import (
     MarginBuilder,

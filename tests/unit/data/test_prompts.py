@@ -1,7 +1,8 @@
 import pytest
 from datasets import Dataset
 
-from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.loading import RowSource, load_rows
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError

@@ -3,7 +3,7 @@ import torch
 from datasets import Dataset
 
 from openrl.config.commands import SFTConfig
-from openrl.config.data import SupervisedDataFlags, TemplateFlags
+from openrl.config.groups.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate_rows
 from openrl.errors import UserError

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from openrl.config.data import TemplateFlags
+from openrl.config.groups.data import TemplateFlags
 from openrl.data.rows import BadRow, text_or_file
 from openrl.data.templates import Templates
 from openrl.data.tokenizer import load_tokenizer, policy_tokenizer
@@ -162,7 +162,7 @@ def model(tmp_path_factory):
 
 
 def flags(model, **changes):
-    from openrl.config.model import ModelFlags
+    from openrl.config.groups.model import ModelFlags
 
     return ModelFlags(pretrain=str(model), **changes)
 

@@ -15,8 +15,8 @@ import torch
 import uvicorn
 from transformers import AutoModelForSequenceClassification
 
-from openrl.config.inference import RewardModelFlags
-from openrl.config.model import LoadFlags
+from openrl.config.groups.inference import RewardModelFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
 from openrl.inference import serve, server

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from openrl.config.inference import RewardModelFlags
-from openrl.config.model import LoadFlags
-from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.config.groups.inference import RewardModelFlags
+from openrl.config.groups.model import LoadFlags
+from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.data.images import RowImages
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.inference.server import build_app

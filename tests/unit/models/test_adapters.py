@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from openrl.config.model import LoadFlags, WeightFlags
+from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.adapters import merge_adapter
 from openrl.models.causal_lm import Loading

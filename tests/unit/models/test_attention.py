@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrl.config.model import LoadFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models import attention
 from openrl.models.attention import (

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from openrl.config.lora import LoRAFlags
+from openrl.config.groups.lora import LoRAFlags
 from openrl.errors import UserError
 from openrl.models.lora import TRAINED, add_adapters, check_targets
 from tests.tiny import tiny_model_dir

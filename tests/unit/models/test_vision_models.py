@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import LoadFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import LoadFlags
+from openrl.config.groups.vision import VisionFlags
 from openrl.models.causal_lm import Loading, load_causal_lm
 from openrl.models.lora import add_adapters, check_targets
 from openrl.models.scalar_model import ValueModel, load_scalar_model

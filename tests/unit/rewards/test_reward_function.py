@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.models.scalar_model import stored_moments

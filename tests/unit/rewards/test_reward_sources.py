@@ -11,7 +11,7 @@ import torch
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.filtering import group_mean, keep
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from openrl.config.model import ModelFlags
-from openrl.config.rollout import OneEngineFlags
-from openrl.config.run import SeedFlags
+from openrl.config.groups.logging import SeedFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.rollout_engine import OneEngineFlags
 from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.hf_engine import HFEngine

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from openrl.config.run import LoggingFlags, SampleLoggingFlags
+from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
 from openrl.extension_points import trackers
 from openrl.tracking.aliases import ALIASES
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl

@@ -12,7 +12,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
-from openrl.config.learning import RolloutBatchFlags
+from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of, row_cost

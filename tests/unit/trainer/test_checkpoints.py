@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from openrl.config.run import CheckpointFlags
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.trainer.saving import checkpoints as module
 from openrl.trainer.saving.checkpoints import (

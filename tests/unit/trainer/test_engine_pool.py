@@ -8,8 +8,8 @@ import pytest
 from openrl.cluster.group import LocalGroup, WorkerDied
 from openrl.cluster.placement import PlacementPlan, Slot
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.data import PromptEvalFlags
-from openrl.config.run import RLCheckpointFlags
+from openrl.config.groups.checkpoint import RLCheckpointFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings

@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.data import PromptEvalFlags
-from openrl.config.run import RLCheckpointFlags
+from openrl.config.groups.checkpoint import RLCheckpointFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.tracking.metrics import Mean
 from openrl.trainer import rl_trainer
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer

@@ -9,9 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from openrl.cluster.placement import Node
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
-from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
-from openrl.config.lora import LoRAFlags
-from openrl.config.rollout import DeviceFlags
+from openrl.config.groups.batch import RolloutBatchFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.optimizer import LearningRateFlags
+from openrl.config.groups.placement import DeviceFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device

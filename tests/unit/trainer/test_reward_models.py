@@ -7,8 +7,8 @@ import pytest
 
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.correction import DynamicFilteringFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.groups.reward import RewardFlags
+from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError

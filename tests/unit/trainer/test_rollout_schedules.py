@@ -16,8 +16,8 @@ from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.config.data import PromptEvalFlags
-from openrl.config.run import RLCheckpointFlags
+from openrl.config.groups.checkpoint import RLCheckpointFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.prompts import PromptStream
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings

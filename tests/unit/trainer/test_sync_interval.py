@@ -8,8 +8,8 @@ import pytest
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.commands import PPOConfig
-from openrl.config.data import PromptEvalFlags
-from openrl.config.run import RLCheckpointFlags
+from openrl.config.groups.checkpoint import RLCheckpointFlags
+from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.errors import UserError
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool

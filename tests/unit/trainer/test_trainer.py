@@ -11,8 +11,8 @@ import torch
 from openrl.algorithms.credit import CreditPlan
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, request_seed
-from openrl.config.algorithm import KLFlags
-from openrl.config.shaping import RewardShapingFlags
+from openrl.config.groups.algorithm import KLFlags
+from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.tracking.metrics import Mean, Sum, to_floats

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from openrl.config.learning import DeepSpeedFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.training.deepspeed_config import EngineFacts, check_device, deepspeed_config
 

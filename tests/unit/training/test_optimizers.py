@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from openrl.config.learning import LearningRateFlags, OptimizerFlags, Scheduler
+from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags, Scheduler
 from openrl.training.bf16_adamw import BF16AdamW
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler
 

@@ -31,8 +31,8 @@ from openrl.algorithms.supervised_losses import (
     orpo_loss,
     simpo_loss,
 )
-from openrl.config.data import PreferenceDataFlags, SupervisedDataFlags, TemplateFlags
-from openrl.config.model import ModelFlags
+from openrl.config.groups.data import PreferenceDataFlags, SupervisedDataFlags, TemplateFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.data.loading import RowSource
 from openrl.data.preference import (
     MarginBuilder,

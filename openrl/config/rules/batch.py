@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.derived import most_tokens, rated, samples_per_step
-from openrl.config.placement import actor_world
-from openrl.config.rules.parallel import shards_divide
+from openrl.config.places import actor_world
+from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Given, Problem, Problems, check
 
 

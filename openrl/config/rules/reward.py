@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import PPOConfig
-from openrl.config.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
+from openrl.config.groups.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import UserError
 from openrl.extension_points import verifiers

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from openrl.flags.schema import Condition, flag, given, group
 
 FailurePolicy = Literal["drop", "zero", "fail"]
+
 TOKEN_VARIABLE = "OPENRL_RM_TOKEN"  # the bearer token of reward servers and their clients
 
 
@@ -27,10 +28,12 @@ FUNCTIONS = given("reward_funcs") | Condition(
     lambda config: bool(files_and_urls(config.reward.remote_rm_url)[0]),
     "with a Python file in --remote_rm_url",
 )
+
 SERVERS = Condition(
     lambda config: bool(files_and_urls(config.reward.remote_rm_url)[1]),
     "with a URL in --remote_rm_url",
 )
+
 REWARD_MODEL = Condition(
     (given("reward_pretrain") | given("eval_task", "rm")).holds, "with --reward_pretrain"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import absent, flag, group
 
 OPEN_LEN = 1024  # length of a prompt, and of a response, that no flag limits
 
@@ -88,3 +88,24 @@ class SamplingFlags(DrawFlags):
             prompt = both - response if response else both // 2
         response = response or both - 1  # a prompt has at least one token
         return Lengths(prompt, response, min(both, prompt + response))
+
+
+GENERATES = absent("eval_task", "rm")
+
+
+@group("Sampling", only_if=GENERATES)
+class InferenceSamplingFlags(DrawFlags):
+    temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds=">= 0")
+    greedy_sampling: bool = flag(False, "Same as --temperature 0.")
+    prompt_max_len: int = flag(
+        1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
+    )
+    generate_max_len: int = flag(
+        1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",)
+    )
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(
+            self.prompt_max_len, self.generate_max_len, self.prompt_max_len + self.generate_max_len
+        )

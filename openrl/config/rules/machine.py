@@ -21,10 +21,10 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
-from openrl.config.reward import split
-from openrl.config.run import CheckpointFlags
+from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.data import JINJA_SUFFIXES, data_items, name_and_subset
+from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.locks import owner_of, refusal

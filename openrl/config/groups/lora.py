@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from openrl.flags.schema import absent, flag, given, group
+from openrl.config.groups.model import scalar_head
+from openrl.flags.schema import REQUIRED, absent, flag, given, group
 
 ADAPTERS = given("lora_rank") | given("lora_adapter_path")
 
@@ -51,4 +52,17 @@ class PolicyLoRAFlags(LoRAFlags):
         "What a sync sends to engines: the merged weights, or only the adapter, which vLLM"
         " applies as a LoRA.",
         only_if=ADAPTERS,
+    )
+
+
+@group("LoRA")
+class MergeFlags:
+    value_head_prefix: str = scalar_head(only_if=given("is_rm"))
+    model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
+    lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
+    output_path: str = flag(REQUIRED, "Directory for the merged model; it must be new or empty.")
+    is_rm: bool = flag(
+        False,
+        "The base is a reward model. The merged model gets the adapter's head if it has one, else"
+        " the base's.",
     )

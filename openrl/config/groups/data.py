@@ -11,11 +11,13 @@ from openrl.flags.schema import REQUIRED, absent, flag, given, group
 PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
 JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
+
 SOURCES = (
     "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of these"
     " files or written by save_to_disk. NAME@SUBSET: a split of that name, else a configuration,"
     " else a data_dir."
 )
+
 PLAIN_DIALOGUE = "User: {}\nAssistant: "
 """The default --input_template of train_sft; a chat template replaces it."""
 
@@ -194,55 +196,21 @@ def probabilities(text: str) -> list[float]:
     return [number / sum(numbers) for number in numbers]
 
 
-@group("Evaluation", only_if=given("eval_dataset") | given("env_tags"))
-class PromptEvalFlags:
-    eval_dataset: str | None = flag(
-        None,
-        "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation.",
-    )
-    eval_split: str = flag("train", "Split of --eval_dataset.")
-    eval_steps: int = flag(
-        -1,
-        "Evaluate every N steps and after the last one; -1: never.",
-        bounds="-1 or > 0",
-        only_if=absent("eval_only"),
-    )
-    eval_before_train: bool = flag(
-        False, "Evaluate once before the first step.", only_if=absent("eval_only")
-    )
-    eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
-    eval_temperature: float = flag(
-        0.6, "Temperature in evaluation; 0: greedy.", bounds="0 or >= 0.001"
-    )
-    eval_top_p: float = flag(1.0, "top_p in evaluation.", bounds="(0, 1]")
-    eval_top_k: int = flag(-1, "top_k in evaluation; -1: off.", bounds="-1 or > 0")
-    eval_generate_max_len: int | None = flag(
-        None, "Most new tokens in evaluation. None: --generate_max_len.", bounds="> 0"
-    )
-    eval_batch_size: int = flag(
-        -1, "Prompts submitted at a time in evaluation. -1: all.", bounds="-1 or > 0"
-    )
-    eval_only: bool = flag(False, "Evaluate once and exit without training.")
-    eval_max_samples: int | None = flag(
-        None,
-        "Use at most this many evaluation rows, the same ones each time. None: all rows; with"
-        " --env_tags 64 seeds that are never trained on.",
-        bounds="> 0",
-    )
-    eval_generations_to_log: int = flag(
-        0,
-        "Answers that each evaluation writes to eval_samples.jsonl, for the same prompts each"
-        " time.",
-        bounds=">= 0",
+@group("Data")
+class EvaluateDataFlags(PromptDataFlags):
+    output_key: str = flag(
+        "output", "Column for the response in the output, and in input data that has responses."
     )
 
 
-@group("Evaluation", only_if=given("eval_dataset"))
-class SupervisedEvalFlags:
-    eval_dataset: str | None = flag(
-        None, "Evaluation rows, comma separated; sources as for --dataset. None: no evaluation."
+@group("Data")
+class BatchDataFlags(EvaluateDataFlags):
+    prompt_data: str = flag(REQUIRED, f"Rows, {SOURCES}", alias=("dataset",))
+    prompt_data_probs: str | None = flag(
+        None,
+        "Comma list of sampling probabilities. None: one after the other.",
+        alias=("dataset_probs",),
     )
-    eval_split: str = flag("train", "Split of --eval_dataset.")
-    eval_steps: int = flag(
-        -1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0"
+    prompt_split: str = flag(
+        "train", "Split; ignored for sources without splits.", alias=("dataset_split",)
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
-from openrl.config.derived import longest_sequence, lora_rank
-from openrl.config.placement import parallel_sizes
-from openrl.config.secrets import looks_secret
+from openrl.config.derived import longest_sequence, lora_rank, replays
+from openrl.config.places import parallel_sizes
+from openrl.config.rules.machine import output_problems
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.flags.schema import collect_flags
+from openrl.flags.values import looks_secret
 
 OWN_FLAGS = {
     "model": "pretrain",
@@ -32,8 +35,10 @@ OWN_FLAGS = {
 }
 """Field of vLLM's EngineArgs -> the flag that sets it."""
 
+
 MOST_SERVED_RANK = 512
 """The largest adapter rank that vLLM can serve."""
+
 
 RESERVED = (
     "logprobs_mode",
@@ -212,3 +217,39 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
         yield Problem(
             ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
         )
+
+
+@check(PPOConfig)
+def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Given) -> Problems:
+    if not replays(config):
+        return
+    evaluation = config.evaluation
+    asked = {
+        "rollout_dump_dir": config.collecting.rollout_dump_dir is not None,
+        "async_train": config.asynchrony.async_train,
+        "partial_rollout": config.asynchrony.partial_rollout,
+        "eval_steps": evaluation.eval_steps > 0,
+        "eval_before_train": evaluation.eval_before_train,
+        "eval_only": evaluation.eval_only,
+    }
+    for flag in [name for name, on in asked.items() if on]:
+        message = "answers come from files, so no engine runs"
+        yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
+
+
+@check(PPOConfig, environment=True)
+def kept_rollouts_are_there(config: PPOConfig, given: Given) -> Problems:
+    directory = config.collecting.rollout_replay_dir
+    if directory is not None and not Path(directory).expanduser().is_dir():
+        fix = "a directory that another run wrote with --rollout_dump_dir"
+        yield Problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
+
+
+@check(PPOConfig, environment=True)
+def rollouts_of_two_runs_are_kept_apart(config: PPOConfig, given: Given) -> Problems:
+    directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
+    yield from output_problems("rollout_dump_dir", directory)
+    goes_on = flags.load_checkpoint or flags.resume_from_checkpoint is not None
+    if directory and not goes_on and any(Path(directory).expanduser().glob("step_*.jsonl")):
+        message = f"{directory} holds rollouts of an earlier run"
+        yield Problem(("rollout_dump_dir",), message, "another directory")

@@ -10,6 +10,8 @@ from openrl.errors import UserError
 from openrl.flags.schema import absent, flag, given, group
 
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
+
+
 CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 
 
@@ -84,6 +86,7 @@ class RejectionTest:
 
 
 _LEVELS = {"token": "k1 k2 k3", "seq_sum": "k1 k2 k3", "seq_mean": "k1 k2 k3", "seq_max": "k2 k3"}
+
 REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in ks.split())
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import model_roles
-from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags
 
 ENGINES = "vllm"
 """The role of the rollout engines."""

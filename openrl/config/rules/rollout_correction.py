@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
-from openrl.config.correction import rejection_tests
+from openrl.config.groups.rollout_correction import rejection_tests
 from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 

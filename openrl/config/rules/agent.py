@@ -7,11 +7,11 @@ import shutil
 import socket
 from pathlib import Path
 
-from openrl.config.agents import read_env_config, split_agent_path
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
-from openrl.config.rules.environment import output_problems
-from openrl.config.rules.rewards import SOURCES
+from openrl.config.groups.agent import read_env_config, split_agent_path
+from openrl.config.rules.machine import output_problems
+from openrl.config.rules.reward import SOURCES
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check

@@ -1,0 +1,118 @@
+"""Flags of batches: their sizes, packing, and token caps."""
+
+from __future__ import annotations
+
+from openrl.config.conditions import SEVERAL_STEPS, SIBLINGS
+from openrl.flags.schema import absent, flag, given, group
+
+
+@group("Batch")
+class RolloutBatchFlags:
+    rollout_batch_size: int = flag(
+        1024, "Prompts per step; a step has this * n_samples_per_prompt samples.", bounds="> 0"
+    )
+    n_samples_per_prompt: int = flag(
+        1, "Responses generated for each prompt: the group size.", bounds="> 0"
+    )
+    train_batch_size: int = flag(
+        128, "Samples (not prompts) per optimizer step, over all ranks.", bounds="> 0"
+    )
+    micro_train_batch_size: int = flag(
+        4,
+        "Samples per rank in one forward and backward pass.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
+    )
+    micro_rollout_batch_size: int = flag(
+        8,
+        "Samples per rank in forward-only passes.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
+    )
+    num_episodes: int = flag(
+        1, "Passes over the prompts.", bounds="> 0", only_if=absent("eval_only")
+    )
+    max_epochs: int = flag(1, "Passes over each rollout batch, for actor and critic.", bounds="> 0")
+    shuffle_mini_batch: bool = flag(
+        True,
+        "On each pass, shuffle a rollout's samples before splitting them into optimizer steps."
+        " Off: keep the data's order.",
+        only_if=SEVERAL_STEPS,
+    )
+    max_steps: int = flag(
+        -1,
+        "Stop after this many steps; the learning-rate schedule ends there too. -1: set by"
+        " --num_episodes.",
+        bounds="-1 or > 0",
+        only_if=absent("eval_only"),
+    )
+
+
+@group("Batch")
+class SupervisedBatchFlags:
+    train_batch_size: int = flag(
+        128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0"
+    )
+    micro_train_batch_size: int = flag(
+        8,
+        "Rows, or pairs, per rank in one forward and backward pass.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
+    )
+    max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
+    max_steps: int = flag(
+        -1,
+        "Stop after this many optimizer steps; the schedule ends there too. -1: set by"
+        " --max_epochs.",
+        bounds="-1 or > 0",
+    )
+
+
+@group("Batch")
+class PackingFlags:
+    packing_samples: bool = flag(
+        False,
+        "Run each micro-batch as one row without padding; attention never crosses samples. Needs"
+        " a model that mixes tokens by attention only.",
+    )
+
+
+@group("Batch")
+class SharedPackingFlags(PackingFlags):
+    prefix_grouper: bool = flag(
+        False,
+        "Compute the common prefix of a prompt's samples (the prompt or more) once per"
+        " micro-batch, forward and backward: the same gradient from fewer tokens. Turns on"
+        " --packing_samples and uses --attn_implementation varlen.",
+        only_if=SIBLINGS,
+    )
+
+
+@group("Batch", only_if=given("use_dynamic_batch"))
+class DynamicBatchFlags:
+    use_dynamic_batch: bool = flag(
+        False,
+        "Size micro-batches by tokens instead of samples, and distribute the rows of an optimizer"
+        " step over ranks by cost. Turns on --packing_samples.",
+    )
+    train_max_tokens_per_gpu: int = flag(
+        16384,
+        "Most tokens per rank in one forward and backward pass, never exceeded.",
+        bounds="> 0",
+    )
+
+
+@group("Batch", only_if=given("use_dynamic_batch"))
+class RolloutDynamicBatchFlags(DynamicBatchFlags):
+    rollout_max_tokens_per_gpu: int | None = flag(
+        None,
+        "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
+        bounds="> 0",
+    )
+
+
+@group("Batch")
+class InferenceBatchFlags:
+    micro_batch_size: int = flag(
+        16, "Rows in one forward pass, or in one call of transformers generation.", bounds="> 0"
+    )

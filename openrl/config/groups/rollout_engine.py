@@ -1,0 +1,177 @@
+"""Flags of rollout engines."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from openrl.config.conditions import VLLM
+from openrl.flags.schema import absent, flag, group
+
+
+@group("Rollout engine", only_if=VLLM)
+class OneEngineFlags:
+    """Settings of one engine, wherever it runs."""
+
+    vllm_tensor_parallel_size: int = flag(
+        1, "GPUs over which one engine splits each layer.", bounds="> 0"
+    )
+    vllm_gpu_memory_utilization: float | None = flag(
+        None,
+        "Share of GPU memory that one engine may use. None: 0.9 on GPUs of its own, 0.6 beside a"
+        " model.",
+        bounds="(0, 1]",
+    )
+    vllm_max_num_seqs: int | None = flag(
+        None,
+        "Most sequences that one engine decodes at a time. None: vLLM's default.",
+        bounds="> 0",
+        only_if=absent("full_determinism"),
+    )
+    vllm_max_num_batched_tokens: int | None = flag(
+        None,
+        "Most tokens that one engine processes in one step. None: vLLM's default.",
+        bounds="> 0",
+    )
+    vllm_block_size: int | None = flag(
+        None,
+        "Tokens per key-value cache block; of a cached prefix full blocks alone are reused. None:"
+        " vLLM's default, or with --enable_prefix_caching on a CPU 32.",
+        bounds="> 0",
+    )
+    vllm_max_model_len: int | None = flag(
+        None,
+        "Most tokens of a sequence in the engine. None: those of the longest prompt and response"
+        " together.",
+        bounds="> 0",
+    )
+    vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag(
+        "auto", "Type that vLLM computes in. auto: --param_dtype."
+    )
+    vllm_quantization: Literal["fp8"] | None = flag(
+        None, "Quantise the engine's weights at each sync. None: off."
+    )
+    vllm_engine_kwargs: dict[str, Any] = flag(
+        {}, 'Other fields of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
+    )
+    enforce_eager: bool = flag(
+        False, "Run vLLM without CUDA graphs: slower, but needs less memory."
+    )
+    enable_prefix_caching: bool = flag(
+        False,
+        "Reuse the key-value cache of equal prompt prefixes; the cache is emptied at each weight"
+        " sync.",
+        only_if=absent("full_determinism"),
+    )
+
+
+@group("Rollout engine")
+class ChosenEngineFlags(OneEngineFlags):
+    rollout_backend: Literal["vllm", "hf"] = flag(
+        "vllm", "Engine that generates: vllm, or hf, transformers generation in a worker."
+    )
+
+
+@group("Rollout engine", only_if=VLLM)
+class SyncedEngineFlags(ChosenEngineFlags):
+    """vLLM in a training run."""
+
+    vllm_pipeline_parallel_size: int = flag(
+        1,
+        "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.",
+        bounds="> 0",
+    )
+    vllm_data_parallel_size: int = flag(
+        1,
+        "Data-parallel replicas in one engine, for mixtures of experts with"
+        " --vllm_enable_expert_parallel.",
+        bounds="> 0",
+    )
+    vllm_enable_expert_parallel: bool = flag(
+        False,
+        "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
+    )
+    vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
+        "auto",
+        "How vLLM first loads weights. dummy: random weights, which saves a read; the first sync"
+        " replaces them before the first rollout.",
+    )
+    vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
+        None,
+        "How weights reach engines: nccl from GPU to GPU (CUDA IPC on a shared GPU), gloo through"
+        " host memory. None: nccl, or gloo on a CPU.",
+    )
+
+
+@group("Rollout engine")
+class EngineFlags(SyncedEngineFlags):
+    """The engines of a training run."""
+
+    vllm_num_engines: int | None = flag(
+        None,
+        "Number of engines. None: enough to fill the places that --colocate_all_models or"
+        " --placement gives them, else 1.",
+        bounds="(0, 4096]",
+    )
+    weight_sync_interval: int = flag(
+        1,
+        "Send weights to the engines every N training steps, and before an evaluation or a"
+        " checkpoint. N > 1 makes rollouts up to N-1 steps older.",
+        bounds="> 0",
+        only_if=absent("eval_only"),
+    )
+    sync_bucket_mb: int = flag(
+        512,
+        "MiB of weights gathered and sent in one call; it may reach twice that, or one larger"
+        " tensor.",
+        bounds="> 0",
+    )
+    check_weight_sync: bool = flag(
+        False,
+        "Send a checksum with every tensor and compare it when the tensor is loaded; costs one"
+        " more read of all weights.",
+    )
+
+
+@group("Rollout engine")
+class CollectFlags:
+    """How requests reach the engines, of whatever kind."""
+
+    vllm_generate_batch_size: int | None = flag(
+        None,
+        "Most prompts running or accepted while a rollout is filled. None: --rollout_batch_size."
+        " More: once enough are complete, the slowest are dropped and counted. Fewer: rounds of"
+        " this many, with --dynamic_filtering.",
+        bounds="> 0",
+    )
+    vllm_max_inflight_per_engine: int = flag(
+        0, "Most requests sent to one engine at a time; others wait. 0: no limit.", bounds=">= 0"
+    )
+    rollout_scheduler: Literal["stream", "batch"] = flag(
+        "stream",
+        "stream: each group is scored, filtered and replaced as soon as it finishes. batch: once"
+        " all have finished, in the order of the prompts.",
+    )
+    rollout_dump_dir: str | None = flag(
+        None,
+        "Directory for the complete answers of every step and evaluation, to read or for"
+        " --rollout_replay_dir. None: not written.",
+    )
+    rollout_replay_dir: str | None = flag(
+        None,
+        "Train on the answers that another run wrote to its --rollout_dump_dir, without engines"
+        " or rewards; equal flags give equal weights. None: generate answers.",
+    )
+
+
+@group("Rollout engine")
+class BatchEngineFlags(OneEngineFlags):
+    vllm_tensor_parallel_size: int = flag(
+        1, "GPUs over which the engine splits its tensors.", bounds="> 0", alias=("tp_size",)
+    )
+    vllm_max_num_seqs: int | None = flag(
+        None,
+        "Sequences one engine decodes at a time. None: vLLM's default.",
+        bounds="> 0",
+        alias=("max_num_seqs",),
+        only_if=absent("full_determinism"),
+    )
