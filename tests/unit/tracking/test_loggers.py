@@ -185,7 +185,7 @@ def tracked(name, folder, **env):
     code = """
 import pathlib, sys
 import openrl.tracking.loggers as loggers
-from openrl.config.run import LoggingFlags
+from openrl.config.groups.logging import LoggingFlags
 name, folder = sys.argv[1:]
 kwargs = {"swanlab": {"swanlab": {"mode": "offline"}}}.get(name, {})
 flags = LoggingFlags(
