@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 
 class UserError(Exception):
@@ -40,8 +41,8 @@ class Interrupted(UserError):
 
 
 class ErrorCollector:
-    """Collects the UserErrors of independent steps: ``with collector: step()`` for each, then
-    ``raise_all()``."""
+    """Collects the UserErrors of independent steps: ``with collector: step()`` or
+    ``collector.run(step)`` for each, then ``raise_all()``."""
 
     def __init__(self) -> None:
         self._errors: list[UserError] = []
@@ -55,6 +56,10 @@ class ErrorCollector:
         if isinstance(error, UserError):
             self._errors.append(error)
         return isinstance(error, UserError)
+
+    def run(self, step: Callable[..., object], *args: object) -> None:
+        with self:
+            step(*args)
 
     def raise_all(self) -> None:
         """Raise the only error, or one UserError that holds them all. Do nothing without errors."""

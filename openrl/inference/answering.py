@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ Work = Callable[[Unit], Awaitable[list[Row]]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The checked inputs of a command."""
+    """The checked inputs of a command, and what it has to do."""
 
     device: Device
     tokenizer: PreTrainedTokenizerBase
@@ -96,6 +96,8 @@ class Inputs:
     builder: PromptBuilder
     prompts: list[Prompt]
     reports: list[Report]
+    units: list[Unit] = field(default_factory=list)
+    output: Output | None = None
 
 
 def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:

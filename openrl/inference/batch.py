@@ -39,16 +39,7 @@ ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses t
 NO_LIMIT = 2**31  # tokens of a prompt that already has its response
 
 
-@dataclass(frozen=True)
-class BatchInputs:
-    """The checked inputs of the command."""
-
-    read: Inputs
-    units: list[Unit]
-    output: Output
-
-
-def prepare(config: BatchInferenceConfig) -> BatchInputs:
+def prepare(config: BatchInferenceConfig) -> Inputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     task = config.task
     limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
@@ -61,7 +52,7 @@ def prepare(config: BatchInferenceConfig) -> BatchInputs:
     units = units_of(competing(prompts) if scores_compete(task) else [[p] for p in prompts])
     ids, settings = [unit.id for unit in units], settings_of(config)
     output = Output(Path(task.output_path), ids, rows_per_unit(task), settings)
-    return BatchInputs(read, units, output)
+    return replace(read, units=units, output=output)
 
 
 def scores_compete(task: BatchTaskFlags) -> bool:
@@ -122,11 +113,12 @@ def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
     return list(found.values())
 
 
-async def run(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
+async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
     """Work through the units that are not done. Each is on disk as soon as all units before it
     are."""
     console, output, units = PlainConsole(), inputs.output, inputs.units
-    for report in inputs.read.reports:
+    assert output is not None
+    for report in inputs.reports:
         console.print(report.line())
     if output.done or output.removed:
         again = f", {output.removed} rows of a unit that was cut short are done again"
@@ -137,7 +129,7 @@ async def run(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
         )
     tally = Tally()
     if output.done < len(units):
-        async with working(config, inputs.read) as work:
+        async with working(config, inputs) as work:
             async for rows in work_through(units, work, output, console):
                 output.write(tally.count(rows, config))
     console.print(tally.line(output.path, len(units) - output.done))

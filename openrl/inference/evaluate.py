@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.inference.answering import (
     Inputs,
-    Unit,
     answering,
     read_inputs,
     settings_of,
@@ -35,16 +34,7 @@ ALL = "all"  # the name for all data sources together
 COUNTING = frozenset({"k", "pass_threshold"})
 
 
-@dataclass(frozen=True)
-class EvaluateInputs:
-    """The checked inputs of the command."""
-
-    read: Inputs
-    units: list[Unit]
-    output: Output | None
-
-
-def prepare(config: EvaluateConfig) -> EvaluateInputs:
+def prepare(config: EvaluateConfig) -> Inputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
     units = units_of([prompt] for prompt in read.prompts)
@@ -53,13 +43,13 @@ def prepare(config: EvaluateConfig) -> EvaluateInputs:
         path = Path(config.evaluate.output_path).with_suffix(".jsonl")
         ids, settings = [unit.id for unit in units], settings_of(config, COUNTING)
         output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
-    return EvaluateInputs(read, units, output)
+    return replace(read, units=units, output=output)
 
 
-async def run(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
+async def run(config: EvaluateConfig, inputs: Inputs) -> None:
     """Answer, score and count; print the table and write the figures."""
     console = PlainConsole()
-    for report in inputs.read.reports:
+    for report in inputs.reports:
         console.print(report.line())
     rows = await answer_all(config, inputs, console)
     figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
@@ -91,16 +81,16 @@ async def run(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
         )
 
 
-async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Console) -> list[Row]:
+async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -> list[Row]:
     """Return the rows of all answers, including those of an earlier run."""
     output, n = inputs.output, config.evaluate.n_samples_per_prompt
     rows = list(output.kept) if output else []
     if output and output.done == len(inputs.units):
         return rows
-    longest, device = config.sampling.lengths.both, inputs.read.device
+    longest, device = config.sampling.lengths.both, inputs.device
     spec = engine_spec(config.model, config.engine, longest, config.debug, device)
     backend, spec = config.engine.rollout_backend, with_images(spec, config.vision)
-    async with answering(config, inputs.read, backend, spec, n) as work:
+    async with answering(config, inputs, backend, spec, n) as work:
         async for of_prompt in work_through(inputs.units, work, output, console):
             if output:
                 output.write(of_prompt)

@@ -24,7 +24,7 @@ from openrl.models.causal_lm import DTYPES, Loading
 from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.models.trial import Trial
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.protocol import Failure, ScoreRequest
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
@@ -234,12 +234,12 @@ class FunctionScorer:
 
     def __init__(
         self,
-        weighing: Weighing,
+        combiner: RewardCombiner,
         sources: Mapping[str, Source],
         executor: Executor,
         most_waiting: int,
     ) -> None:
-        self._weighing, self._sources, self._executor = weighing, sources, executor
+        self._combiner, self._sources, self._executor = combiner, sources, executor
         self.most_waiting, self.waiting = most_waiting, 0
         self.counts = Counts()
 
@@ -258,17 +258,9 @@ class FunctionScorer:
         self.counts.batches += len(columns)
         self.counts.texts += count
         return [
-            self._weigh(dict(zip(self._sources, row, strict=True)))
+            self._combiner.weighted_sum(DATASOURCE, dict(zip(self._sources, row, strict=True)))
             for row in zip(*columns, strict=True)
         ]
-
-    def _weigh(self, results: Mapping[str, Score | Failure]) -> Score | Failure:
-        scores: dict[str, Score] = {}
-        for name, result in results.items():
-            if isinstance(result, Failure):
-                return Failure(f"{name}: {result.message}")
-            scores[name] = result
-        return self._weighing.weigh(DATASOURCE, scores)
 
     async def close(self) -> None:
         await asyncio.gather(*(source.close() for source in self._sources.values()))

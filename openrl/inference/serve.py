@@ -28,7 +28,7 @@ from openrl.models.device import Device, resolve_device
 from openrl.models.scalar_model import stored_moments
 from openrl.models.stored import check_head
 from openrl.rewards.build import check_reward_sources, process_sources
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.vision.processor import VisionProcessor
 
 HEAD_TIMEOUT = 15.0  # seconds that a client has to send the head of a request
@@ -122,7 +122,7 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
     workers = reward.reward_num_workers
     executor = ThreadPoolExecutor(workers, thread_name_prefix="reward")
     sources = process_sources(reward, inputs.plan.sources, plugins, executor, workers)
-    return FunctionScorer(Weighing(inputs.plan, "drop"), sources, executor, most_waiting)
+    return FunctionScorer(RewardCombiner(inputs.plan, "drop"), sources, executor, most_waiting)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -19,7 +19,7 @@ from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import Failed, Target
 from openrl.rewards.base import Reward
-from openrl.rewards.combined import CombinedReward, Weighing
+from openrl.rewards.combined import CombinedReward, RewardCombiner
 from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
 from openrl.rewards.reward_rows import RewardRows
@@ -65,9 +65,9 @@ def build_reward(
             sources[s.name] = HttpSource(s.name, client)
     if not sources:
         return None
-    weighing = Weighing(plan, flags.reward_failure_policy)
+    combiner = RewardCombiner(plan, flags.reward_failure_policy)
     skip = flags.reward_skip_special_tokens
-    return CombinedReward(weighing, sources, tokenizer, skip_special_tokens=skip, executor=executor)
+    return CombinedReward(combiner, sources, tokenizer, skip_special_tokens=skip, executor=executor)
 
 
 def process_sources(

@@ -22,7 +22,7 @@ from openrl.vision.placing import unexpanded
 
 
 @dataclass(frozen=True)
-class Weighing:
+class RewardCombiner:
     """Computes the reward of a row from the results of its sources, of whatever kind these are."""
 
     plan: RewardPlan
@@ -31,15 +31,14 @@ class Weighing:
     def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
         """Return the weighted sum of the results, which are given by the names of their sources. If
         a source failed, the policy decides; raises UserError if that is fail."""
-        scores: dict[str, Score] = {}
-        for name, result in results.items():
-            if isinstance(result, Failure):
-                return self.fail(trajectory, name, result)
-            scores[name] = result
-        return self.weigh(trajectory.prompt.source, scores)
+        combined = self.weighted_sum(trajectory.prompt.source, results)
+        return self.fail(trajectory, combined) if isinstance(combined, Failure) else combined
 
-    def weigh(self, datasource: str, scores: Mapping[str, Score]) -> Score:
-        """Return the weighted sum for a row of ``datasource``.
+    def weighted_sum(
+        self, datasource: str, results: Mapping[str, Score | Failure]
+    ) -> Score | Failure:
+        """Return the weighted sum for a row of ``datasource``, or the first failure, which then
+        names its source.
 
         With several sources, each one is a part of the score, and its own parts are named
         "source/part". The verdict is the mean of the sources' verdicts, weighted by the absolute
@@ -47,7 +46,9 @@ class Weighing:
         weights = self.plan.of(datasource)
         total = Score(0.0)
         verdicts: list[tuple[float, float]] = []
-        for name, score in scores.items():
+        for name, score in results.items():
+            if isinstance(score, Failure):
+                return replace(score, message=f"{name}: {score.message}")
             total = self.add(total, name, weights[name], score)
             if score.passed is not None:
                 verdicts.append((abs(weights[name]), score.passed))
@@ -69,13 +70,12 @@ class Weighing:
             attempts=max(score.attempts, result.attempts),
         )
 
-    def fail(self, trajectory: Trajectory, name: str, failure: Failure) -> Score:
-        """Return the score of a row that source ``name`` failed on. Raises UserError if the policy
-        is fail."""
-        reason = f"{name}: {failure.message}"
+    def fail(self, trajectory: Trajectory, failure: Failure) -> Score:
+        """Return the score of a row that a source failed on. Raises UserError if the policy is
+        fail."""
         if self.policy == "fail":
             raise UserError(
-                "\n".join([f"a reward failed: {reason}", *row_lines(trajectory)]),
+                "\n".join([f"a reward failed: {failure.message}", *row_lines(trajectory)]),
                 "fix the reward, or --reward_failure_policy drop",
             )
         zero = self.policy == "zero"
@@ -83,7 +83,7 @@ class Weighing:
             0.0 if zero else math.nan,
             0.0 if zero else None,
             attempts=failure.attempts,
-            failure=reason,
+            failure=failure.message,
         )
 
 
@@ -105,23 +105,23 @@ class CombinedReward:
 
     def __init__(
         self,
-        weighing: Weighing,
+        combiner: RewardCombiner,
         sources: Mapping[str, Source],
         tokenizer: PreTrainedTokenizerBase,
         *,
         skip_special_tokens: bool,
         executor: Executor,
     ) -> None:
-        self.weighing, self.sources, self.tokenizer = weighing, sources, tokenizer
+        self.combiner, self.sources, self.tokenizer = combiner, sources, tokenizer
         self._skip, self._executor = skip_special_tokens, executor
 
     async def score(self, group: Group) -> list[Score]:
-        weights = self.weighing.plan.of(group.prompt.source)
+        weights = self.combiner.plan.of(group.prompt.source)
         chosen = {name: source for name, source in self.sources.items() if name in weights}
         rows = read_rows(group, self.tokenizer, skip_special_tokens=self._skip)
         columns = await asyncio.gather(*(source.score(rows) for source in chosen.values()))
         return [
-            self.weighing.combine(trajectory, dict(zip(chosen, results, strict=True)))
+            self.combiner.combine(trajectory, dict(zip(chosen, results, strict=True)))
             for trajectory, *results in zip(group.trajectories, *columns, strict=True)
         ]
 

@@ -48,18 +48,6 @@ class JsonlTracker:
         self._writer.close()
 
 
-class NoTracker:
-    """Logs nothing, where another process logs the same numbers."""
-
-    name = "nowhere"
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class NotStarted:
     """Stands in for a tracker that could not start; every step counts as missed."""
 
@@ -77,12 +65,12 @@ class Trackers:
     """All trackers of a run behind one ``log``.
 
     ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they
-    happen.
+    happen. Without ``local`` nothing is logged.
     """
 
     def __init__(
         self,
-        local: Tracker,
+        local: Tracker | None,
         others: list[Tracker] | None = None,
         samples: SampleLog | None = None,
         every: int = 1,
@@ -93,6 +81,8 @@ class Trackers:
         self.failures: Counter[str] = Counter()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self.local is None:
+            return
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
         values = {**values, **aliased(values), **failures}
         self._guard(self.local.name, self.local.log, step, values)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 
 from openrl.errors import printable
@@ -31,6 +31,30 @@ class RunSummary:
     eval_reward_before: float | None = None
     eval_reward_after: float | None = None
     more: Mapping[str, Any] = field(default_factory=dict)  # further keys of summary.json
+
+
+def write_reports(
+    run_dir: Path,
+    title: str,
+    summary: RunSummary,
+    console: Console,
+    curve: str,
+    **panels: tuple[str, str],
+) -> None:
+    """Write what a run leaves for people: summary.json, a picture named ``curve``, and a table on
+    the console. ``panels`` are those of ``plot_learning_curve``."""
+    write_summary(run_dir / "summary.json", summary)
+    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / curve, title=title, **panels)
+    artefacts = {
+        "metrics": run_dir / "metrics.jsonl",
+        "rollouts": run_dir / "samples.jsonl",
+        "learning curve": run_dir / curve,
+        "flags": run_dir / "config.yaml",
+    }
+    if (run_dir / "config.json").is_file():  # --eval_only leaves no model
+        artefacts = {"model": run_dir, **artefacts}
+    existing = {name: path for name, path in artefacts.items() if path.exists()}
+    console.print(summary_table(summary, existing))
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:

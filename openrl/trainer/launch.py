@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from torch import Tensor
 
 from openrl.algorithms.collate import collate
@@ -18,12 +17,12 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.rollout.build import sampling_of
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
-from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.learner import Learner, LearningSettings
 from openrl.trainer.learning.losses import Losses
@@ -96,7 +95,12 @@ async def train_once(
         async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
             summary = await trainer.fit()
-    write_reports(run_dir, name, summary, console)
+    judged = summary.eval_pass_after is not None
+    panels = {
+        "value": ("rollout/reward", "Training reward"),
+        "evaluation": (PASS_RATE, "Pass rate") if judged else (REWARD, "Evaluation reward"),
+    }
+    write_reports(run_dir, name, summary, console, "reward.png", **panels)
     return summary
 
 
@@ -224,8 +228,8 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
             group, collate(groups, learner.pad_id), learner.settings.batching, model
         )
 
-    weighing = Weighing(derived.rewards(config), config.reward.reward_failure_policy)
-    return RewardModels(weighing, forward, most=1 if config.debug.full_determinism else None)
+    combiner = RewardCombiner(derived.rewards(config), config.reward.reward_failure_policy)
+    return RewardModels(combiner, forward, most=1 if config.debug.full_determinism else None)
 
 
 def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
@@ -277,25 +281,3 @@ def evaluation_sampling(config: PPOConfig) -> Sampling:
         stop=config.sampling.stop,
         max_len=None if longer else config.sampling.max_len,
     )
-
-
-def write_reports(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
-    """Write what a run leaves for people: summary.json, reward.png and a table on the console."""
-    write_summary(run_dir / "summary.json", summary)
-    judged = summary.eval_pass_after is not None
-    curve = {
-        "value": ("rollout/reward", "Training reward"),
-        "evaluation": (PASS_RATE, "Pass rate") if judged else (REWARD, "Evaluation reward"),
-    }
-    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=name, **curve)
-    artefacts = {
-        "model": run_dir,
-        "metrics": run_dir / "metrics.jsonl",
-        "rollouts": run_dir / "samples.jsonl",
-        "learning curve": run_dir / "reward.png",
-        "flags": run_dir / "config.yaml",
-    }
-    if not (run_dir / "config.json").is_file():  # --eval_only leaves no model
-        del artefacts["model"]
-    artefacts = {name: path for name, path in artefacts.items() if path.exists()}
-    console.print(summary_table(summary, artefacts))

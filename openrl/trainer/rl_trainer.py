@@ -135,11 +135,6 @@ class RLTrainer:
             self.progress.note(note)
         if self.checkpoints.start_from:
             await self.restore(self.checkpoints.start_from)
-        elif self.settings.checkpoint.load_checkpoint:
-            path = self.settings.checkpoint.ckpt_path
-            self.progress.note(
-                f"--load_checkpoint: no complete checkpoint in {path}, starting fresh"
-            )
         with self.progress.stage("sync"):
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)

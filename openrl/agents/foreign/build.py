@@ -24,7 +24,6 @@ from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import split_agent_path
-from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.processes.worker import load_module
@@ -81,8 +80,7 @@ async def open_file_agent(
     endpoint: Endpoint | None = None,
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine, with up to ``size`` processes. ``endpoint`` serves a class that
-    plays against one. Raises UserError like ``recognise``, and for such a class without an
-    endpoint."""
+    plays against one. Raises UserError like ``recognise``."""
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(play.limits, memory), "agent", threads)
     try:
@@ -90,10 +88,7 @@ async def open_file_agent(
             await process.start()
         facts: Facts = pool.facts
         if facts.kind == "program":
-            if endpoint is None:
-                raise UserError(
-                    f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint"
-                )
+            assert endpoint is not None, "a check refuses such a class without --agent_endpoint"
             yield ProgramAgent(pool, endpoint)
         elif facts.kind == "executor":
             yield ExecutorAgent(pool, play)

@@ -77,59 +77,36 @@ def prepare(config: PPOConfig) -> Inputs:
     problems."""
     elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
     device = resolve_device(config.device, joined=elsewhere)
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    overrides, roles = config.changes.model_config_overrides, derived.model_roles(config)
     collector = ErrorCollector()
-    with collector:
-        world = actor_world(config.placement, device)
-        if world is not None:
-            check_batches(config, world)
-    with collector:
-        if config.mixture.aux_loss_coef:
-            check_mixture(config.model.pretrain, config.model.trust_remote_code)
-    with collector:
-        check_attention(config.model, device)
-    with collector:
-        check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
-    with collector:
-        check_critic_adapters(config)
+    if (world := actor_world(config.placement, device)) is not None:
+        collector.run(check_batches, config, world)
+    if config.mixture.aux_loss_coef:
+        collector.run(check_mixture, path, trusted)
+    check_training(config, device, collector)
+    collector.run(check_critic_adapters, config)
     with collector:
         check_models_split(config, model_paths(config))
-    with collector:
-        check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
-    with collector:
-        check_device(config.model.param_dtype, device)
-    with collector:
-        check_overrides(config.deepspeed, config.model.param_dtype, device)
-    with collector:
-        check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
         sizes, expert = parallel_sizes(config.engine), config.engine.vllm_enable_expert_parallel
-        check_parallel(config.model.pretrain, sizes, expert, device, config.model.trust_remote_code)
+        check_parallel(path, sizes, expert, device, trusted)
     with collector:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
     with collector:
-        cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
-    with collector:
-        find_start(config.checkpoint, deep=False)
+        cost = row_cost(path, trusted)
     with collector:
         check_address(derived.cluster_address(config.placement))
-    with collector:
-        check_places(config.model.pretrain, config.checkpoint)
-    trusted, overrides = config.model.trust_remote_code, config.changes.model_config_overrides
-    with collector:
-        check_language_model(config.model.pretrain, trusted, overrides)
-    with collector:
-        if "reference" in derived.model_roles(config) and config.others.ref_pretrain:
-            check_language_model(config.others.ref_pretrain, trusted)
-    with collector:
-        if "critic" in derived.model_roles(config) and config.others.critic_pretrain:
-            check_backbone(config.others.critic_pretrain, trusted)
-    with collector:
-        check_recompute(config.model.pretrain, config.deepspeed, trusted)
+    collector.run(check_language_model, path, trusted, overrides)
+    if "reference" in roles and config.others.ref_pretrain:
+        collector.run(check_language_model, config.others.ref_pretrain, trusted)
+    if "critic" in roles and config.others.critic_pretrain:
+        collector.run(check_backbone, config.others.critic_pretrain, trusted)
     if "max_position_embeddings" not in overrides:
-        with collector:
-            check_length(config.model.pretrain, derived.longest_sequence(config), trusted)
+        collector.run(check_length, path, derived.longest_sequence(config), trusted)
     with collector:
         inputs = read_data(config, device)
         inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
@@ -143,8 +120,24 @@ def prepare(config: PPOConfig) -> Inputs:
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
     for source in rewards.sources:
         if source.kind == "model":
-            check_same_tokens(source.address, inputs.tokenizer, config.model.trust_remote_code)
+            check_same_tokens(source.address, inputs.tokenizer, trusted)
     return inputs
+
+
+def check_training(
+    config: PPOConfig | SupervisedConfig, device: Device, collector: ErrorCollector
+) -> None:
+    """Run the checks that all commands make which train a model: of the model's flags, of its
+    checkpoints and of the places where it is saved."""
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    collector.run(check_attention, config.model, device)
+    collector.run(check_targets, config.lora, path, trusted)
+    collector.run(check_changes, path, config.changes, trusted)
+    collector.run(check_device, config.model.param_dtype, device)
+    collector.run(check_overrides, config.deepspeed, config.model.param_dtype, device)
+    collector.run(check_recompute, path, config.deepspeed, trusted)
+    collector.run(find_start, config.checkpoint, False)
+    collector.run(check_places, path, config.checkpoint)
 
 
 def read_data(config: PPOConfig, device: Device) -> Inputs:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.protocol import Failure
 from openrl.types import Group, Score, Trajectory
 
@@ -23,11 +23,11 @@ class RewardModels:
     runs at a time; the groups that arrive meanwhile are scored together in the next one, as in a
     database's group commit."""
 
-    def __init__(self, weighing: Weighing, forward: Forward, most: int | None = None) -> None:
+    def __init__(self, combiner: RewardCombiner, forward: Forward, most: int | None = None) -> None:
         """``most`` limits the groups per call. With 1 the scores do not depend on which groups
         arrive together."""
-        self.weighing, self.forward, self.most = weighing, forward, most
-        self.names = [source.name for source in weighing.plan.sources if source.kind == "model"]
+        self.combiner, self.forward, self.most = combiner, forward, most
+        self.names = [source.name for source in combiner.plan.sources if source.kind == "model"]
         self._waiting: dict[int, Group] = {}
         self._turn = asyncio.Lock()
 
@@ -54,7 +54,7 @@ class RewardModels:
             asked = [
                 row
                 for row in rows
-                if name in self.weighing.plan.of(row.prompt.source) and not _failed(row)
+                if name in self.combiner.plan.of(row.prompt.source) and not _failed(row)
             ]
             if asked:
                 # of several segments a model sees the last, which has the end of the trajectory
@@ -65,10 +65,10 @@ class RewardModels:
 
     def _with(self, row: Trajectory, name: str, value: float) -> Score:
         if not math.isfinite(value):
-            return self.weighing.fail(row, name, Failure(f"the model's output is {value}"))
+            return self.combiner.fail(row, Failure(f"{name}: the model's output is {value}"))
         assert row.score is not None
-        return self.weighing.add(
-            row.score, name, self.weighing.plan.of(row.prompt.source)[name], Score(value)
+        return self.combiner.add(
+            row.score, name, self.combiner.plan.of(row.prompt.source)[name], Score(value)
         )
 
 

@@ -184,8 +184,8 @@ def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run resumes from, if any, and notes on damaged ones that were passed
-    over."""
+    """The checkpoint that a run resumes from, if any, and notes for the user: on damaged ones that
+    were passed over, or that there is none."""
 
     path: Path | None
     notes: tuple[str, ...] = ()
@@ -224,7 +224,8 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
             "--load_checkpoint without strict for an older one, or --overwrite_ckpt to start fresh"
         )
         raise UserError(f"--load_checkpoint: {kind} is damaged:{listing}", remedy)
-    return Start(None)
+    note = f"--load_checkpoint: no complete checkpoint in {flags.ckpt_path}, starting fresh"
+    return Start(None, (note,))
 
 
 def bytes_of(directory: Path) -> int:

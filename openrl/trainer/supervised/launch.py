@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
@@ -18,22 +17,18 @@ from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError
-from openrl.models.attention import check_attention
-from openrl.models.changes import check_changes
-from openrl.models.checkpointing import check_recompute
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
-from openrl.models.lora import check_targets
 from openrl.models.stored import check_backbone, check_language_model, check_length
 from openrl.tracking.console import PlainConsole
-from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
+from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
-from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.rows import supervised_batching
 from openrl.trainer.planning.effective_flags import effective_flags, split_lines, write_config
-from openrl.trainer.planning.prepare import check_models_split, check_places
-from openrl.trainer.saving.checkpoints import Checkpoints, find_start, step_of
+from openrl.trainer.planning.prepare import check_models_split, check_training
+from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.supervised.model import SupervisedModel
 from openrl.trainer.supervised.ranks import start_ranks
 from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_of
@@ -41,7 +36,6 @@ from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.watching.supervision import as_worker_lost, guarded
 from openrl.training.build import ModelSpec
-from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
 
@@ -78,29 +72,13 @@ def prepare(config: Any) -> SupervisedInputs:
     device = resolve_device(config.device, joined or config.debug.dry_run)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     collector = ErrorCollector()
-    with collector:
-        check_attention(config.model, device)
-    with collector:
-        check_targets(config.lora, path, trusted)
-    with collector:
-        check_changes(path, config.changes, trusted)
-    with collector:
-        check_device(config.model.param_dtype, device)
-    with collector:
-        check_overrides(config.deepspeed, config.model.param_dtype, device)
-    with collector:
-        check_recompute(path, config.deepspeed, trusted)
-    with collector:
-        find_start(config.checkpoint, deep=False)
-    with collector:
-        check_places(path, config.checkpoint)
+    check_training(config, device, collector)
     with collector:
         if derived.under_ray(config.ranks):
             check_address(derived.cluster_address(config.ranks))
     with collector:
         cost = row_cost(path, trusted)
-    with collector:
-        check_model(config)
+    collector.run(check_model, config)
     with collector:
         tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
         task = task_of(config, tokenizer)
@@ -202,7 +180,11 @@ async def train_once(
             )
             summary = await trainer.fit()
     if inputs.is_rank_0:
-        write_reports(run_dir, name, summary, console)
+        panels = {
+            "value": ("loss", "Training loss"),
+            "evaluation": ("eval/loss", "Evaluation loss"),
+        }
+        write_reports(run_dir, name, summary, console, "loss.png", **panels)
     return summary
 
 
@@ -251,21 +233,8 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
 
 
 def trackers_of(config: SupervisedConfig, is_rank_0: bool, name: str, keep_until: int) -> Trackers:
-    if not is_rank_0:
-        return Trackers(NoTracker())
+    if not is_rank_0:  # rank 0 logs the same numbers
+        return Trackers(None)
     run_dir = Path(config.checkpoint.save_path)
     flags = effective_flags(config)
     return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
-
-
-def write_reports(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
-    """Write what a run leaves for people: summary.json, loss.png and a table on the console."""
-    write_summary(run_dir / "summary.json", summary)
-    curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}
-    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, **curves)
-    artefacts = {
-        "model": run_dir,
-        "metrics": run_dir / "metrics.jsonl",
-        "learning curve": run_dir / "loss.png",
-    }
-    console.print(summary_table(summary, artefacts))

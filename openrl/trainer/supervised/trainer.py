@@ -73,11 +73,6 @@ class SupervisedTrainer:
             self.progress.note(note)
         if self.checkpoints.start_from:
             await self.restore(self.checkpoints.start_from)
-        elif self.checkpoint.load_checkpoint:
-            self.progress.note(
-                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
-                " starting fresh"
-            )
 
     async def train(self) -> None:
         self.stop.saves = True

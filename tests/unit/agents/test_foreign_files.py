@@ -342,11 +342,6 @@ def test_agents_that_speak_to_the_endpoint(write, text):
     assert played.score.reward == 1.0
 
 
-def test_an_agent_of_the_endpoint_needs_one(write):
-    with pytest.raises(UserError, match="speaks to a chat endpoint"):
-        play(write(PROGRAM), policy_of("2"))
-
-
 # -- gym and SkyRL ---------------------------------------------------------------------------------
 
 GYM = """

@@ -15,7 +15,7 @@ from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.models.scalar_model import stored_moments
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.learning.rows import BatchingSpec, forward_rows
 from openrl.trainer.planning.prepare import check_same_tokens
 from openrl.trainer.playing.reward_models import RewardModels
@@ -46,7 +46,7 @@ def test_several_models_in_one_role(tmp_path):
             return await forward_rows(workers, collate(asked, PAD), BatchingSpec(2, 2), model)
 
         try:
-            await RewardModels(Weighing(plan, "drop"), forward).score(groups)
+            await RewardModels(RewardCombiner(plan, "drop"), forward).score(groups)
         finally:
             await workers.close()
 

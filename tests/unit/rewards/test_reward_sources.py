@@ -15,7 +15,7 @@ from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.protocol import Failure
 from openrl.tracking.metrics import to_floats
 from openrl.trainer.playing.evaluation import eval_metrics
@@ -138,7 +138,7 @@ def test_keyword_arguments_by_source_or_for_all():
 
 def weigh(results, policy="drop", **weights):
     plan = plan_of(reward_funcs=tuple(weights), reward_weights=tuple(weights.values()))
-    return Weighing(plan, policy).combine(group("2").trajectories[0], results)
+    return RewardCombiner(plan, policy).combine(group("2").trajectories[0], results)
 
 
 def test_the_weighted_sum_its_parts_and_its_verdict():
@@ -258,7 +258,7 @@ def test_models_are_added_to_what_the_engines_side_gave(tmp_path):
         asked.append((model, responses))
         return torch.tensor([float(text) + 100 * model for text in responses])
 
-    asyncio.run(RewardModels(Weighing(plan, "drop"), forward).score([first, second]))
+    asyncio.run(RewardModels(RewardCombiner(plan, "drop"), forward).score([first, second]))
     assert asked == [(0, ["1", "4", "3"]), (1, ["3"])]
     assert first.trajectories[0].score == Score(0.5 + 2 * 1, 1.0, {"exact": 0.5, "one": 1.0})
     assert first.trajectories[1].score.failure == "exact: it hung"
@@ -272,7 +272,7 @@ def test_a_model_whose_output_is_not_finite_fails_the_row():
     async def forward(groups, model):
         return torch.tensor([1.0, math.inf])
 
-    asyncio.run(RewardModels(Weighing(plan_of(models="rm"), "zero"), forward).score([rows]))
+    asyncio.run(RewardModels(RewardCombiner(plan_of(models="rm"), "zero"), forward).score([rows]))
     assert [t.score for t in rows.trajectories] == [
         Score(1.0),
         Score(0.0, 0.0, failure="rm: the model's output is inf"),

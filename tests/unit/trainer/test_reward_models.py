@@ -12,7 +12,7 @@ from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
-from openrl.rewards.combined import Weighing
+from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.reward_models import RewardModels
@@ -52,7 +52,7 @@ class Model:
 
 def models(score, most):
     """Reward models whose calls are those of ``score``."""
-    made = RewardModels(Weighing(reward_plan(RewardFlags()), "zero"), None, most)
+    made = RewardModels(RewardCombiner(reward_plan(RewardFlags()), "zero"), None, most)
     made.score = score
     return made
 
