@@ -23,7 +23,7 @@ from benchmarks.long_tails import CAP
 from benchmarks.step_breakdown import config_of, make_task, model_options
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers

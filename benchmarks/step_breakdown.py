@@ -34,7 +34,7 @@ from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, 
 from benchmarks.pairs import PAUSE_S, QuietPairs, device_option, pair_options, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
 from openrl.trainer.launch import StartRoles, build_trainer

@@ -14,7 +14,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
 NAMED = 8  # the plan lists up to this many multi-bundle engines one by one

@@ -9,16 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from openrl.cluster.placement import Node, PlacementPlan, Slot
-from openrl.config.groups.placement import HybridFlags, PlacementFlags
-from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.config.places import (
-    ENGINES,
-    FLAG_NAMES,
-    ParallelSizes,
-    explicit_places,
-    leaders,
-    parallel_sizes,
-)
+from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, PlacementFlags
+from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
 
 
@@ -47,26 +39,15 @@ def role_requests(
     """Return the requests of the model roles ``roles``, then that of the engines, from flags. A
     role's flag left at None takes the actor's value. With ``engines_apart`` the engines share no
     place with models."""
-    roles, sizes = list(roles), parallel_sizes(engine)
-    if places := explicit_places(placement):
+    roles, sizes = list(roles), engine.sizes
+    if places := placement.explicit_places:
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
         return [
             *told,
             RoleRequest(ENGINES, 1, len(places[ENGINES]), places=places[ENGINES], sizes=sizes),
         ]
-    follows = leaders(hybrid, roles, engines_apart)
-    requests = []
-    for role in roles:
-        nodes = getattr(placement, f"{FLAG_NAMES[role]}_num_nodes")
-        per_node = getattr(placement, f"{FLAG_NAMES[role]}_num_gpus_per_node")
-        requests.append(
-            RoleRequest(
-                role,
-                placement.actor_num_nodes if nodes is None else nodes,
-                placement.actor_num_gpus_per_node if per_node is None else per_node,
-                follows.get(role),
-            )
-        )
+    follows = hybrid.leaders(roles, engines_apart)
+    requests = [RoleRequest(role, *placement.shape(role), follows.get(role)) for role in roles]
     leader = follows.get(ENGINES)
     engines = engine.vllm_num_engines or (None if leader else 1)
     return [*requests, RoleRequest(ENGINES, engines, sizes.width, leader, sizes=sizes)]

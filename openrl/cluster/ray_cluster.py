@@ -43,7 +43,6 @@ from openrl.cluster import caretaker
 from openrl.cluster.address import check_reachable
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
-from openrl.config.derived import cluster_address
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 
@@ -274,7 +273,7 @@ def open_cluster(
 ) -> tuple[RayCluster, PlacementPlan]:
     """Join the cluster that the flags name, or start one on this machine, and place the roles on
     it. Returns the cluster and the plan."""
-    address = cluster_address(flags)
+    address = flags.address
     if address:
         cluster = join_cluster(address)
         return cluster, plan_placement(requests, device, cluster.nodes())

@@ -5,27 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from openrl.config.derived import (
-    estimator,
-    full_kl_top_k,
-    loss_agg_mode,
     model_roles,
-    needs_critic,
-    needs_reference,
-    optimizer_steps_per_rollout,
     policy_is_reference,
     preference_reference,
-    rated,
     reward_norm_scopes,
-    trackers,
-    under_ray,
-    whiten_advantages,
 )
 from openrl.flags.schema import Condition, given
 
 # -- models
 
-CRITIC = Condition(needs_critic, "with an --advantage_estimator that has a critic, such as gae")
-REFERENCE = Condition(needs_reference, "with --init_kl_coef, --kl_loss_coef or --log_ref_kl")
+CRITIC = Condition(
+    lambda config: config.algorithm.needs_critic,
+    "with an --advantage_estimator that has a critic, such as gae",
+)
+REFERENCE = Condition(
+    lambda config: config.kl.needs_reference, "with --init_kl_coef, --kl_loss_coef or --log_ref_kl"
+)
 SECOND_REFERENCE = Condition(
     lambda config: not policy_is_reference(config),
     "without adapters, whose base is the reference, or with --ref_pretrain",
@@ -51,22 +46,22 @@ VLLM = Condition(
     "with --rollout_backend vllm",
 )
 RAY = Condition(
-    lambda config: not hasattr(config, "ranks") or under_ray(config.ranks),
+    lambda config: not hasattr(config, "ranks") or config.ranks.under_ray,
     "with --num_gpus_per_node",
 )
-LAUNCHER = Condition(lambda config: not under_ray(config.ranks), "without --num_gpus_per_node")
+LAUNCHER = Condition(lambda config: not config.ranks.under_ray, "without --num_gpus_per_node")
 RING = Condition(lambda config: config.parallel.ring_attn_size > 1, "with --ring_attn_size 2")
 RESUME = given("load_checkpoint") | given("resume_from_checkpoint")
 SEVERAL_STEPS = Condition(
-    lambda config: optimizer_steps_per_rollout(config.batch) > 1,
+    lambda config: config.batch.optimizer_steps_per_rollout > 1,
     "with several optimizer steps per rollout",
 )
 
 # -- logging
 
-WANDB = Condition(lambda config: "wandb" in trackers(config.logging), "with --use_wandb")
+WANDB = Condition(lambda config: "wandb" in config.logging.trackers, "with --use_wandb")
 PROJECTS = Condition(
-    lambda config: not {"tensorboard"}.issuperset(trackers(config.logging)),
+    lambda config: not {"tensorboard"}.issuperset(config.logging.trackers),
     "with --use_wandb or --track_with",
 )
 
@@ -91,23 +86,23 @@ KL_STARTS = Condition(
     lambda config: config.kl.init_kl_coef == 0 or KL_CONTROLLED.holds(config), KL_CONTROLLED.words
 )
 FULL_KL = Condition(
-    lambda config: full_kl_top_k(config) is not None, "with a KL estimator that is full"
+    lambda config: config.kl.full_top_k is not None, "with a KL estimator that is full"
 )
 RL_LOSS = given("rl_loss_coef")
 
 # -- losses and rewards
 
 NORM_CONST = Condition(
-    lambda config: loss_agg_mode(config) == "seq-mean-token-sum-norm",
+    lambda config: config.algorithm.aggregation == "seq-mean-token-sum-norm",
     "with --loss_agg_mode seq-mean-token-sum-norm",
 )
-WHITENED = Condition(whiten_advantages, "with --whiten_advantages")
+WHITENED = Condition(lambda config: config.algorithm.whitens, "with --whiten_advantages")
 REWARDS_NORMED = Condition(
     lambda config: set(reward_norm_scopes(config)) != {"none"},
     "with --reward_norm_mean or --reward_norm_std",
 )
 SHAPED = Condition(
-    lambda config: "reward_parts" not in estimator(config).needs,
+    lambda config: "reward_parts" not in config.algorithm.estimator.needs,
     "with an --advantage_estimator that does not read the parts of the reward",
 )
 EVALUATES = Condition(lambda config: config.evaluation.eval_steps > 0, "with --eval_steps 10")
@@ -116,7 +111,7 @@ LOGITS = Condition(
     "with a model that has logits, which a reward model does not",
 )
 PAIRS = Condition(
-    lambda config: not hasattr(config, "preference") or not rated(config),
+    lambda config: not hasattr(config, "preference") or not config.preference.rated,
     "with a --loss of pairs, such as dpo",
 )
 

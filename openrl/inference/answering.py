@@ -22,8 +22,8 @@ from openrl.cluster.rollout_worker import request_seed
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.config.groups.sampling import InferenceSamplingFlags
-from openrl.config.places import ParallelSizes
 from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
-from openrl.config.groups.rollout_engine import OneEngineFlags
+from openrl.config.groups.rollout_engine import OneEngineFlags, ParallelSizes
 from openrl.config.groups.sampling import DrawFlags
 from openrl.config.groups.vision import ImageFlags, VisionFlags
-from openrl.config.places import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Sampling

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from transformers import AutoConfig
 
 from openrl.config.groups.model import Dtype
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.sleep_record import EnginePart

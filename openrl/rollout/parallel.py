@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from transformers import AutoConfig, PretrainedConfig
 
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import ErrorCollector, UserError
 
 ON_A_CPU = {

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from openrl.config import derived
 from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
 from openrl.extension_points import trackers
 from openrl.tracking.aliases import aliased
@@ -153,7 +152,7 @@ def build_trackers(
             ),
             other,
         )
-        for other in derived.trackers(flags)
+        for other in flags.trackers
     ]
     return Trackers(
         JsonlTracker(run_dir / "metrics.jsonl", keep_until),

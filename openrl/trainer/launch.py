@@ -66,7 +66,7 @@ StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManag
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
     """Start everything, train, save and report. Whatever happens, no process that ``start`` started
     outlives this call."""
-    os.environ |= derived.process_environment(config.placement)
+    os.environ |= config.placement.environment
 
     async def once(config: PPOConfig, stop: StopRequest) -> RunSummary:
         return await train_once(config, inputs, start, stop)
@@ -84,8 +84,8 @@ async def train_once(
     for line in [*lines, *reports]:
         console.print(line)
     name = run_name(config.logging, "ppo")
-    steps = derived.total_steps(config.batch, len(inputs.prompts))
-    optimizer_steps = derived.total_optimizer_steps(config.batch, len(inputs.prompts))
+    steps = config.batch.total_steps(len(inputs.prompts))
+    optimizer_steps = config.batch.total_optimizer_steps(len(inputs.prompts))
     checkpoints = Checkpoints(config.checkpoint)
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
     with (
@@ -148,11 +148,11 @@ def build_trainer(
 
 def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     plan = CreditPlan(
-        estimator=derived.estimator(config),
+        estimator=config.algorithm.estimator,
         options=config.options["advantage_estimator"],
         shaping=config.shaping,
         norm_scopes=derived.reward_norm_scopes(config),
-        whiten_advantages=derived.whiten_advantages(config),
+        whiten_advantages=config.algorithm.whitens,
         max_new_tokens=config.sampling.lengths.response,
         whiten_std=not config.algorithm.no_advantage_std_norm,
         kl_estimator=config.kl.measured_estimator,
@@ -163,8 +163,8 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         rollout_batching(config, inputs.row_cost),
         config.debug.seed,
         derived.compared_dtype(config),
-        oldest_trained=derived.max_staleness(config) if masks else None,
-        frozen_actor_steps=derived.frozen_actor_steps(config),
+        oldest_trained=config.asynchrony.staleness_bound if masks else None,
+        frozen_actor_steps=config.algorithm.frozen_actor_steps,
         ptx=build_ptx(config, inputs),
         profiling=Profiling.of(config.debug, config.checkpoint.save_path),
     )
@@ -194,17 +194,17 @@ def build_rollouts(
     limits = BufferLimits(
         wanted,
         running,
-        derived.steps_ahead(config),
-        derived.max_staleness(config),
+        config.asynchrony.steps_ahead,
+        config.asynchrony.staleness_bound,
         config.asynchrony.staleness_policy,
-        derived.carries_over(config),
+        config.asynchrony.carries_over,
         in_waves=config.collecting.rollout_scheduler == "batch",
     )
     settings = RolloutSettings(
         RolloutRequest(
             config.batch.n_samples_per_prompt,
             training_sampling(config),
-            greedy="greedy_rewards" in derived.estimator(config).needs,
+            greedy="greedy_rewards" in config.algorithm.estimator.needs,
             redundancy=config.environments.env_group_redundancy,
         ),
         run_seed=config.debug.seed if config.debug.full_determinism else None,
@@ -233,7 +233,7 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
 
 
 def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
-    kind = NoEngines if derived.replays(config) else Publisher
+    kind = NoEngines if config.collecting.replays else Publisher
     return kind(
         roles,
         config.engine,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.vllm_start import block_size, engine_arguments, engine_fields
 

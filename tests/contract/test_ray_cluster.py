@@ -20,10 +20,8 @@ from openrl.cluster.group import WorkerContext
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
 from openrl.cluster.ray_group import GroupSettings, RayGroup
-from openrl.config.derived import cluster_address
-from openrl.config.groups.placement import HybridFlags, PlacementFlags
+from openrl.config.groups.placement import ENGINES, HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.config.places import ENGINES
 from openrl.errors import UserError
 from tests.patience import PATIENCE
 
@@ -185,10 +183,10 @@ def test_no_cluster_at_the_address_is_a_clear_error(address):
 
 def test_the_flag_goes_before_the_environment(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert cluster_address(PlacementFlags()) is None
+    assert PlacementFlags().address is None
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert cluster_address(PlacementFlags()) == "10.0.0.1:6379"
-    assert cluster_address(PlacementFlags(ray_address="10.0.0.2:6379")) == "10.0.0.2:6379"
+    assert PlacementFlags().address == "10.0.0.1:6379"
+    assert PlacementFlags(ray_address="10.0.0.2:6379").address == "10.0.0.2:6379"
 
 
 JOIN = """

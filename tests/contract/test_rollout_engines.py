@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineDied, EngineSpec, RolloutEngine

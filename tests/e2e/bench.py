@@ -12,7 +12,7 @@ from typing import Any
 
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start
 from tests.patience import PATIENCE

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE

@@ -82,7 +82,12 @@ def names_read() -> set[str]:
     config = PACKAGE / "config"
     derives = {
         config / name
-        for name in ("derived.py", "places.py", "reward_plan.py", "groups/rollout_correction.py")
+        for name in (
+            "derived.py",
+            "reward_plan.py",
+            "groups/placement.py",
+            "groups/rollout_correction.py",
+        )
     }
     trees = {f: ast.parse(f.read_text(encoding="utf-8")) for f in PACKAGE.rglob("*.py")}
     acts = [f for f in trees if config not in f.parents or f in derives]

@@ -152,6 +152,13 @@ class EnvironmentFlags(EnvironmentTagFlags):
         bounds=">= 0",
     )
 
+    def groups_per_tag(self, groups: int) -> dict[str, int]:
+        """Return how many of ``groups`` each of --env_tags gets: as given, or else evenly, where
+        the first ones may get one more."""
+        each, more = divmod(groups, len(self.env_tags))
+        even = tuple(each + (place < more) for place in range(len(self.env_tags)))
+        return dict(zip(self.env_tags, self.env_groups_per_tag or even, strict=True))
+
 
 def split_agent_path(given: str) -> tuple[str, str | None]:
     """Split PATH.py[:CLASS] in two.

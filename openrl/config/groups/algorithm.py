@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.config.conditions import (
     CRITIC,
@@ -21,6 +21,7 @@ from openrl.config.conditions import (
 from openrl.config.presets import PRESETS
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.flags.schema import absent, flag, given, group
+from openrl.registry import Entry
 
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
@@ -59,6 +60,11 @@ class PreferenceFlags:
         bounds=">= 0",
         only_if=PAIRS,
     )
+
+    @property
+    def rated(self) -> bool:
+        """Whether answers are rated one by one instead of compared in pairs."""
+        return "ratings" in preference_losses[self.loss].needs
 
 
 @group("Algorithm")
@@ -124,6 +130,39 @@ class AlgorithmFlags:
         bounds=">= 0",
         only_if=CRITIC,
     )
+
+    @property
+    def estimator(self) -> Entry[Any]:
+        """The chosen --advantage_estimator."""
+        return advantage_estimators[self.advantage_estimator]
+
+    @property
+    def policy_loss(self) -> Entry[Any]:
+        """The chosen --policy_loss_type."""
+        return policy_losses[self.policy_loss_type]
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in self.estimator.needs
+
+    @property
+    def aggregation(self) -> LossAggMode:
+        """--loss_agg_mode, or else what the policy loss suggests, or else the estimator, or else
+        token-mean."""
+        suggested = (e.suggests.get("loss_agg_mode") for e in (self.policy_loss, self.estimator))
+        return next(filter(None, (self.loss_agg_mode, *suggested)), "token-mean")
+
+    @property
+    def whitens(self) -> bool:
+        """--whiten_advantages, or else what the estimator suggests, or else False."""
+        if self.whiten_advantages is None:
+            return self.estimator.suggests.get("whiten_advantages", False)
+        return self.whiten_advantages
+
+    @property
+    def frozen_actor_steps(self) -> int:
+        """Number of steps at the start of a run that train only the critic."""
+        return self.freezing_actor_steps + 1
 
 
 @group("Algorithm")
@@ -240,3 +279,14 @@ class KLFlags:
         the KL."""
         only_in_loss = self.in_loss and not self.in_reward
         return self.loss_estimator if only_in_loss else self.kl_estimator
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.in_reward or self.in_loss or self.log_ref_kl
+
+    @property
+    def full_top_k(self) -> int | None:
+        """--kl_full_topk if some estimator compares whole distributions, else None."""
+        used = {self.measured_estimator} if self.needs_reference else set()
+        used |= {self.loss_estimator} if self.in_loss else set()
+        return self.kl_full_topk if "full" in used else None

@@ -54,3 +54,21 @@ class AsyncFlags:
         " too old stay as context but are not trained.",
         only_if=OFF_POLICY,
     )
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many training steps generation may run ahead of training."""
+        return self.async_queue_size if self.async_train else 0
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether groups that are unfinished when a training step has its groups continue in a
+        later one."""
+        return self.partial_rollout or self.async_train
+
+    @property
+    def staleness_bound(self) -> int:
+        """The most weight syncs allowed between the sampling of a token and its optimizer step."""
+        if self.max_staleness is None or not self.carries_over:
+            return self.steps_ahead or int(self.partial_rollout)
+        return self.max_staleness

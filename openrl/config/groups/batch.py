@@ -47,6 +47,27 @@ class RolloutBatchFlags:
         only_if=absent("eval_only"),
     )
 
+    @property
+    def samples_per_step(self) -> int:
+        """Number of responses in one rollout."""
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def optimizer_steps_per_rollout(self) -> int:
+        """How many optimizer steps one rollout is cut into, over all epochs."""
+        return -(-self.samples_per_step // self.train_batch_size) * self.max_epochs
+
+    def total_steps(self, n_prompts: int) -> int:
+        """Return the steps of a run. Prompts of the next pass fill up the last step of the last
+        episode."""
+        if self.max_steps > 0:
+            return self.max_steps
+        return -(-self.num_episodes * n_prompts // self.rollout_batch_size)
+
+    def total_optimizer_steps(self, n_prompts: int) -> int:
+        """Return the number of optimizer steps that learning-rate schedules span."""
+        return self.total_steps(n_prompts) * self.optimizer_steps_per_rollout
+
 
 @group("Batch")
 class SupervisedBatchFlags:
@@ -67,6 +88,12 @@ class SupervisedBatchFlags:
         bounds="-1 or > 0",
     )
 
+    def total_steps(self, n_rows: int) -> int:
+        """Return the optimizer steps of a run. Rows of the next pass fill up the last one."""
+        if self.max_steps > 0:
+            return self.max_steps
+        return -(-self.max_epochs * n_rows // self.train_batch_size)
+
 
 @group("Batch")
 class PackingFlags:
@@ -75,6 +102,11 @@ class PackingFlags:
         "Run each micro-batch as one row without padding; attention never crosses samples. Needs"
         " a model that mixes tokens by attention only.",
     )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the answers to a prompt share their common prefix."""
+        return False
 
 
 @group("Batch")
@@ -86,6 +118,10 @@ class SharedPackingFlags(PackingFlags):
         " --packing_samples and uses --attn_implementation varlen.",
         only_if=SIBLINGS,
     )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.prefix_grouper
 
 
 @group("Batch", only_if=given("use_dynamic_batch"))

@@ -8,6 +8,9 @@ from typing import Literal
 from openrl.config.conditions import CRITIC, EVALUATES, RAY, RESUME
 from openrl.flags.schema import absent, flag, given, group
 
+COMPLETE_CHECKPOINTS = "step_*/manifest.json"
+"""Glob under --ckpt_path. A checkpoint gets its name only after its manifest was written."""
+
 
 @group("Checkpoint")
 class CheckpointFlags:
@@ -81,6 +84,10 @@ class CheckpointFlags:
         " training goes on; a failed copy is reported and tried again with the next one. None:"
         " nowhere.",
     )
+
+    @property
+    def resumes(self) -> bool:
+        return bool(self.load_checkpoint) or self.resume_from_checkpoint is not None
 
 
 @group("Checkpoint")

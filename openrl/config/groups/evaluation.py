@@ -47,6 +47,11 @@ class PromptEvalFlags:
         bounds=">= 0",
     )
 
+    @property
+    def asked_for(self) -> bool:
+        """Whether any flag asks for an evaluation."""
+        return self.eval_steps > 0 or self.eval_before_train or self.eval_only
+
 
 @group("Evaluation", only_if=given("eval_dataset"))
 class SupervisedEvalFlags:

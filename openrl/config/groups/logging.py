@@ -54,6 +54,13 @@ class LoggingFlags:
         only_if=WANDB,
     )
 
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Every tracker that a flag asks for, once."""
+        switches = {"tensorboard": self.use_tensorboard is not None, "wandb": self.use_wandb}
+        asked = [name for name, on in switches.items() if on]
+        return tuple(dict.fromkeys([*asked, *self.track_with]))
+
 
 @group("Logging")
 class SampleLoggingFlags:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from openrl.config.groups.model import scalar_head
@@ -43,6 +46,21 @@ class LoRAFlags(AdapterFlags):
     def adapts(self) -> bool:
         """Whether adapters are trained while the base is frozen."""
         return self.lora_rank > 0 or self.lora_adapter_path is not None
+
+    @property
+    def rank(self) -> int:
+        """--lora_rank, or the rank of the adapter to start from; 0 means no adapters."""
+        if self.lora_adapter_path is None:
+            return self.lora_rank
+        path = Path(self.lora_adapter_path).expanduser() / "adapter_config.json"
+        # an adapter on the Hub counts as rank 16; peft reads the true rank when it loads the adapter
+        return json.loads(path.read_text())["r"] if path.is_file() else 16
+
+    @property
+    def of_critic(self) -> LoRAFlags:
+        """The flags of a critic. The adapter of --lora_adapter_path is the policy's; a critic gets
+        a fresh one of the same rank."""
+        return replace(self, lora_rank=self.rank, lora_adapter_path=None)  # type: ignore[type-var]
 
 
 @group("LoRA")

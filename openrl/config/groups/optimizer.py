@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from openrl.config.derived import FLOORED_SCHEDULES
 from openrl.flags.schema import absent, flag, given, group
 
 Scheduler = Literal[
@@ -12,6 +11,9 @@ Scheduler = Literal[
     "polynomial", "cosine_with_restarts", "warmup_stable_decay",
 ]  # fmt: skip
 OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
+
+FLOORED_SCHEDULES = ("cosine_with_min_lr", "warmup_stable_decay")
+"""Schedules that end at --min_lr_ratio; the others end where their formulas do."""
 
 
 @group("Optimizer")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Literal
 
 from openrl.config.conditions import (
@@ -17,6 +19,21 @@ from openrl.config.conditions import (
 from openrl.flags.schema import flag, given, group
 
 SleepState = Literal["param", "optim", "grad"]
+
+ENGINES = "vllm"
+"""The role of the rollout engines."""
+
+MOST_PLACES = 100_000
+"""The most GPUs that a cluster may have; a larger number is a typing error."""
+
+FLAG_NAMES = {
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "ref",
+    "reward": "reward",
+    ENGINES: ENGINES,
+}
+"""Role -> its name in flags."""
 
 
 @group("Placement")
@@ -40,6 +57,12 @@ class ClusterFlags:
         bounds=">= 0",
         only_if=RAY,
     )
+
+    @property
+    def address(self) -> str | None:
+        """Address of the cluster to join, --ray_address or else $RAY_ADDRESS; None starts a new
+        one."""
+        return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 @group("Placement")
@@ -93,6 +116,50 @@ class PlacementFlags(ClusterFlags):
         " worker slot.",
     )
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """--system_envs as name -> value."""
+        return dict(pair.split("=", 1) for pair in self.system_envs)
+
+    @property
+    def explicit_places(self) -> dict[str, tuple[int, ...]]:
+        """--placement as role -> its places in rank order; empty if the flag is not given. Raises
+        ValueError."""
+        roles = {name: role for role, name in FLAG_NAMES.items()}
+        places: dict[str, tuple[int, ...]] = {}
+        for entry in filter(None, (part.strip() for part in (self.placement or "").split(";"))):
+            name, _, text = (word.strip() for word in entry.partition("="))
+            if name not in roles:
+                raise ValueError(f"{name!r} is not one of {', '.join(roles)}")
+            if roles[name] in places:
+                raise ValueError(f"{name} is named twice")
+            places[roles[name]] = _numbers(name, text)
+        return places
+
+    def shape(self, role: str) -> tuple[int, int | None]:
+        """Return the nodes of a model role and its GPUs per node; left at None, they are the
+        actor's."""
+        name = FLAG_NAMES[role]
+        nodes = getattr(self, f"{name}_num_nodes")
+        per_node = getattr(self, f"{name}_num_gpus_per_node")
+        return (
+            self.actor_num_nodes if nodes is None else nodes,
+            self.actor_num_gpus_per_node if per_node is None else per_node,
+        )
+
+    def ranks_of(self, role: str, device: str) -> int | None:
+        """Return the ranks of a model role; None if only the cluster knows them: every GPU of a
+        node, unless on a CPU."""
+        if self.placement is not None:
+            try:
+                return len(self.explicit_places[role])
+            except (ValueError, KeyError):
+                return None  # another rule reports what is wrong
+        nodes, per_node = self.shape(role)
+        if per_node is None and device != "cpu":
+            return None
+        return nodes * (per_node or 1)
+
 
 @group("Placement")
 class RankFlags(ClusterFlags):
@@ -112,6 +179,12 @@ class RankFlags(ClusterFlags):
         bounds=">= -1",
         only_if=LAUNCHER,
     )
+
+    @property
+    def under_ray(self) -> bool:
+        """Whether the ranks are Ray workers."""
+        asked = (self.num_gpus_per_node, self.ray_address)
+        return self.num_nodes > 1 or any(flag is not None for flag in asked)
 
 
 @group("Hybrid engine")
@@ -161,6 +234,20 @@ class HybridFlags:
         """The states of a trained model that leave its device while others use it."""
         return self.deepspeed_sleep_states if self.deepspeed_enable_sleep else ()
 
+    def leaders(self, roles: Iterable[str], engines_apart: bool = False) -> dict[str, str]:
+        """Return role -> the role whose places it shares; roles with places of their own are
+        absent. ``engines_apart`` means that --colocate_all_models covers only the models."""
+        followers: dict[str, str] = {}
+        if self.colocate_actor_ref:
+            followers["reference"] = "actor"
+        if self.colocate_critic_reward:
+            followers["reward"] = "critic"
+        if self.colocate_all_models:
+            followers = dict.fromkeys(("critic", "reference", "reward"), "actor")
+            followers |= {} if engines_apart else {ENGINES: "actor"}
+        present = {*roles, ENGINES}
+        return {role: leader for role, leader in followers.items() if {role, leader} <= present}
+
 
 @group("Device")
 class DeviceFlags:
@@ -169,3 +256,18 @@ class DeviceFlags:
         "Where models run. auto: cuda if there is a GPU. cpu: gloo, and worker slots instead of"
         " GPUs.",
     )
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    """Parse "0-2,5" into (0, 1, 2, 5)."""
+    numbers: list[int] = []
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{item.strip()!r} of {name} is neither a number nor a range like 0-3")
+        if int(last or first) > MOST_PLACES:
+            raise ValueError(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
+        numbers += range(int(first), int(last or first) + 1)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{name}={text} is empty, or names a place twice")
+    return tuple(sorted(numbers))

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from openrl.config.conditions import VLLM
 from openrl.flags.schema import absent, flag, group
+
+
+@dataclass(frozen=True)
+class ParallelSizes:
+    """How one engine divides a model over its places. Neighbouring places form one tensor-parallel
+    group."""
+
+    tensor: int = 1  # ranks that share every layer
+    pipeline: int = 1  # stages of layers
+    data: int = 1  # replicas behind one front end
+
+    @property
+    def width(self) -> int:
+        """How many places one engine takes."""
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        """Name only what is divided, e.g. "tensor 2 x pipeline 2"."""
+        return " x ".join(f"{name} {n}" for name, n in vars(self).items() if n > 1) or "one place"
 
 
 @group("Rollout engine", only_if=VLLM)
@@ -131,6 +151,14 @@ class EngineFlags(SyncedEngineFlags):
         " more read of all weights.",
     )
 
+    @property
+    def sizes(self) -> ParallelSizes:
+        return ParallelSizes(
+            self.vllm_tensor_parallel_size,
+            self.vllm_pipeline_parallel_size,
+            self.vllm_data_parallel_size,
+        )
+
 
 @group("Rollout engine")
 class CollectFlags:
@@ -161,6 +189,11 @@ class CollectFlags:
         "Train on the answers that another run wrote to its --rollout_dump_dir, without engines"
         " or rewards; equal flags give equal weights. None: generate answers.",
     )
+
+    @property
+    def replays(self) -> bool:
+        """Whether scored rollouts come from files; there are no engines then."""
+        return self.rollout_replay_dir is not None
 
 
 @group("Rollout engine")

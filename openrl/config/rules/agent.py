@@ -8,10 +8,9 @@ import socket
 from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
-from openrl.config.derived import agents_of, prompts_running
+from openrl.config.derived import prompts_running
 from openrl.config.groups.agent import read_env_config, split_agent_path
 from openrl.config.rules.machine import output_problems
-from openrl.config.rules.reward import SOURCES
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -20,6 +19,17 @@ Playing = PPOConfig | EvaluateConfig
 
 _OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https://")
 SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path that names a server
+
+
+def agents_of(config: Playing) -> list[str]:
+    """Return the flags that say who plays; with none, the policy answers once."""
+    asked = {
+        "agent_func_path": config.agents.agent_func_path,
+        "agent_command": config.agents.agent_command,
+        "env_tags": config.environments.env_tags,
+        "tools": config.agents.tools,
+    }
+    return [name for name, value in asked.items() if value]
 
 
 @check(PPOConfig, EvaluateConfig)
@@ -33,16 +43,6 @@ def one_plays(config: Playing, given: Given) -> Problems:
         yield Problem(("tools", *others), message, "leave --tools out")
     else:
         yield Problem(tuple(asked), "each of these plays the whole episode", "leave one out")
-
-
-@check(PPOConfig, EvaluateConfig)
-def environments_reward(config: Playing, given: Given) -> Problems:
-    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
-    sources = (config.reward.remote_rm_url, config.reward.reward_funcs, models)
-    asked = tuple(name for name, value in zip(SOURCES, sources, strict=True) if value)
-    if config.environments.env_tags and asked:
-        message = "environments give the rewards themselves"
-        yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
 
 
 @check(PPOConfig, EvaluateConfig)

@@ -6,17 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import (
-    agents_of,
-    estimator,
-    loss_agg_mode,
-    reward_norm_scopes,
-    samples_per_step,
-    source_kinds,
-)
+from openrl.config.derived import reward_norm_scopes
 from openrl.config.groups.reward_shaping import part_weights
+from openrl.config.reward_plan import reward_sources
+from openrl.config.rules.agent import agents_of
 from openrl.errors import UserError
-from openrl.extension_points import policy_losses, verifiers
+from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.registry import Entry
 
@@ -60,7 +55,7 @@ NEEDS = {
         "--agent_sample_unit step",
     ),
     "sequence_mean": Need(
-        lambda config: loss_agg_mode(config) != "token-mean",
+        lambda config: config.algorithm.aggregation != "token-mean",
         ("loss_agg_mode",),
         "has one ratio per sequence, but a mean over tokens would weight it by length",
         "--loss_agg_mode seq-mean-token-mean",
@@ -70,8 +65,8 @@ NEEDS = {
 
 @check(PPOConfig)
 def components_have_what_they_need(config: PPOConfig, given: Given) -> Problems:
-    yield from _unmet("advantage_estimator", estimator(config), config)
-    yield from _unmet("policy_loss_type", policy_losses[config.algorithm.policy_loss_type], config)
+    yield from _unmet("advantage_estimator", config.algorithm.estimator, config)
+    yield from _unmet("policy_loss_type", config.algorithm.policy_loss, config)
 
 
 def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
@@ -113,11 +108,23 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Pr
 
 @check(PPOConfig)
 def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
-    asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
+    asked = "siblings" not in config.algorithm.estimator.needs and "group" in reward_norm_scopes(
+        config
+    )
     if asked and config.batch.n_samples_per_prompt == 1:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
         message = "a group of one answer equals its own mean: every reward would become 0"
         yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
+
+
+def source_kinds(config: PPOConfig) -> set[str]:
+    """Return the kinds of the reward sources; empty if they cannot be read, which another rule
+    reports."""
+    try:
+        sources = reward_sources(config.reward, config.others.reward_pretrain)
+        return {source.kind for source in sources}
+    except UserError:
+        return set()
 
 
 @check(PPOConfig)
@@ -189,7 +196,7 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
 def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
     makes it 0, a larger one negative."""
-    samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
+    samples, horizon = config.batch.samples_per_step, config.kl.kl_horizon
     if config.kl.kl_target is not None and config.kl.controlled and samples >= 5 * horizon:
         message = (
             f"with {samples} samples per step and a horizon of {horizon}, the KL coefficient"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import carries_over, max_staleness, prompts_running
-from openrl.config.places import ENGINES, roles_on_shared_places
+from openrl.config.derived import prompts_running
+from openrl.config.groups.placement import ENGINES
+from openrl.config.rules.placement import roles_on_shared_places
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
@@ -31,7 +32,7 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
     flags = config.asynchrony
     if not flags.partial_rollout:
         return
-    if max_staleness(config) == 0:
+    if config.asynchrony.staleness_bound == 0:
         yield Problem(
             ("partial_rollout", "max_staleness"),
             "an interrupted answer continues under newer weights, so its first tokens are stale",
@@ -79,7 +80,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) 
 @check(PPOConfig)
 def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Problems:
     """The speed of the engines must not decide what is trained on."""
-    in_step = config.asynchrony.async_train and max_staleness(config) == 0
+    in_step = config.asynchrony.async_train and config.asynchrony.staleness_bound == 0
     users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
     if users and config.debug.full_determinism:
         fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
@@ -91,7 +92,7 @@ def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Proble
 def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
     surplus = off_policy_flags(config)
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
-    if surplus and not carries_over(config) and not refused:
+    if surplus and not config.asynchrony.carries_over and not refused:
         message = (
             "the slowest groups, with the longest answers, are dropped, so training favours short"
             " answers"
@@ -102,7 +103,7 @@ def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
 @check(PPOConfig)
 def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
     correction, interval = config.correction, config.engine.weight_sync_interval
-    age = max_staleness(config) * interval + interval - 1
+    age = config.asynchrony.staleness_bound * interval + interval - 1
     if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
         names = [n for n in ("async_train", "partial_rollout") if getattr(config.asynchrony, n)]
         yield Problem(

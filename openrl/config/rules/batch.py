@@ -3,16 +3,14 @@ must hold the longest row."""
 
 from __future__ import annotations
 
-from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, RMConfig, SupervisedConfig
-from openrl.config.derived import most_tokens, rated, samples_per_step
-from openrl.config.places import actor_world
+from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)
 def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Problems:
-    batch, samples = config.batch, samples_per_step(config.batch)
+    batch, samples = config.batch, config.batch.samples_per_step
     if samples % batch.train_batch_size:
         yield Problem(
             ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
@@ -25,7 +23,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Pro
 
 @check(PPOConfig)
 def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
-    world = actor_world(config.placement, config.device.device)
+    world = config.placement.ranks_of("actor", config.device.device)
     if world is not None:
         yield from ranks_share_a_step(config, world)
 
@@ -41,7 +39,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     elif config.dynamic.use_dynamic_batch:
         yield from every_rank_has_a_row(batch, ranks, called)
     elif batch % ranks:
-        fitting = nearest_divisor(samples_per_step(config.batch), batch, ranks)
+        fitting = nearest_divisor(config.batch.samples_per_step, batch, ranks)
         fewer = (
             f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
         )
@@ -82,28 +80,28 @@ def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems:
-    longest = config.sampling.lengths.both
+    longest, split = config.sampling.lengths.both, config.parallel.sequence_size
     lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
     for name in names if config.dynamic.use_dynamic_batch else ():
         cap = getattr(config.dynamic, name)
-        if cap is not None and most_tokens(config, cap) < longest:
+        if cap is not None and cap * split < longest:
             yield Problem(
                 (name,),
-                f"a micro-batch of {most_tokens(config, cap)} tokens is too small for a row of"
-                f" {lengths}",
-                f"--{name} {-(-longest // config.parallel.sequence_size)}",
+                f"a micro-batch of {cap * split} tokens is too small for a row of {lengths}",
+                f"--{name} {-(-longest // split)}",
             )
 
 
 @check(*SUPERVISED)
 def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
-    cap = most_tokens(config, config.dynamic.train_max_tokens_per_gpu)
-    paired = isinstance(config, RMConfig) or (isinstance(config, DPOConfig) and not rated(config))
-    rows = 2 if paired else 1
+    split = config.parallel.sequence_size
+    cap = config.dynamic.train_max_tokens_per_gpu * split
+    rated = isinstance(config, DPOConfig) and config.preference.rated
+    rows = 1 if isinstance(config, SFTConfig) or rated else 2
     longest = rows * config.data.max_len
     if config.dynamic.use_dynamic_batch and cap < longest:
-        least = -(-longest // config.parallel.sequence_size)
+        least = -(-longest // split)
         what = "a pair of rows" if rows == 2 else "a row"
         message = (
             f"a micro-batch of {cap} tokens is too small for {what} of --max_len"

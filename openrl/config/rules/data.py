@@ -10,7 +10,6 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.derived import evaluates
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.flags.checks import Given, Problem, Problems, check
 
@@ -80,7 +79,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
                 ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
             )
         return
-    if evaluation.eval_dataset is not None and not evaluates(config):
+    if evaluation.eval_dataset is not None and not config.evaluation.asked_for:
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
     if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
@@ -95,12 +94,12 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
 def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
     flags = config.checkpoint
     asked = {
-        "load_checkpoint": bool(flags.load_checkpoint),
+        "load_checkpoint": flags.load_checkpoint,
         "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
         "overwrite_ckpt": flags.overwrite_ckpt,
     }
-    if sum(asked.values()) > 1:
-        names = tuple(name for name, wanted in asked.items() if wanted)
+    names = tuple(name for name, wanted in asked.items() if wanted)
+    if len(names) > 1:
         yield Problem(
             names, "these contradict each other: a run has one starting point", "leave one out"
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
-from openrl.config.derived import model_roles, shares_prefixes, under_ray
+from openrl.config.derived import model_roles
 from openrl.config.groups.deepspeed import ParallelFlags
-from openrl.config.places import FLAG_NAMES, actor_world, role_world
+from openrl.config.groups.placement import FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
 
 OWN_FLAGS = {
@@ -108,9 +107,9 @@ def trained_ranks(config: TrainingConfig) -> int | None:
     """Return the ranks of the trained model (the actor); None if only the cluster or a launcher
     knows."""
     if isinstance(config, PPOConfig):
-        return actor_world(config.placement, config.device.device)
+        return config.placement.ranks_of("actor", config.device.device)
     ranks = config.ranks
-    if under_ray(ranks) and ranks.num_gpus_per_node:
+    if ranks.under_ray and ranks.num_gpus_per_node:
         return ranks.num_nodes * ranks.num_gpus_per_node
     return None
 
@@ -145,21 +144,6 @@ def what_is_recomputed_can_be(config: TrainingConfig, given: Given) -> Problems:
             ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),
             "torch's reentrant implementation recomputes whole layers only",
             "leave --gradient_checkpointing_use_reentrant out",
-        )
-
-
-@check(*TRAINING)
-def names_of_frozen_parameters_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
-    pattern = config.changes.freeze_modules
-    if pattern is None:
-        return
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        yield Problem(
-            ("freeze_modules",),
-            f"{pattern!r} is not a regular expression: {error}",
-            "'embed_tokens|layers\\.0\\.'",
         )
 
 
@@ -224,16 +208,15 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
 def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
     """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
     for role in model_roles(config):
-        world = role_world(config.placement, role, config.device.device)
+        world = config.placement.ranks_of(role, config.device.device)
         if role != "actor" and world is not None:
             yield from shards_divide(config.parallel, world, role)
 
 
 @check(*SUPERVISED)
 def ranks_of_the_model_divide(config: SupervisedConfig, given: Given) -> Problems:
-    ranks = config.ranks
-    if under_ray(ranks) and ranks.num_gpus_per_node is not None:
-        world = ranks.num_nodes * ranks.num_gpus_per_node
+    world = trained_ranks(config)
+    if world is not None:
         yield from shards_divide(config.parallel, world, "model")
 
 
@@ -257,7 +240,7 @@ def split_attention_is_replaced(config: TrainingConfig, given: Given) -> Problem
 
 @check(*TRAINING)
 def prefixes_can_be_shared(config: TrainingConfig, given: Given) -> Problems:
-    if not shares_prefixes(config):
+    if not config.packing.shares_prefixes:
         return
     name = config.model.attn_implementation
     if name not in (None, "varlen"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
-from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules import (
@@ -13,20 +12,26 @@ from openrl.config.rules import (
     machine,
     rollout_engine,
 )
+from openrl.config.rules.agent import agents_of
 from openrl.config.rules.machine import (
     MODEL_FILES,
     TOKENIZER_FILES,
     model_problems,
     output_problems,
 )
-from openrl.config.rules.reward import file_problems, source_problems, token_problems
+from openrl.config.rules.reward import (
+    SOURCES,
+    asked_sources,
+    file_problems,
+    source_problems,
+    token_problems,
+)
 from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 
 Answering = BatchInferenceConfig | EvaluateConfig
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 
 for rule in (data.template_has_a_place, data.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
@@ -53,24 +58,17 @@ def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Probl
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
 
-def asks_for_rewards(config: Answering) -> bool:
-    return bool(
-        config.rm.reward_pretrain or config.reward.remote_rm_url or config.reward.reward_funcs
-    )
-
-
 # -- serve_rm --------------------------------------------------------------------------------------
 
 
 @check(ServeConfig)
 def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
-    named = (config.rm.reward_pretrain, config.reward.remote_rm_url, config.reward.reward_funcs)
-    served = [name for name, value in zip(SOURCES, named, strict=True) if value]
+    served = asked_sources(config.reward, config.rm.reward_pretrain)
     if not served:
         yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
         yield Problem(
-            tuple(served),
+            served,
             "a server can have only one kind of reward source",
             "leave all but one out",
         )
@@ -157,8 +155,8 @@ def output_can_be_written(config: Answering, given: Given) -> Problems:
 
 @check(BatchInferenceConfig)
 def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> Problems:
-    task = config.task
-    if task.post_processor and task.eval_task != "rm" and not asks_for_rewards(config):
+    task, asked = config.task, asked_sources(config.reward, config.rm.reward_pretrain)
+    if task.post_processor and task.eval_task != "rm" and not asked:
         yield Problem(
             ("post_processor", *SOURCES),
             "there are no rewards to choose by",
@@ -174,7 +172,8 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
 
 @check(EvaluateConfig)
 def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
-    if not asks_for_rewards(config) and not {*agents_of(config)} - {"tools"}:
+    asked = asked_sources(config.reward, config.rm.reward_pretrain)
+    if not asked and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 

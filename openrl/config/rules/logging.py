@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from openrl.config import derived
 from openrl.config.commands import TRAINING, TrainingConfig
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -35,7 +34,7 @@ def arguments_hold_no_secret(config: TrainingConfig, given: Given) -> Problems:
 
 @check(*TRAINING)
 def arguments_have_their_tracker(config: TrainingConfig, given: Given) -> Problems:
-    running = derived.trackers(config.logging)
+    running = config.logging.trackers
     for name, arguments in config.logging.tracker_kwargs.items():
         if name not in running:
             fix = f"--track_with {name}"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from openrl.config import derived
 from openrl.config.commands import (
     SUPERVISED,
     TRAINING,
@@ -21,8 +20,7 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
-from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
@@ -105,12 +103,8 @@ def prompts_exist(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, environment=True)
-def joining_rows_exist(config: PPOConfig, given: Given) -> Problems:
+def other_rows_exist(config: PPOConfig, given: Given) -> Problems:
     yield from data_problems("ptx_data", config.ptx.ptx_data)
-
-
-@check(PPOConfig, environment=True)
-def evaluation_prompts_exist(config: PPOConfig, given: Given) -> Problems:
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
@@ -201,35 +195,26 @@ def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
 def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
-    if found and not goes_on(flags):
+    if found and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
         fix = "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
         yield Problem(("ckpt_path",), message, fix)
 
 
-def goes_on(flags: CheckpointFlags) -> bool:
-    """Return whether a flag decides what happens to the results of an earlier run."""
-    resumes = flags.load_checkpoint or flags.resume_from_checkpoint is not None
-    return bool(resumes or flags.overwrite_ckpt)
-
-
 @check(*TRAINING, environment=True)
 def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
-    name = config.checkpoint.save_path
+    flags, name = config.checkpoint, config.checkpoint.save_path
     if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
         return  # under a launcher: rank 0 of this same run may have begun
     directory = Path(name).expanduser()
-    if is_local(config.model.pretrain) and same_place(directory, config.model.pretrain):
+    model = Path(config.model.pretrain).expanduser()
+    if is_local(config.model.pretrain) and directory.resolve() == model.resolve():
         yield Problem(
             ("save_path", "pretrain"), "the model would be written over itself", "another path"
         )
-    elif (directory / "metrics.jsonl").is_file() and not goes_on(config.checkpoint):
+    elif (directory / "metrics.jsonl").is_file() and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{name} holds an earlier run, whose metrics and model would be overwritten"
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
-
-
-def same_place(directory: Path, other: str) -> bool:
-    return directory.resolve() == Path(other).expanduser().resolve()
 
 
 @check(*TRAINING, environment=True)
@@ -252,7 +237,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -
 @check(PPOConfig, environment=True)
 def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
     yield from package_problems((), "ray", INSTALL)
-    if config.engine.rollout_backend == "vllm" and not derived.replays(config):
+    if config.engine.rollout_backend == "vllm" and not config.collecting.replays:
         yield from package_problems(
             ("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}"
         )
@@ -260,7 +245,7 @@ def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
 
 @check(*SUPERVISED, environment=True)
 def ranks_can_run(config: SupervisedConfig, given: Given) -> Problems:
-    if under_ray(config.ranks):
+    if config.ranks.under_ray:
         yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
 
 
@@ -292,7 +277,7 @@ def a_gpu_has_allocations(config: TrainingConfig, given: Given) -> Problems:
 @check(*TRAINING, environment=True)
 def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
     flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
-    for name in set(derived.trackers(config.logging)) & set(trackers.names()):
+    for name in set(config.logging.trackers) & set(trackers.names()):
         switch = flags.get(name, "")
         flag = switch if name not in config.logging.track_with else "track_with"
         for package in sorted(trackers[name].needs):
@@ -303,7 +288,7 @@ def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
 def wandb_has_a_key(config: TrainingConfig, given: Given) -> Problems:
     flags = config.logging
     mode = flags.wandb_mode or os.environ.get("WANDB_MODE", "online")
-    if "wandb" not in derived.trackers(flags) or mode != "online":
+    if "wandb" not in flags.trackers or mode != "online":
         return
     stored = [Path(name).expanduser() for name in ("~/.netrc", "~/_netrc")]
     known = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"} & os.environ.keys()

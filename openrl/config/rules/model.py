@@ -24,15 +24,16 @@ def attention_fits(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def excluded_modules_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
-    pattern = config.lora.lora_exclude_modules
-    if pattern is None:
-        return
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        message = f"{pattern!r} is not a regular expression: {error}"
-        yield Problem(("lora_exclude_modules",), message, "'.*\\.(k|v)_proj'")
+def patterns_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
+    patterns = {
+        "lora_exclude_modules": (config.lora.lora_exclude_modules, "'.*\\.(k|v)_proj'"),
+        "freeze_modules": (config.changes.freeze_modules, "'embed_tokens|layers\\.0\\.'"),
+    }
+    for flag, (pattern, example) in patterns.items():
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            yield Problem((flag,), f"{pattern!r} is not a regular expression: {error}", example)
 
 
 @check(*TRAINING)

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import model_roles, ref_reward_sleeps
-from openrl.config.places import (
-    ENGINES,
-    FLAG_NAMES,
-    actor_world,
-    explicit_places,
-    leaders,
-    parallel_sizes,
-    roles_on_shared_places,
-)
+from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
@@ -39,7 +31,7 @@ def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
             "leave the others out",
         )
     try:
-        places = explicit_places(config.placement)
+        places = config.placement.explicit_places
     except ValueError as error:
         yield Problem(("placement",), str(error), '--placement "actor=0-3;vllm=4-7"')
         return
@@ -70,7 +62,7 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
 
 def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Problems:
     """Yield the problems unless whole engines, as many as the flags say, fill ``places``."""
-    sizes, engines = parallel_sizes(config.engine), config.engine.vllm_num_engines
+    sizes, engines = config.engine.sizes, config.engine.vllm_num_engines
     each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
     if places % sizes.width:
         flags = (*because, "vllm_tensor_parallel_size")
@@ -93,19 +85,20 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
     if config.placement.placement is not None:
         return
     apart = config.asynchrony.async_train
-    for role, leader in leaders(config.hybrid, model_roles(config), apart).items():
+    for role, leader in config.hybrid.leaders(model_roles(config), apart).items():
         if role == ENGINES:
-            yield from engines_match(config, actor_world(config.placement, config.device.device))
+            yield from engines_match(
+                config, config.placement.ranks_of("actor", config.device.device)
+            )
             continue
-        for shape in ("num_nodes", "num_gpus_per_node"):
-            own, other = f"{FLAG_NAMES[role]}_{shape}", f"{FLAG_NAMES[leader]}_{shape}"
-            actor = getattr(config.placement, f"actor_{shape}")
-            wish, has = getattr(config.placement, own), getattr(config.placement, other)
-            if (actor if wish is None else wish) != (actor if has is None else has):
+        shapes = zip(config.placement.shape(role), config.placement.shape(leader), strict=True)
+        for name, (own, its) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
+            if own != its:
+                flag = f"{FLAG_NAMES[role]}_{name}"
                 yield Problem(
-                    (own, other),
+                    (flag, f"{FLAG_NAMES[leader]}_{name}"),
                     f"{role} and {leader} share places, so their numbers must be equal",
-                    f"leave --{own} out",
+                    f"leave --{flag} out",
                 )
 
 
@@ -118,6 +111,24 @@ def engines_match(config: PPOConfig, world: int | None) -> Problems:
 
 
 SHARE = "--colocate_all_models, or the same places in --placement"
+
+
+def roles_on_shared_places(config: PPOConfig) -> set[str]:
+    """Return the models and engines that share a place with another role; none for a --placement
+    that cannot be parsed."""
+    roles = model_roles(config)
+    if config.placement.placement is not None:
+        try:
+            places = config.placement.explicit_places
+        except ValueError:
+            return set()  # another rule reports what is wrong
+        return {
+            r
+            for r, own in places.items()
+            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
+        }
+    pairs = config.hybrid.leaders(roles, config.asynchrony.async_train).items()
+    return {role for pair in pairs for role in pair}
 
 
 @check(PPOConfig)

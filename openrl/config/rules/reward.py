@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.groups.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
+from openrl.config.rules.agent import agents_of
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -14,20 +15,26 @@ from openrl.flags.checks import Given, Problem, Problems, check
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
 
+def asked_sources(flags: RewardSourceFlags, models: str | None) -> tuple[str, ...]:
+    """Return the flags in use that name reward sources."""
+    values = (flags.remote_rm_url, flags.reward_funcs, models)
+    return tuple(name for name, value in zip(SOURCES, values, strict=True) if value)
+
+
 @check(PPOConfig)
 def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
-    sources = (
-        config.reward.remote_rm_url,
-        config.reward.reward_funcs,
-        config.others.reward_pretrain,
-    )
-    agents = (
-        config.agents.agent_func_path,
-        config.agents.agent_command,
-        config.environments.env_tags,
-    )
-    if not any((*sources, *agents)):
+    asked = asked_sources(config.reward, config.others.reward_pretrain)
+    if not asked and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
+
+
+@check(PPOConfig, EvaluateConfig)
+def environments_reward(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
+    asked = asked_sources(config.reward, models)
+    if config.environments.env_tags and asked:
+        message = "environments give the rewards themselves"
+        yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
 
 
 @check(PPOConfig)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
-from openrl.config.derived import longest_sequence, lora_rank, replays
-from openrl.config.places import parallel_sizes
+from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.flags.schema import collect_flags
@@ -72,7 +71,7 @@ def engine_kwargs_are_further_ones(
 
 @check(PPOConfig)
 def experts_have_several_places(config: PPOConfig, given: Given) -> Problems:
-    if config.engine.vllm_enable_expert_parallel and parallel_sizes(config.engine).width == 1:
+    if config.engine.vllm_enable_expert_parallel and config.engine.sizes.width == 1:
         message = "an engine with one GPU cannot split experts"
         yield Problem(
             ("vllm_enable_expert_parallel",),
@@ -213,7 +212,7 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
             "a sync sends only the adapter, so the engine must read the base",
             "leave it out",
         )
-    if lora_rank(config.lora) > MOST_SERVED_RANK:
+    if config.lora.rank > MOST_SERVED_RANK:
         yield Problem(
             ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
         )
@@ -221,7 +220,7 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Given) -> Problems:
-    if not replays(config):
+    if not config.collecting.replays:
         return
     evaluation = config.evaluation
     asked = {
@@ -249,7 +248,6 @@ def kept_rollouts_are_there(config: PPOConfig, given: Given) -> Problems:
 def rollouts_of_two_runs_are_kept_apart(config: PPOConfig, given: Given) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
     yield from output_problems("rollout_dump_dir", directory)
-    goes_on = flags.load_checkpoint or flags.resume_from_checkpoint is not None
-    if directory and not goes_on and any(Path(directory).expanduser().glob("step_*.jsonl")):
+    if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):
         message = f"{directory} holds rollouts of an earlier run"
         yield Problem(("rollout_dump_dir",), message, "another directory")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
-from openrl.config.derived import rated
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
@@ -33,7 +32,7 @@ def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
 @check(DPOConfig)
 def rated_answers_have_prompts(config: DPOConfig, given: Given) -> Problems:
     if (
-        rated(config)
+        config.preference.rated
         and config.data.prompt_key is None
         and not config.templates.apply_chat_template
     ):

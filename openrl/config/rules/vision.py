@@ -10,7 +10,6 @@ from openrl.config.commands import (
     ServeConfig,
     SupervisedConfig,
 )
-from openrl.config.derived import shares_prefixes
 from openrl.config.rules.agent import SERVERS
 from openrl.flags.checks import Given, Problem, Problems, check
 
@@ -43,7 +42,7 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
         if getattr(parallel, name) > 1:
             message = "image features need whole rows and layers"
             yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
-    if shares_prefixes(config):
+    if config.packing.shares_prefixes:
         message = "rows with images cannot share a prefix"
         yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
 

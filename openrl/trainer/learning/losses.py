@@ -24,7 +24,7 @@ class Losses:
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
-        mode, norm_const = derived.loss_agg_mode(config), derived.loss_agg_norm_const(config)
+        mode, norm_const = config.algorithm.aggregation, derived.loss_agg_norm_const(config)
         old_logprobs = derived.old_logprobs(config)
         actor = PolicyUpdate(
             loss_type=config.algorithm.policy_loss_type,
@@ -39,7 +39,7 @@ class Losses:
             compares=old_logprobs != "forward",
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
-        full_kl = derived.full_kl_top_k(config) is not None
+        full_kl = config.kl.full_top_k is not None
         coef = config.kl.kl_loss_coef if config.kl.in_loss else 0.0
         full_kl_before = config.kl.in_reward and config.kl.kl_estimator == "full"
         return cls(

@@ -41,23 +41,23 @@ class BatchingSpec:
 
 def rollout_batching(config: PPOConfig, cost: RowCost) -> BatchingSpec:
     batch, dynamic, packed = config.batch, config.dynamic, derived.packs(config)
-    cost = replace(cost, shared=derived.shares_prefixes(config))
+    cost = replace(cost, shared=config.packing.shares_prefixes)
     if not dynamic.use_dynamic_batch:
         return BatchingSpec(
             batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed
         )
     forward = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
-    train, forward = (
-        derived.most_tokens(config, n) for n in (dynamic.train_max_tokens_per_gpu, forward)
-    )
-    return BatchingSpec(TokenCap(train), TokenCap(forward), cost, packed)
+    # ranks that split sequences hold a micro-batch together
+    split = config.parallel.sequence_size
+    train = TokenCap(dynamic.train_max_tokens_per_gpu * split)
+    return BatchingSpec(train, TokenCap(forward * split), cost, packed)
 
 
 def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec:
-    dynamic, cost = config.dynamic, replace(cost, shared=derived.shares_prefixes(config))
+    dynamic, cost = config.dynamic, replace(cost, shared=config.packing.shares_prefixes)
     size: MicroBatchSize = config.batch.micro_train_batch_size
     if dynamic.use_dynamic_batch:
-        size = TokenCap(derived.most_tokens(config, dynamic.train_max_tokens_per_gpu))
+        size = TokenCap(dynamic.train_max_tokens_per_gpu * config.parallel.sequence_size)
     return BatchingSpec(size, size, cost, derived.packs(config))
 
 
@@ -65,7 +65,7 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
     """Return the number of trajectories in an optimizer step: --train_batch_size, or more if
     several agents play each episode. That way a rollout has as many optimizer steps as the
     learning-rate schedule assumes."""
-    planned = -(-derived.samples_per_step(flags) // flags.train_batch_size)
+    planned = -(-flags.samples_per_step // flags.train_batch_size)
     return max(flags.train_batch_size, -(-trajectories // planned))
 
 

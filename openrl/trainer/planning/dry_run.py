@@ -16,8 +16,7 @@ from openrl.cluster.ray_cluster import this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
-from openrl.config.groups.placement import PlacementFlags
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching
 from openrl.trainer.planning.effective_flags import start_lines
 from openrl.trainer.planning.memory import (
@@ -79,7 +78,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
 
 def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
     """Return what keeps the plan from running here, or what users should know about it."""
-    if address := derived.cluster_address(flags):
+    if address := flags.address:
         return [
             f"The cluster at {address} was not asked; this is the plan for nodes like this machine."
         ]
@@ -126,15 +125,15 @@ def batch_rows(
     """Return rows of (what, count, explanation), from the prompts of a step to the optimizer steps
     of the run."""
     batch = config.batch
-    samples = derived.samples_per_step(batch)
-    steps = derived.total_steps(batch, n_prompts)
+    samples = batch.samples_per_step
+    steps = batch.total_steps(n_prompts)
     ranks, each = len(plan.rows["actor"]), config.parallel.ranks_per_shard
     shared = [
         ("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")
     ]
-    staleness, policy = derived.max_staleness(config), config.asynchrony.staleness_policy
+    staleness, policy = config.asynchrony.staleness_bound, config.asynchrony.staleness_policy
     age = f"tokens at most {staleness} weight syncs old ({policy})"
-    later = derived.steps_ahead(config) * batch.rollout_batch_size
+    later = config.asynchrony.steps_ahead * batch.rollout_batch_size
     most = later + max(derived.prompts_running(config), batch.rollout_batch_size)
     ahead = ("prompts under way or waiting", f"at most {most:,}", age)
     return [
@@ -144,16 +143,16 @@ def batch_rows(
             f"{batch.rollout_batch_size:,}",
             f"of {n_prompts:,}, {batch.num_episodes} times",
         ),
-        *([ahead] if derived.carries_over(config) else []),
+        *([ahead] if config.asynchrony.carries_over else []),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
         (
             "optimizer steps per step",
-            f"{derived.optimizer_steps_per_rollout(batch):,}",
+            f"{batch.optimizer_steps_per_rollout:,}",
             f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
         ),
         *micro_batch_rows(config, ranks // each),
         ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
-        ("optimizer steps in all", f"{derived.total_optimizer_steps(batch, n_prompts):,}", ""),
+        ("optimizer steps in all", f"{batch.total_optimizer_steps(n_prompts):,}", ""),
         ("samples in all", f"{steps * samples:,}", ""),
     ]
 
@@ -181,12 +180,10 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
 def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
     """Return how many micro-batches each rank runs: (in one optimizer step, in one forward-only
     pass over the rollout)."""
-    step = min(batch.train_batch_size, derived.samples_per_step(batch))
+    step = min(batch.train_batch_size, batch.samples_per_step)
     return (
         math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
-        math.ceil(
-            math.ceil(derived.samples_per_step(batch) / ranks) / batch.micro_rollout_batch_size
-        ),
+        math.ceil(math.ceil(batch.samples_per_step / ranks) / batch.micro_rollout_batch_size),
     )
 
 

@@ -65,7 +65,7 @@ def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
         lines.append(f"each layer is split over {flags.ds_tensor_parallel_size} ranks")
     if derived.packs(config) and not config.packing.packing_samples:
         ways = {
-            "prefix_grouper": derived.shares_prefixes(config),
+            "prefix_grouper": config.packing.shares_prefixes,
             "use_dynamic_batch": config.dynamic.use_dynamic_batch,
         }
         name = next((name for name, on in ways.items() if on), "ring_attn_size")

@@ -17,7 +17,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.logging import PlanFlags
 from openrl.config.groups.optimizer import OptimizerName
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device
@@ -172,8 +172,8 @@ def most_tokens(config: PPOConfig, size: MicroBatchSize) -> int:
     if isinstance(size, TokenCap):
         return size.tokens
     lengths, answers = config.sampling.lengths, config.batch.n_samples_per_prompt
-    whole = derived.optimizer_steps_per_rollout(config.batch) == 1 and size % answers == 0
-    if not (derived.shares_prefixes(config) and whole):
+    whole = config.batch.optimizer_steps_per_rollout == 1 and size % answers == 0
+    if not (config.packing.shares_prefixes and whole):
         return size * lengths.both
     return min(size * lengths.both, size * lengths.response + size // answers * lengths.prompt)
 
@@ -206,7 +206,7 @@ def model_memory(
     if model.rate is None:
         return Memory(weights, logits=logits)
     if model.lora is not None and model.lora.adapts:
-        parameters = derived.lora_rank(model.lora) * shape.linear
+        parameters = model.lora.rank * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]

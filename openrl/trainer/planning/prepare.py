@@ -16,7 +16,6 @@ from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
-from openrl.config.places import actor_world, parallel_sizes
 from openrl.config.reward_plan import FLAG
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
@@ -75,12 +74,12 @@ class Inputs:
 def prepare(config: PPOConfig) -> Inputs:
     """Read tokenizer and data, and try the reward functions. Raises one UserError that lists all
     problems."""
-    elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
+    elsewhere = config.debug.dry_run or config.placement.address is not None
     device = resolve_device(config.device, joined=elsewhere)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     overrides, roles = config.changes.model_config_overrides, derived.model_roles(config)
     collector = ErrorCollector()
-    if (world := actor_world(config.placement, device)) is not None:
+    if (world := config.placement.ranks_of("actor", device)) is not None:
         collector.run(check_batches, config, world)
     if config.mixture.aux_loss_coef:
         collector.run(check_mixture, path, trusted)
@@ -90,7 +89,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_models_split(config, model_paths(config))
     collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
-        sizes, expert = parallel_sizes(config.engine), config.engine.vllm_enable_expert_parallel
+        sizes, expert = config.engine.sizes, config.engine.vllm_enable_expert_parallel
         check_parallel(path, sizes, expert, device, trusted)
     with collector:
         rewards = derived.rewards(config)
@@ -99,7 +98,7 @@ def prepare(config: PPOConfig) -> Inputs:
     with collector:
         cost = row_cost(path, trusted)
     with collector:
-        check_address(derived.cluster_address(config.placement))
+        check_address(config.placement.address)
     collector.run(check_language_model, path, trusted, overrides)
     if "reference" in roles and config.others.ref_pretrain:
         collector.run(check_language_model, config.others.ref_pretrain, trusted)
@@ -160,7 +159,7 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     with collector:
         if config.evaluation.eval_dataset:
             eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
-        elif config.environments.env_tags and derived.evaluates(config):
+        elif config.environments.env_tags and config.evaluation.asked_for:
             count = config.evaluation.eval_max_samples or EVALUATED_SEEDS
             eval_prompts = seed_prompts(config, count, "eval")
     with collector:
@@ -200,7 +199,7 @@ def training_prompts(
 
 
 def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
-    groups = derived.groups_per_tag(config.environments, derived.prompts_running(config))
+    groups = config.environments.groups_per_tag(derived.prompts_running(config))
     return environment_prompts(groups, count, derived.data_seed(config), kind)
 
 
@@ -217,8 +216,8 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
                 f"--{name} asks for {size} prompts per step, but the data has {prompts}",
                 f"at most --{name} {prompts}, or more prompts",
             )
-    steps = derived.total_steps(config.batch, prompts)
-    if (frozen := derived.frozen_actor_steps(config)) >= steps:
+    steps = config.batch.total_steps(prompts)
+    if (frozen := config.algorithm.frozen_actor_steps) >= steps:
         raise UserError(
             f"--freezing_actor_steps {frozen - 1} freezes the actor for {frozen} steps, but the"
             f" run has only {steps}",
@@ -230,7 +229,7 @@ def check_replay(config: PPOConfig, prompts: int) -> None:
     """Raise UserError if --rollout_replay_dir lacks a step of the run."""
     if (directory := config.collecting.rollout_replay_dir) is not None:
         done = max(step_of(find_start(config.checkpoint, deep=False).path), 0)
-        steps = derived.total_steps(config.batch, prompts)
+        steps = config.batch.total_steps(prompts)
         check_steps_kept(Path(directory).expanduser(), done + 1, steps)
 
 
@@ -250,7 +249,7 @@ def check_critic_adapters(config: PPOConfig) -> None:
     if path is None or "critic" not in derived.model_roles(config):
         return
     try:
-        check_targets(derived.critic_adapters(config.lora), path, config.model.trust_remote_code)
+        check_targets(config.lora.of_critic, path, config.model.trust_remote_code)
     except UserError as error:
         raise UserError(
             f"--critic_pretrain {path}: {error.message}", error.remedy

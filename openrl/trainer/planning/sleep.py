@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.places import ENGINES
+from openrl.config.groups.placement import ENGINES
 from openrl.trainer.workers.residency import Need, ResidencyTable, RolePart
 
 Sizes = Mapping[str, Mapping[str, int]]

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrl.config.derived import COMPLETE_CHECKPOINTS
-from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS, CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room

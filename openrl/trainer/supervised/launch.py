@@ -68,14 +68,14 @@ class SupervisedInputs:
 def prepare(config: Any) -> SupervisedInputs:
     """Read tokenizer and data. Raises one UserError that lists all problems."""
     launch = launched(config.ranks)
-    joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
+    joined = config.ranks.under_ray and config.ranks.address is not None
     device = resolve_device(config.device, joined or config.debug.dry_run)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     collector = ErrorCollector()
     check_training(config, device, collector)
     with collector:
-        if derived.under_ray(config.ranks):
-            check_address(derived.cluster_address(config.ranks))
+        if config.ranks.under_ray:
+            check_address(config.ranks.address)
     with collector:
         cost = row_cost(path, trusted)
     collector.run(check_model, config)
@@ -87,7 +87,7 @@ def prepare(config: Any) -> SupervisedInputs:
         longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
         check_length(path, longest, trusted, "--max_len: a row of the data", "--max_len {most}")
     collector.raise_all()
-    steps = derived.supervised_steps(config.batch, len(examples.train))
+    steps = config.batch.total_steps(len(examples.train))
     inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
     if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
         raise UserError("\n".join(map(str, problems)))
@@ -98,7 +98,7 @@ def launched(flags: RankFlags) -> Launch | None:
     """Return this process's identity if a launcher started it, else None. Raises UserError if flags
     also ask Ray to start the ranks."""
     launch = Launch.from_environment(flags.local_rank)
-    if launch is not None and derived.under_ray(flags):
+    if launch is not None and flags.under_ray:
         raise UserError(
             "a launcher started this process as one of several ranks, but --num_gpus_per_node"
             " asks Ray to start them",
@@ -223,7 +223,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         deterministic=config.debug.full_determinism,
         parallel=config.parallel,
         packing=derived.packs(config),
-        shares=derived.shares_prefixes(config),
+        shares=config.packing.shares_prefixes,
         value_head=task.value_head,
         fp32_head=task.fp32_head,
         lora=config.lora,

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from openrl.cluster.group import LocalGroup, RankGroup
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.cluster.model_worker import ModelWorker
-from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.supervision import logging_directory
@@ -25,7 +24,7 @@ async def start_ranks(
 ) -> AsyncIterator[RankGroup]:
     """Yield a group whose workers have not loaded the model yet. Whatever was started for it ends
     with the with block."""
-    if derived.under_ray(config.ranks):
+    if config.ranks.under_ray:
         async with _ray_group(config, spec, stage) as group:
             yield group
     elif launch is not None:

@@ -119,7 +119,7 @@ def mean_and_std(rewards: Tensor) -> dict[str, float]:
 
 
 def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
-    flags, options, rated = config.preference, config.options["loss"], derived.rated(config)
+    flags, options, rated = config.preference, config.options["loss"], config.preference.rated
     reading = _reading(config, tokenizer)
     builder = (
         RatedBuilder(**reading, label_key=options.label_key) if rated else PairBuilder(**reading)

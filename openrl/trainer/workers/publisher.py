@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.config.places import ENGINES
 from openrl.tracking.metrics import Last, Metric, Sum
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles

@@ -22,8 +22,8 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.config.groups.optimizer import LearningRateFlags
+from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
-from openrl.config.places import ENGINES, parallel_sizes
 from openrl.config.rules.batch import ranks_share_a_step
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.errors import UserError
@@ -82,13 +82,13 @@ class RoleModel:
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     """Return all models of the run, by role."""
     others, policy, lora = config.others, config.model.pretrain, config.lora
-    fresh = derived.critic_adapters(lora)
+    fresh = lora.of_critic
     table = {
         "actor": RoleModel(
             "logprobs",
             policy,
             config.actor_optim,
-            derived.frozen_actor_steps(config),
+            config.algorithm.frozen_actor_steps,
             lora=lora,
             average=config.checkpoint.ema_beta if config.checkpoint.enable_ema else None,
         ),
@@ -108,9 +108,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
 def model_spec(
     config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int
 ) -> ModelSpec:
-    own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(
-        config.batch
-    )
+    own_steps = optimizer_steps - role.frozen_steps * config.batch.optimizer_steps_per_rollout
     optim = (
         None
         if role.rate is None
@@ -130,9 +128,9 @@ def model_spec(
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
         parallel=config.parallel,
         packing=derived.packs(config),
-        shares=derived.shares_prefixes(config),
+        shares=config.packing.shares_prefixes,
         streamed=role.rate is None and derived.ref_reward_streams(config),
-        kl_top_k=derived.full_kl_top_k(config),
+        kl_top_k=config.kl.full_top_k,
         kl_reference=(
             reference_path(config) if role.kind == "logprobs" and role.rate is not None else None
         ),
@@ -157,10 +155,10 @@ def run_engine_spec(
     )
     return replace(
         with_images(spec, config.vision),
-        sizes=parallel_sizes(flags),
+        sizes=flags.sizes,
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
-        adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
+        adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
         keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
         config_overrides=config.changes.model_config_overrides,
@@ -220,7 +218,7 @@ def roles_of(
         rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # none if rollouts are replayed
         critic=groups["critic"] if "critic" in wanted else None,
         reference=(
-            groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None
+            groups["actor" if adapted else "reference"] if config.kl.needs_reference else None
         ),
         reward=groups["reward"] if "reward" in wanted else None,
         adapted=adapted,
@@ -246,7 +244,7 @@ def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
     requests = role_requests(
         config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
     )
-    return [r for r in requests if r.name != ENGINES or not derived.replays(config)]
+    return [r for r in requests if r.name != ENGINES or not config.collecting.replays]
 
 
 @asynccontextmanager
@@ -308,7 +306,7 @@ async def _start(
         config.placement.rpc_timeout,
         1 if role == ENGINES else config.parallel.ranks_per_shard,
         config.debug.plugin,
-        derived.process_environment(config.placement),
+        config.placement.environment,
         LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
     )
     group = await RayGroup.create(cluster, reservation, role, settings, worker_class, *args)

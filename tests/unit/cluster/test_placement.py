@@ -8,7 +8,6 @@ from openrl.cluster.placement import Node, Slot
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.groups.placement import HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.config.places import explicit_places
 from openrl.errors import UserError
 
 
@@ -253,4 +252,4 @@ def test_roles_may_overlap_in_part():
 )
 def test_placement_that_cannot_be_read(text, reason):
     with pytest.raises(ValueError, match="^" + re.escape(reason) + "$"):
-        explicit_places(PlacementFlags(placement=text))
+        _ = PlacementFlags(placement=text).explicit_places

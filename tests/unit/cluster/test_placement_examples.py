@@ -9,7 +9,6 @@ import pytest
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.places import parallel_sizes
 from tests.flags import settle
 from tests.unit.cluster.test_placement import gpu_node
 
@@ -33,7 +32,7 @@ def test_commands_fit_two_nodes_of_eight_gpus(command):
         NODES,
     )
     assert plan.problems(NODES) == []
-    assert plan.size("vllm") * parallel_sizes(config.engine).width == len(plan.rows["vllm"])
+    assert plan.size("vllm") * config.engine.sizes.width == len(plan.rows["vllm"])
     assert all(name in str(plan.render()) for name in plan.rows)
 
 

@@ -116,10 +116,10 @@ def test_flags_of_asynchrony_without_it():
 def test_what_follows(words, ahead, running, staleness, goes_on):
     batches = "--rollout_batch_size 100 --train_batch_size 100 --micro_train_batch_size 4"
     config, _ = settle(PPOConfig, f"{GRPO} {batches} {words}")
-    assert derived.steps_ahead(config) == ahead
+    assert config.asynchrony.steps_ahead == ahead
     assert derived.prompts_running(config) == running
-    assert derived.max_staleness(config) == staleness
-    assert derived.carries_over(config) == goes_on
+    assert config.asynchrony.staleness_bound == staleness
+    assert config.asynchrony.carries_over == goes_on
 
 
 def test_all_models_share_places_and_engines_of_async_training_have_their_own():

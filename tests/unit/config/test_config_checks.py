@@ -15,7 +15,6 @@ from openrl.config import derived
 from openrl.config.commands import COMMANDS, PPOConfig, SFTConfig
 from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
-from openrl.config.places import actor_world
 from openrl.config.rules.batch import largest_divisor, nearest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import is_local, output_problems
 from openrl.errors import UserError
@@ -191,7 +190,7 @@ def test_suggested_batch_sizes_work():
 
 def test_world_size_is_asked_again_when_the_cluster_is_known():
     config = ppo(PPO)
-    assert actor_world(config.placement, config.device.device) is None
+    assert config.placement.ranks_of("actor", config.device.device) is None
     assert not list(ranks_share_a_step(config, 32))
     assert [str(p) for p in ranks_share_a_step(config, 64)] == [
         "--train_batch_size, --micro_train_batch_size: 128 samples are not a multiple of 4 * 64 "
@@ -516,15 +515,15 @@ def test_arithmetic_of_steps():
         max_epochs=3,
         num_episodes=2,
     )
-    assert derived.samples_per_step(batch) == 128
-    assert derived.optimizer_steps_per_rollout(batch) == 6
-    assert derived.total_steps(batch, 100) == 7  # 200 prompts, 32 each: 6.25
-    assert derived.total_steps(batch, 96) == 6
-    assert derived.total_optimizer_steps(batch, 100) == 42
-    assert derived.total_steps(replace(batch, max_steps=3), 100) == 3
+    assert batch.samples_per_step == 128
+    assert batch.optimizer_steps_per_rollout == 6
+    assert batch.total_steps(100) == 7  # 200 prompts, 32 each: 6.25
+    assert batch.total_steps(96) == 6
+    assert batch.total_optimizer_steps(100) == 42
+    assert replace(batch, max_steps=3).total_steps(100) == 3
     rows = SupervisedBatchFlags(train_batch_size=128, max_epochs=2)
-    assert derived.supervised_steps(rows, 1000) == 16  # 2000 rows, 128 each: 15.6
-    assert derived.supervised_steps(rows, 10) == 1
+    assert rows.total_steps(1000) == 16  # 2000 rows, 128 each: 15.6
+    assert rows.total_steps(10) == 1
 
 
 def test_models_that_a_run_needs():
@@ -535,8 +534,8 @@ def test_models_that_a_run_needs():
         " --actor_num_gpus_per_node 4"
     )
     assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
-    assert actor_world(ppo(words).placement, "auto") == 8
-    assert actor_world(ppo(PPO).placement, "cpu") == 1
+    assert ppo(words).placement.ranks_of("actor", "auto") == 8
+    assert ppo(PPO).placement.ranks_of("actor", "cpu") == 1
     assert derived.longest_sequence(ppo(PPO + " --max_new_tokens 24")) == 1048
 
 
@@ -545,7 +544,7 @@ def test_kl_is_in_the_reward_or_in_the_loss():
     assert not ppo(GRPO + " --use_kl_loss --kl_estimator k2").kl.in_reward
     assert not ppo(GRPO + " --init_kl_coef 0").kl.in_reward
     own = ppo(GRPO + " --use_kl_loss --kl_estimator k2 --kl_loss_coef 0.3")
-    assert not own.kl.in_reward and derived.needs_reference(own)
+    assert not own.kl.in_reward and own.kl.needs_reference
 
 
 @pytest.mark.parametrize(
@@ -583,28 +582,28 @@ def test_kl_is_in_the_reward_or_in_the_loss():
 )
 def test_terms_of_the_kl(words, reward, loss, controller, measured, top_k):
     config = ppo(f"{GRPO} {words}")
-    assert derived.needs_reference(config)
+    assert config.kl.needs_reference
     assert (config.kl.in_reward, config.kl.in_loss) == (reward, loss)
     assert config.kl.controlled == controller
     assert config.kl.measured_estimator == measured
-    assert derived.full_kl_top_k(config) == top_k
+    assert config.kl.full_top_k == top_k
 
 
 def test_components_suggest_and_flags_decide(monkeypatch):
-    assert derived.whiten_advantages(ppo(PPO)) and not derived.whiten_advantages(ppo(GRPO))
-    assert derived.whiten_advantages(ppo(GRPO + " --whiten_advantages"))
-    assert not derived.whiten_advantages(ppo(PPO + " --no_whiten_advantages"))
-    assert derived.loss_agg_mode(ppo(PPO)) == "token-mean"
+    assert ppo(PPO).algorithm.whitens and not ppo(GRPO).algorithm.whitens
+    assert ppo(GRPO + " --whiten_advantages").algorithm.whitens
+    assert not ppo(PPO + " --no_whiten_advantages").algorithm.whitens
+    assert ppo(PPO).algorithm.aggregation == "token-mean"
     assert (
-        derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode seq-mean-token-sum"))
+        ppo(PPO + " --loss_agg_mode seq-mean-token-sum").algorithm.aggregation
         == "seq-mean-token-sum"
     )
     suggesting = replace(
         advantage_estimators["gae"], suggests={"loss_agg_mode": "seq-mean-token-mean"}
     )
     monkeypatch.setitem(advantage_estimators._entries, "gae", suggesting)
-    assert derived.loss_agg_mode(ppo(PPO)) == "seq-mean-token-mean"
-    assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode token-mean")) == "token-mean"
+    assert ppo(PPO).algorithm.aggregation == "seq-mean-token-mean"
+    assert ppo(PPO + " --loss_agg_mode token-mean").algorithm.aggregation == "token-mean"
 
 
 # -- how a command ends ----------------------------------------------------------------------------

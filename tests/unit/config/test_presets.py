@@ -6,7 +6,7 @@ import pytest
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import estimator, reward_norm_scopes, whiten_advantages
+from openrl.config.derived import reward_norm_scopes
 from openrl.config.presets import PRESETS
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
@@ -82,7 +82,7 @@ def test_raft_trains_on_right_answers_alone(wrong):
     config, _ = settle(f"{LEAST} --algo_preset raft_pp")
     options, scopes = config.options["advantage_estimator"], reward_norm_scopes(config)
     plan = CreditPlan(
-        estimator(config), options, config.shaping, scopes, whiten_advantages(config), 1024
+        config.algorithm.estimator, options, config.shaping, scopes, config.algorithm.whitens, 1024
     )
     batch, _ = assign_credit(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())
     assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]

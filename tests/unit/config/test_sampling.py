@@ -98,7 +98,7 @@ def test_a_moved_distribution_is_no_weight(words):
 
 def test_variables_of_the_run():
     placement = ppo(f"{PPO} --system_envs NCCL_DEBUG=WARN NCCL_IB_HCA=mlx5_0=1").placement
-    assert derived.process_environment(placement) == {
+    assert placement.environment == {
         "NCCL_DEBUG": "WARN",
         "NCCL_IB_HCA": "mlx5_0=1",
     }

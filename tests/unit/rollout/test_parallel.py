@@ -3,7 +3,7 @@
 import pytest
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from openrl.config.places import ParallelSizes
+from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.parallel import check_parallel, shape_problems
 from tests.tiny import tiny_model_dir

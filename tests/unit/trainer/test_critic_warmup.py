@@ -9,7 +9,6 @@ import torch
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
-from openrl.config import derived
 from openrl.errors import UserError
 from openrl.tracking.metrics import Sum
 from openrl.trainer.launch import build_learner
@@ -82,7 +81,7 @@ def test_a_run_stops_without_finite_gradients(tmp_path):
 def test_the_actors_schedule_starts_when_it_does(tmp_path, frozen, steps):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
     models = role_models(config)
-    total = derived.total_optimizer_steps(config.batch, 80)
+    total = config.batch.total_optimizer_steps(80)
     ends = {
         role: model_spec(config, model, "cpu", total).optim.total_steps
         for role, model in models.items()

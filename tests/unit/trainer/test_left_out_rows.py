@@ -15,7 +15,6 @@ from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.policy_losses import DROOptions, PPOOptions
 from openrl.cluster.group import LocalGroup
-from openrl.config import derived
 from openrl.experience import StepCounts
 from openrl.extension_points import policy_losses
 from openrl.trainer.launch import build_learner
@@ -206,7 +205,7 @@ def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True):
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
-    assert derived.needs_reference(config) == reference
+    assert config.kl.needs_reference == reference
     roles = Roles(policy=policy, rollout=policy, reference=other if reference else None)
     learner = build_learner(config, inputs, roles)
     metrics = asyncio.run(learner.learn(groups_of(*rewards), 1, 1, no_stage))
