@@ -60,10 +60,10 @@ class ScoringAll:
     update: LossOf
 
     def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> tuple:
-        def every(micro: ExperienceBatch, *want: str) -> tuple:
+        def every(micro: ExperienceBatch, *outputs: str) -> tuple:
             scored = micro.attention_mask.clone()
             scored[:, 0] = False
-            return forward(micro.replace(loss_mask=scored), *want)
+            return forward(micro.replace(loss_mask=scored), *outputs)
 
         return self.update(every, batch, counts)
 

@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.pairs import device_option
+from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import token_logprobs
-from openrl.models.outputs import LogitTransform
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 Figures = tuple[float, dict[str, Tensor]]  # bytes, results

@@ -15,8 +15,8 @@ from openrl.cluster.group import WorkerContext
 from openrl.config.groups.placement import SleepState
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepPlan
+from openrl.models.logits import Output
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
-from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
@@ -86,13 +86,13 @@ class ModelWorker:
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
         model: ModelChoice = 0,
-        *want: Want,
+        *outputs: Output,
     ) -> dict[str, Tensor]:
         """Compute a model's output for the rows of this rank's shard. Returns it as "column", fp32
-        of shape (rows, width) or (rows,), and each output in ``want`` under its own name."""
+        of shape (rows, width) or (rows,), and each of ``outputs`` under its own name."""
         if model == "start":
-            return self.engine.columns(batch, micro_batches, *want, as_reference=True)
-        return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
+            return self.engine.columns(batch, micro_batches, *outputs, as_reference=True)
+        return [self.engine, *self.others][model].columns(batch, micro_batches, *outputs)
 
     def update(
         self,

@@ -17,12 +17,14 @@ from openrl.config.groups.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
+from openrl.models.logits import LogitTransform, Output
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
-from openrl.models.outputs import LogitTransform, Want
+from openrl.models.packing import Rows
+from openrl.models.sequence_parallel import Part
 from openrl.models.towers import language_model_at
 from openrl.models.trial import Trial
-from openrl.models.vision import Media, build_vision
+from openrl.models.vision import build_vision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -46,44 +48,28 @@ class CausalLM(HeadedModel):
                 "use another architecture",
             )
 
-    def forward(
+    def read(
         self,
-        token_ids: Tensor,
-        attention_mask: Tensor,
-        groups: Tensor | None = None,
-        scored: Tensor | None = None,
-        want: Sequence[Want] = (),
-        reference: Sequence[Tensor] = (),
-        media: Media | None = None,
+        hidden: Tensor,
+        rows: Rows,
+        part: Part,
+        outputs: Sequence[Output],
+        reference: Sequence[Tensor],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the log-probs, (b, T) fp32, and whatever else is wanted. Tokens that are not
-        scored have 0, and the output head skips them.
-
-        Args:
-            token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
-            groups: (b,) int64, equal for rows that may share a prefix; None if no rows do.
-            scored: (b, T) bool, the tokens whose figures are read; None for all.
-            reference: the batch's columns of the reference, (b, T, ...), for ``full_kl``.
-            media: for a model that sees, the tensors of all images of the rows.
-        """
-        rows = self.arranged(token_ids, attention_mask, groups, scored, media)
-        part = self.split(rows)
-        found = self.run(self.hf.base_model, part, media, want)
+        """The column holds log-probs, (b, T) fp32. The output head skips tokens that are not
+        scored."""
         predicts = part.take(shift_left(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
-            found.last_hidden_state,
+            hidden,
             part.take(shift_left(rows.token_ids)),
             predicts,
-            want,
+            outputs,
             [part.take(shift_left(rows.arranged(column)))[predicts] for column in reference],
         )
-        found_columns = {"logprobs": logprobs} | more
         columns = {
             name: rows.columns(shift_right(part.whole(column)))
-            for name, column in found_columns.items()
+            for name, column in ({"logprobs": logprobs} | more).items()
         }
-        if "balance" in want:
-            columns["balance"] = self.balance(found, part, rows, attention_mask)
         return columns.pop("logprobs"), columns
 
     @property

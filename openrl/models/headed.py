@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from openrl.models.experts import load_balancing
+from openrl.models.logits import Output
 from openrl.models.lora import Adapters
-from openrl.models.outputs import Want
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
-from openrl.models.vision import Media, Vision, axes_of, run_backbone
+from openrl.models.vision import Media, Vision
 
 
 class HeadedModel(ABC, nn.Module):
@@ -53,29 +52,53 @@ class HeadedModel(ABC, nn.Module):
         """Rename the parameters of adapters, and of what learns beside them, from this module's
         names to those of peft's files."""
 
-    def arranged(
+    @abstractmethod
+    def read(
+        self,
+        hidden: Tensor,
+        rows: Rows,
+        part: Part,
+        outputs: Sequence[Output],
+        reference: Sequence[Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the column, in at least fp32, and the further outputs of the head, from the hidden
+        states (R, s, H) of this rank's part of the rows."""
+
+    def scored(self, attention_mask: Tensor, asked: Tensor | None) -> Tensor | None:
+        """Return the tokens (b, T) whose values the column has; None for all."""
+        return asked
+
+    def forward(
         self,
         token_ids: Tensor,
         attention_mask: Tensor,
-        groups: Tensor | None,
-        scored: Tensor | None,
-        media: Media | None,
-    ) -> Rows:
-        """Arrange (b, T) tokens as the rows (R, S) that the backbone runs."""
-        axes = axes_of(self.vision, token_ids, attention_mask, media)
-        groups = groups if self.shares else None
-        return arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
+        groups: Tensor | None = None,
+        scored: Tensor | None = None,
+        outputs: Sequence[Output] = (),
+        reference: Sequence[Tensor] = (),
+        media: Media | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the model's column and, by name, the further outputs asked for.
 
-    def run(
-        self, backbone: PreTrainedModel, part: Part, media: Media | None, want: Sequence[Want]
-    ) -> Any:
-        """Return the backbone's outputs on this rank's part of the rows."""
-        routers = {"output_router_logits": True} if "balance" in want else {}
-        return run_backbone(backbone, part, self.vision, media, routers)
-
-    def balance(self, found: Any, part: Part, rows: Rows, attention_mask: Tensor) -> Tensor:
-        """Return the load-balancing loss, a scalar, from the router logits in the backbone's
-        outputs."""
-        assert self._balancing is not None  # checked before the run starts
-        logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
-        return self._balancing(logits, None if self.packing else attention_mask)
+        Args:
+            token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
+            groups: (b,) int64, equal for rows that may share a prefix; None if no rows do.
+            scored: (b, T) bool, the tokens whose values are read; the others have 0. None for all.
+            reference: the batch's columns of the reference, (b, T, ...), for ``full_kl``.
+            media: for a model that sees, the tensors of all images of the rows.
+        """
+        axes = self.vision.axes(token_ids, attention_mask, media or {}) if self.vision else None
+        groups, scored = groups if self.shares else None, self.scored(attention_mask, scored)
+        rows = arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
+        part = self.split(rows)
+        inputs = part.inputs | ({"output_router_logits": True} if "balance" in outputs else {})
+        if self.vision is None or media is None:
+            found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
+        else:
+            found = self.vision.run(part.token_ids, media, inputs)
+        column, more = self.read(found.last_hidden_state, rows, part, outputs, reference)
+        if "balance" in outputs:
+            assert self._balancing is not None  # checked before the run starts
+            logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
+            more["balance"] = self._balancing(logits, None if self.packing else attention_mask)
+        return column, more

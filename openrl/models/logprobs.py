@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import full_kl, full_kl_gradient
-from openrl.models.outputs import LogitTransform, Want, placed
+from openrl.models.logits import LogitTransform, Output, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
@@ -60,7 +60,7 @@ class LogprobHead(nn.Module):
         hidden: Tensor,
         targets: Tensor,
         predicts: Tensor,
-        want: Sequence[Want] = (),
+        outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
@@ -76,18 +76,20 @@ class LogprobHead(nn.Module):
             reference: columns of the reference for the N predicted tokens, (N, ...).
         """
         states = hidden[predicts]
-        of_reference = distributions(reference, self.reference_head) if "full_kl" in want else None
+        of_reference = (
+            distributions(reference, self.reference_head) if "full_kl" in outputs else None
+        )
         args = (states, self.weight, self.bias)
         logprobs, entropies, kl = token_logprobs(
             *args,
             targets[predicts],
             self.transform,
             self.chunk_size,
-            "entropy" in want,
+            "entropy" in outputs,
             of_reference,
         )
         found = {"entropy": entropies, "full_kl": kl}
-        if "reference" in want:
+        if "reference" in outputs:
             found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
         return placed(logprobs, predicts), {
             n: placed(c, predicts) for n, c in found.items() if c is not None

@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
-from openrl.models.outputs import placed
+from openrl.models.logits import placed
 from openrl.models.trial import Trial
 
 # other kinds of layers count tokens from the start of the whole packed row

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import reference_support
-from openrl.models.outputs import LogitTransform
+from openrl.models.logits import LogitTransform
 
 Distributions = Callable[[slice], tuple[Tensor | None, Tensor]]
 """For N tokens: a slice of them -> the arguments ``ids`` and ``ref_logprobs`` of ``full_kl``."""

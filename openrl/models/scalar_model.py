@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
@@ -17,11 +17,12 @@ from openrl.config.groups.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.models.headed import HeadedModel
+from openrl.models.logits import placed
 from openrl.models.logprobs import shift_left, shift_right
 from openrl.models.lora import peft_name
-from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows
-from openrl.models.vision import Media, build_vision
+from openrl.models.sequence_parallel import Part
+from openrl.models.vision import build_vision
 
 HEAD_FIELD = "value_head_prefix"  # field in the config.json of a saved scalar model
 
@@ -45,25 +46,12 @@ class ScalarModel(HeadedModel):
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(
-        self,
-        rows: Rows,
-        asked: Tensor,
-        attention_mask: Tensor,
-        media: Media | None,
-        want: Sequence[Want] = (),
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def scalars(self, hidden: Tensor, part: Part, asked: Tensor) -> Tensor:
         """Return the head's output, (R, S) in at least fp32, at the tokens ``asked`` (R, S) bool
-        and 0 at the others; also "balance" if wanted."""
-        part = self.split(rows)
-        found = self.run(self.hf, part, media, want)
+        and 0 at the others."""
         own = part.take(asked)
-        column = self.head(found.last_hidden_state[own])[..., 0]
-        column = placed(column.to(torch.promote_types(column.dtype, torch.float32)), own)
-        scalars = part.whole(column)
-        if "balance" not in want:
-            return scalars, {}
-        return scalars, {"balance": self.balance(found, part, rows, attention_mask)}
+        column = self.head(hidden[own])[..., 0]
+        return part.whole(placed(column.to(torch.promote_types(column.dtype, torch.float32)), own))
 
     @property
     def adapted_modules(self) -> list[str]:  # type: ignore[override]
@@ -102,42 +90,29 @@ class FullPrecisionLinear(nn.Linear):
 
 
 class ValueModel(ScalarModel):
-    def forward(
-        self,
-        token_ids: Tensor,
-        attention_mask: Tensor,
-        groups: Tensor | None = None,
-        scored: Tensor | None = None,
-        media: Media | None = None,
+    def read(
+        self, hidden: Tensor, rows: Rows, part: Part, *others: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return values, (b, T) fp32. Index t holds V of the state *before* token t was sampled,
-        which the hidden state at t-1 describes. Values are 0 at index 0, on padding, and where
-        ``scored`` (b, T) bool is False."""
-        rows = self.arranged(token_ids, attention_mask, groups, scored, media)
-        scalars, _ = self.scalars(rows, shift_left(rows.predicted), attention_mask, media)
+        """The column holds values, (b, T) fp32. Index t holds V of the state *before* token t was
+        sampled, which the hidden state at t-1 describes. Values are 0 at index 0 and on padding."""
+        scalars = self.scalars(hidden, part, shift_left(rows.predicted))
         return rows.columns(shift_right(scalars)), {}
 
 
 class RewardModel(ScalarModel):
     mean, std = 0.0, 1.0  # of its rewards; set if they are to be normalised
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        attention_mask: Tensor,
-        groups: Tensor | None = None,
-        scored: Tensor | None = None,
-        want: Sequence[Want] = (),
-        reference: Sequence[Tensor] = (),
-        media: Media | None = None,
+    def scored(self, attention_mask: Tensor, asked: Tensor | None) -> Tensor:
+        """Return the last real token of each row."""
+        return one_hot(attention_mask.sum(-1) - 1, attention_mask.shape[1]).bool()
+
+    def read(
+        self, hidden: Tensor, rows: Rows, part: Part, *others: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided
-        by ``std``; also "balance" if wanted."""
-        rows = self.arranged(token_ids, attention_mask, groups, None, media)
-        last = attention_mask.sum(-1, keepdim=True) - 1
-        every = torch.ones_like(rows.predicted)
-        scalars, more = self.scalars(rows, every, attention_mask, media, want)
-        return (rows.columns(scalars).gather(1, last)[:, 0] - self.mean) / self.std, more
+        """The column holds rewards, (b,) fp32: the scalar at the last real token of each row, minus
+        ``mean``, divided by ``std``."""
+        scalars = self.scalars(hidden, part, torch.ones_like(rows.predicted))
+        return (rows.columns(scalars).sum(1) - self.mean) / self.std, {}
 
 
 def load_scalar_model(

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from openrl.config.groups.vision import VisionFlags
-from openrl.models.sequence_parallel import Part
 from openrl.models.stopwatch import Stopwatch
 from openrl.models.towers import tower_parameters
 from openrl.types import PlacedImage
@@ -103,27 +102,6 @@ class Vision:
         nothing = sum(tensor.sum() for tensor in _tensors(seen)) * 0.0
         found.last_hidden_state = found.last_hidden_state + nothing
         return found
-
-
-def axes_of(
-    vision: Vision | None, token_ids: Tensor, attention_mask: Tensor, media: Media | None
-) -> Tensor | None:
-    """Return the positions (3, b, T) if the model needs them, else None."""
-    return vision.axes(token_ids, attention_mask, media or {}) if vision else None
-
-
-def run_backbone(
-    backbone: PreTrainedModel,
-    part: Part,
-    vision: Vision | None,
-    media: Media | None,
-    wanted: dict[str, Any],
-) -> Any:
-    """Return the backbone's outputs for its part of the rows and their images."""
-    inputs = part.inputs | wanted
-    if vision is None or media is None:
-        return backbone(input_ids=part.token_ids, use_cache=False, **inputs)
-    return vision.run(part.token_ids, media, inputs)
 
 
 def _blank() -> Any:

@@ -22,7 +22,7 @@ from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
-from openrl.models.outputs import Want
+from openrl.models.logits import Output
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
@@ -162,7 +162,7 @@ class DeepSpeedEngine:
         self,
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
-        *want: Want,
+        *outputs: Output,
         as_reference: bool = False,
     ) -> dict[str, Tensor]:
         self.model.eval()
@@ -173,7 +173,7 @@ class DeepSpeedEngine:
                 if as_reference and self.model.adapters
                 else nullcontext()
             ):
-                column, more = self._run(batch.select(rows), *want)
+                column, more = self._run(batch.select(rows), *outputs)
             for name, result in ({"column": column.float()} | more).items():
                 if name not in found:
                     shape = batch.token_ids.shape[: result.dim()] + result.shape[2:]
@@ -190,14 +190,11 @@ class DeepSpeedEngine:
         attention_mask, (b, T) each, optionally followed by group ids (b,)."""
         return self._engine(*(column.to(self.device) for column in tokens))[0]
 
-    def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, batch: ExperienceBatch, *outputs: Output) -> tuple[Tensor, dict[str, Tensor]]:
         columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [column.to(self.device) for column in columns]
-        media = self._media(batch)
-        if not want:
-            return self._engine(*tokens, media=media)
-        reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []
-        return self._engine(*tokens, want, reference, media)
+        reference = [c.to(self.device) for c in batch.reference] if "full_kl" in outputs else []
+        return self._engine(*tokens, outputs, reference, self._media(batch))
 
     def _media(self, batch: ExperienceBatch) -> dict[str, Tensor] | None:
         """Return the images of a micro-batch as tensors; None for a text model."""

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from openrl.config.groups.placement import SleepState
 from openrl.experience import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
-from openrl.models.outputs import Want
+from openrl.models.logits import Output
 from openrl.tracking.metrics import Metric
 from openrl.training.state import WHOLE, StateParts
 
 
 class Forward(Protocol):
-    """Runs the model on one micro-batch with gradient. Returns its column, and the outputs in
-    ``want`` by name."""
+    """Runs the model on one micro-batch with gradient. Returns its column, and further outputs by
+    name."""
 
-    def __call__(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def __call__(
+        self, batch: ExperienceBatch, *outputs: Output
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 LossOf = Callable[[Forward, ExperienceBatch, StepCounts], tuple[Tensor, dict[str, Metric]]]
@@ -65,10 +67,10 @@ class TrainEngine(Protocol):
         self,
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
-        *want: Want,
+        *outputs: Output,
         as_reference: bool = False,
     ) -> dict[str, Tensor]:
-        """Compute the column of ``forward``, returned as "column", and the outputs in ``want``,
+        """Compute the column of ``forward``, returned as "column", and the further outputs,
         each (B, T, ...) under its own name."""
 
     def train_step(

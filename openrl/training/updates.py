@@ -17,7 +17,7 @@ from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts
 from openrl.extension_points import policy_losses
-from openrl.models.outputs import Want
+from openrl.models.logits import Output
 from openrl.tracking.metrics import Max, Mean, Metric
 from openrl.training.engine import Forward, LossOf
 
@@ -61,10 +61,10 @@ class PolicyUpdate:
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
-        want: tuple[Want, ...] = (
+        outputs: tuple[Output, ...] = (
             ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
         )
-        logprobs, more = forward(batch, *want)
+        logprobs, more = forward(batch, *outputs)
         entropies = more["entropy"]
         if not self.entropy_coef:
             entropies = entropies.detach()  # frees the activations that its gradient would need
@@ -195,8 +195,10 @@ class BalancedUpdate:
     ) -> tuple[Tensor, dict[str, Metric]]:
         balances: list[Tensor] = []
 
-        def and_balance(batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-            column, more = forward(batch, *want, "balance")
+        def and_balance(
+            batch: ExperienceBatch, *outputs: Output
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            column, more = forward(batch, *outputs, "balance")
             balances.append(more["balance"])
             return column, more
 

@@ -7,8 +7,8 @@ import torch
 from transformers.utils import is_flash_attn_2_available
 
 from openrl.experience import StepPlan
+from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import token_logprobs
-from openrl.models.outputs import LogitTransform
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate

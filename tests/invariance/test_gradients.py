@@ -248,10 +248,10 @@ def gradients(
     return result / ranks
 
 
-def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
+def run(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = (micro.token_ids, micro.attention_mask, micro.group_ids, micro.loss_mask)
-    if want:
-        return model(*tokens, want, micro.reference if "full_kl" in want else ())
+    if outputs:
+        return model(*tokens, outputs, micro.reference if "full_kl" in outputs else ())
     return model(*tokens)
 
 
@@ -321,11 +321,11 @@ def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case)
     assert_same_gradient(torch.cat([own, two_ranks[f"flat {case}"]]), all_rows)
 
 
-def run_on_all(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
+def run_on_all(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str, Tensor]]:
     """As ``run``, with every token scored."""
     every = micro.attention_mask.clone()
     every[:, 0] = False
-    return run(model, micro.replace(loss_mask=every), *want)
+    return run(model, micro.replace(loss_mask=every), *outputs)
 
 
 @pytest.mark.parametrize("how", [PADDED, PACKED, SHARED])

@@ -104,9 +104,9 @@ def gradients(model, update, batch: ExperienceBatch, ranks: int, rank: int) -> T
     return result / ranks
 
 
-def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
+def run(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = (micro.token_ids, micro.attention_mask)
-    wanted = {"want": want} if want else {}
+    wanted = {"outputs": outputs} if outputs else {}
     media = model.vision.read(micro.images)
     return model(*tokens, scored=micro.loss_mask, media=media, **wanted)
 

@@ -21,7 +21,7 @@ from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.model import Dtype
 from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
-from openrl.models.outputs import Want
+from openrl.models.logits import Output
 from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import Credit
@@ -52,7 +52,7 @@ class ColumnRequest:
     name: str
     group: WorkerGroup | None  # None: the run has no such model
     model: ModelChoice = 0
-    also: tuple[Want, ...] = ()  # further outputs, under their own names
+    also: tuple[Output, ...] = ()  # further outputs, under their own names
     rows: Tensor | None = None  # (B,) bool, rows that need the column; None: all
 
 
@@ -178,7 +178,7 @@ class Learner:
         ``rows`` (B,) bool, the log-probs of the reference and of the policy before its update.
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
-        of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
+        of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),

@@ -23,7 +23,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.experience import ExperienceBatch, StepPlan
-from openrl.models.outputs import Want
+from openrl.models.logits import Output
 from openrl.tracking.metrics import Mean, Metric, merge_all
 from openrl.trainer.learning.nonfinite import Reports
 from openrl.training.engine import LossOf
@@ -85,17 +85,17 @@ async def columns_of_rows(
     batch: ExperienceBatch,
     spec: BatchingSpec,
     model: ModelChoice,
-    *want: Want,
+    *outputs: Output,
     only: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Run a forward-only pass. Returns the column of ``forward_rows`` as "column" and the outputs
-    in ``want``, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
+    """Run a forward-only pass. Returns the column of ``forward_rows`` as "column" and the further
+    outputs, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
     computed and hold 0."""
     rows = None if only is None else only.nonzero()[:, 0].tolist()
     split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
     ranks = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter(
-        "columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks]
+        "columns", [(batch.select(rows), micro, model, *outputs) for rows, micro in ranks]
     )
     shape = batch.loss_mask.shape
     return {

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.logprob_memory import measure
+from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right, token_logprobs
-from openrl.models.outputs import LogitTransform
 from openrl.models.reference import FrozenHead, distributions, reference_columns
 
 TRANSFORMS = [

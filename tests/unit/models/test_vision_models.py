@@ -115,7 +115,7 @@ def test_values_see_the_images(checkpoint, rows):
 def gradients(model, rows, shown):
     model.zero_grad()
     ids, mask = padded(rows)
-    logprobs, more = model(ids, mask, want=("entropy",), media=model.vision.read(shown))
+    logprobs, more = model(ids, mask, outputs=("entropy",), media=model.vision.read(shown))
     (logprobs[:, -3:].sum() + more["entropy"][:, -3:].sum()).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 

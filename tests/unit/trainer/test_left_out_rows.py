@@ -129,7 +129,7 @@ def test_losses_of_a_step_count_the_rows_left_out():
     advantages = torch.tensor([1.0, 0.0, 3.0, 0.0])[:, None].expand(4, 3)
     batch = outcome_batch([0.0] * 4, [0] * 4, advantages=advantages)
 
-    def forward(micro, *want):
+    def forward(micro, *outputs):
         return torch.zeros(micro.loss_mask.shape), {"entropy": torch.ones(micro.loss_mask.shape)}
 
     def measured(rows, counts):
@@ -160,7 +160,7 @@ class Recorder:
     def __init__(self, context):
         self.scored, self.trained = [], []
 
-    def columns(self, batch, micro_batches, model, *want):
+    def columns(self, batch, micro_batches, model, *outputs):
         self.scored += [
             int(batch.token_ids[r, 0]) for rows in micro_batches for r in rows if r >= 0
         ]

@@ -29,7 +29,7 @@ def loss_and_gradient(**changes):
     logprobs = torch.full(shape, LOGPROB, requires_grad=True)
     entropies = torch.full(shape, ENTROPY) * (logprobs / LOGPROB)  # so that a gradient can be seen
 
-    def forward(micro, *want):
+    def forward(micro, *outputs):
         return logprobs, {"entropy": entropies}
 
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", **changes)
@@ -49,8 +49,8 @@ def test_the_load_balancing_loss_counts_by_trained_tokens(tokens, dp_size):
         torch.tensor(3.0, requires_grad=True),
     )
 
-    def forward(micro, *want):
-        assert want == ("entropy", "balance")
+    def forward(micro, *outputs):
+        assert outputs == ("entropy", "balance")
         return logprobs, {"entropy": torch.zeros_like(logprobs), "balance": balance}
 
     counts = StepCounts(tokens, trajectories=2, dp_size=dp_size)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Want = Literal["entropy", "full_kl", "reference", "balance"]
+Output = Literal["entropy", "full_kl", "reference", "balance"]
 """Names of what a caller may ask for:
 
 entropy    (b, T) of the distribution that each token was drawn from, in nats
