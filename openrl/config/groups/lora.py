@@ -53,7 +53,7 @@ class LoRAFlags(AdapterFlags):
         if self.lora_adapter_path is None:
             return self.lora_rank
         path = Path(self.lora_adapter_path).expanduser() / "adapter_config.json"
-        # an adapter on the Hub counts as rank 16; peft reads the true rank when it loads the adapter
+        # an adapter on the Hub counts as rank 16; peft reads the true rank when it loads it
         return json.loads(path.read_text())["r"] if path.is_file() else 16
 
     @property

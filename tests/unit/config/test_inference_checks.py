@@ -57,7 +57,7 @@ def test_what_is_right_passes(line):
         ("serve_rm", "nothing to serve"),
         (
             "serve_rm --reward_pretrain a/b --reward_funcs number",
-            "--reward_pretrain, --reward_funcs: a server can have only one kind",
+            "--reward_funcs, --reward_pretrain: a server can have only one kind",
         ),
         ("serve_rm --reward_pretrain a/b,c/d", "a server can have only one model"),
         (
