@@ -165,13 +165,13 @@ class TorchLoop:
         matrices = [p for p in self.policy.parameters() if p.dim() > 1]
         vectors = [p for p in self.policy.parameters() if p.dim() <= 1]
         groups = [
-            {"params": matrices, "weight_decay": optim.weight_decay},
+            {"params": matrices, "weight_decay": optim.flags.l2},
             {"params": vectors, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
-            groups, lr=optim.learning_rate, betas=optim.betas, fused=True
+            groups, lr=optim.learning_rate, betas=optim.flags.adam_betas, fused=True
         )
-        self.max_norm = optim.max_norm
+        self.max_norm = optim.flags.max_norm
 
     def step(self, work: TrainWork) -> Training:
         start = time.perf_counter()

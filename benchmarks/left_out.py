@@ -31,6 +31,7 @@ from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
@@ -43,12 +44,7 @@ ANSWERS = 8
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")
 OPTIM = OptimSpec(
     learning_rate=0.0,  # every step starts from the same weights
-    scheduler="constant",
-    warmup_steps=0,
-    min_lr_ratio=0.1,
-    weight_decay=0.0,
-    betas=(0.9, 0.95),
-    max_norm=1.0,
+    flags=OptimizerFlags(lr_scheduler="constant", l2=0.0),
     total_steps=1000,
 )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags, ModelFlags
+from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.config.groups.vision import VisionFlags
 from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import EngineKind, ModelSpec
@@ -66,18 +67,12 @@ def counts_of(batch: ExperienceBatch, dp_size: int = 1) -> StepCounts:
     return StepCounts(int(batch.loss_mask.sum()), int(batch.loss_mask.any(-1).sum()), dp_size)
 
 
-def optim_spec(**changes: object) -> OptimSpec:
-    fields = {
-        "learning_rate": 1e-2,
-        "scheduler": "cosine_with_min_lr",
-        "warmup_steps": 0,
-        "min_lr_ratio": 0.1,
-        "weight_decay": 0.1,
-        "betas": (0.9, 0.95),
-        "max_norm": 1.0,
-        "total_steps": 8,
-    }
-    return OptimSpec(**(fields | changes))  # type: ignore[arg-type]
+def optim_spec(
+    learning_rate: float = 1e-2, average: float | None = None, **flags: object
+) -> OptimSpec:
+    """Eight steps from ``learning_rate`` on; ``flags`` are those of OptimizerFlags."""
+    fields = {"lr_warmup_steps": 0, "l2": 0.1, "adam_betas": (0.9, 0.95)} | flags
+    return OptimSpec(learning_rate, OptimizerFlags(**fields), 8, average)  # type: ignore[arg-type]
 
 
 def engine_spec(

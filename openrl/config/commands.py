@@ -70,10 +70,10 @@ from openrl.config.groups.reward import RewardFlags, RewardSourceFlags
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.groups.rollout_engine import (
-    BatchEngineFlags,
     ChosenEngineFlags,
     CollectFlags,
     EngineFlags,
+    OneEngineFlags,
 )
 from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
@@ -224,7 +224,7 @@ class BatchInferenceConfig:
     templates: TemplateFlags = part(TemplateFlags)
     vision: ImageFlags = part(ImageFlags)
     device: DeviceFlags = part(DeviceFlags)
-    engine: BatchEngineFlags = part(BatchEngineFlags, only_if=given("eval_task", "generate_vllm"))
+    engine: OneEngineFlags = part(OneEngineFlags, only_if=given("eval_task", "generate_vllm"))
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
     batch: InferenceBatchFlags = part(InferenceBatchFlags)
     rm: RewardModelFlags = part(RewardModelFlags)

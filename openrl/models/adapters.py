@@ -33,15 +33,14 @@ def merge_adapter(
     None.
 
     The sum is computed in fp32 and rounded once, to --param_dtype. The directory appears whole or
-    not at all. Raises UserError if the adapter does not fit the base or ``output`` is not empty.
+    not at all. Raises UserError if the adapter does not fit the base.
     """
-    require_empty(output)
     exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
-    model = (
-        _causal_lm(base, exact)
-        if head_prefix is None
-        else _reward_model(base, adapter, exact, head_prefix)
-    )
+    if head_prefix is None:
+        kind = language_model_at(base, flags.trust_remote_code)
+        model = load_pretrained(kind, base, Loading(exact, "cpu"))
+    else:
+        model = _reward_model(base, adapter, exact, head_prefix)
     merged = _apply(model, adapter, base).to(DTYPES[flags.param_dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=flags.trust_remote_code)
     aside = output.with_name(f".{output.name}.{os.getpid()}")
@@ -52,20 +51,6 @@ def merge_adapter(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return merged
-
-
-def require_empty(output: Path) -> None:
-    """Raise UserError if ``output`` exists and is not an empty directory."""
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(
-            f"--output_path: {output} exists and is not an empty directory", "another --output_path"
-        )
-
-
-def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
-    return load_pretrained(
-        language_model_at(base, flags.trust_remote_code), base, Loading(flags, "cpu")
-    )
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
@@ -83,7 +68,7 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
     if weight is not None:
         with torch.no_grad():
             model.get_submodule(HEAD).weight.copy_(weight)
-    elif not any(f"{HEAD}." in key for key in _stored(adapter)):
+    elif not any(f"{HEAD}." in key for key in load_peft_weights(adapter, device="cpu")):
         raise UserError(
             f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is not a"
             " reward model",
@@ -96,7 +81,7 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
     """Return the model with the adapter's deltas added. Raises UserError unless every stored tensor
     has its place in the model."""
-    stored = _stored(adapter)
+    stored = load_peft_weights(adapter, device="cpu")
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
     # wrong sizes, unknown target modules, unknown kinds of adapter
@@ -114,12 +99,3 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
             "the base it was trained on",
         )
     return with_adapter.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
-
-
-def _stored(adapter: str) -> dict[str, torch.Tensor]:
-    """Return the adapter's tensors. Raises UserError if there is no adapter."""
-    if not (Path(adapter) / "adapter_config.json").is_file():
-        raise UserError(
-            f"--lora_path: {adapter} holds no adapter_config.json", "a directory that peft saved"
-        )
-    return load_peft_weights(adapter, device="cpu")

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import ErrorCollector, UserError
-from openrl.models.towers import language_model_class
+from openrl.models.towers import empty_model
 
 OWN_FLAGS = {
     "dtype": "--param_dtype",
@@ -36,8 +35,8 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
     config, not its weights."""
     if changes == ModelChangeFlags():
         return
-    remote = {"trust_remote_code": trust_remote_code}
-    config, collector = AutoConfig.from_pretrained(path, **remote), ErrorCollector()
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    collector = ErrorCollector()
     for name in changes.model_config_overrides:
         with collector:
             _check_field(path, config, name)
@@ -48,11 +47,8 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
             raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
     with collector:
         if changes.freeze_modules is not None:
-            with torch.device("meta"):
-                model = language_model_class(config).from_config(config, **remote)
-            frozen_names(
-                path, (name for name, _ in model.named_parameters()), changes.freeze_modules
-            )
+            names = (name for name, _ in empty_model(config, trust_remote_code).named_parameters())
+            frozen_names(path, names, changes.freeze_modules)
     collector.raise_all()
 
 

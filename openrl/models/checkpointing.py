@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openrl.config.groups.deepspeed import RecomputeFlags
 from openrl.errors import UserError
-from openrl.models.towers import language_model_class
+from openrl.models.towers import empty_model
 
 Method = Literal["uniform", "block", "selective", "moe"]
 
@@ -62,11 +62,7 @@ def check_recompute(path: str, flags: RecomputeFlags, trust_remote_code: bool) -
     """Raise UserError if ``recompute`` would for the model at ``path``; reads only its config."""
     if flags.gradient_checkpointing and flags.gradient_checkpointing_method in PARTS:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
-            model = language_model_class(config).from_config(
-                config, trust_remote_code=trust_remote_code
-            )
-        recompute(model, flags.gradient_checkpointing_method)
+        recompute(empty_model(config, trust_remote_code), flags.gradient_checkpointing_method)
 
 
 def _recompute(part: nn.Module) -> None:

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from openrl.config.groups.lora import LoRAFlags
 from openrl.errors import UserError
 from openrl.lazy import peft
-from openrl.models.towers import language_model_class, tower_modules
+from openrl.models.towers import empty_model, tower_modules
 
 PLAIN = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
@@ -165,10 +165,9 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
+    settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    hf = empty_model(settings, trust_remote_code)
     with torch.device("meta"):
-        settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
-        kind = language_model_class(settings)
-        hf = kind.from_config(settings, trust_remote_code=trust_remote_code)
         config = _new_config(flags, hf) if given is None else _read_config(given)
         _inject(config, hf, TRAINED, flags)
 

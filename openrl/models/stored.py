@@ -9,11 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from openrl.errors import UserError
-from openrl.models.towers import language_model_class
+from openrl.models.towers import empty_model
 
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 INDEX = "model.safetensors.index.json"
@@ -105,8 +104,7 @@ def check_language_model(
     try:
         for name, value in overrides.items():
             setattr(config, name, value)
-        with torch.device("meta"):
-            model = language_model_class(config).from_config(config)
+        model = empty_model(config, trust_remote_code)
     except Exception as error:  # classes of models raise anything
         what = f"--model_config_overrides do not fit {path}" if overrides else f"{path}: no model"
         raise UserError(

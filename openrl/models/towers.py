@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -21,6 +22,12 @@ from openrl.vision.processor import sees
 def language_model_class(config: PretrainedConfig) -> Any:
     """Return the class of transformers that loads a model with its output head."""
     return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+
+
+def empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    """Return a language model whose weights have shapes but no memory."""
+    with torch.device("meta"):
+        return language_model_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def language_model_at(path: str, trust_remote_code: bool) -> Any:

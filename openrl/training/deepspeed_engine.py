@@ -102,9 +102,9 @@ class DeepSpeedEngine:
             adapters is not None and adapters.config.lora_dropout > 0
         )
         self._inner = build_optimizer(self.model, optim)
-        low_masters = optim.optimizer == "adamw_bf16"
+        low_masters = optim.flags.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
-        facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
+        facts = self._facts(0.0 if self._clips_itself else optim.flags.max_norm, low_masters)
         self._engine = self._initialized(deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
             # the all-reduce would copy all gradients back and forth even for a single rank
@@ -250,7 +250,7 @@ class DeepSpeedEngine:
         step was skipped."""
         assert self.optim is not None
         if self._clips_itself:
-            norm = clip_and_measure(self.model, self.optim.max_norm)
+            norm = clip_and_measure(self.model, self.optim.flags.max_norm)
             if not math.isfinite(norm):
                 self._engine.zero_grad()
                 return norm

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags, OptimizerName
+from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.training.bf16_adamw import BF16AdamW
 
 
@@ -23,65 +23,41 @@ class OptimSpec:
     """How one role is optimised. The schedule ends after ``total_steps`` optimizer steps."""
 
     learning_rate: float
-    scheduler: str
-    warmup_steps: int
-    min_lr_ratio: float
-    weight_decay: float
-    betas: tuple[float, float]
-    max_norm: float
+    flags: OptimizerFlags
     total_steps: int
-    optimizer: OptimizerName = "adamw"
     # beta of a moving average of the weights, which is then exported; None: no average
     average: float | None = None
 
-    @classmethod
-    def from_flags(
-        cls,
-        rate: LearningRateFlags,
-        optim: OptimizerFlags,
-        total_steps: int,
-        average: float | None = None,
-    ) -> OptimSpec:
-        return cls(
-            rate.learning_rate,
-            optim.lr_scheduler,
-            (
-                math.ceil(optim.lr_warmup_ratio * total_steps)
-                if optim.lr_warmup_steps is None
-                else optim.lr_warmup_steps
-            ),
-            optim.min_lr_ratio,
-            optim.l2,
-            optim.adam_betas,
-            optim.max_norm,
-            total_steps,
-            optim.optimizer,
-            average,
-        )
+    @property
+    def warmup_steps(self) -> int:
+        given = self.flags.lr_warmup_steps
+        return math.ceil(self.flags.lr_warmup_ratio * self.total_steps) if given is None else given
 
 
 def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
-    """Build the optimizer ``spec.optimizer`` over the trainable parameters.
+    """Build the optimizer --optimizer over the trainable parameters.
 
     Weight decay acts on matrices only, not on biases, norms and other vectors, as in the GPT-3
     recipe."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for_muon = {
-        id(p) for name, p in named if spec.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)
+        id(p)
+        for name, p in named
+        if spec.flags.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)
     }
     trainable = [p for _, p in named if id(p) not in for_muon]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": spec.flags.l2},
         {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [g for g in groups if g["params"]]
-    match spec.optimizer:
+    match spec.flags.optimizer:
         case "adamw_bf16":
-            return BF16AdamW(groups, spec.learning_rate, spec.betas)
+            return BF16AdamW(groups, spec.learning_rate, spec.flags.adam_betas)
         case "adamw_8bit":
             from bitsandbytes.optim import AdamW8bit  # the import searches for GPU libraries
 
-            return AdamW8bit(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8)
+            return AdamW8bit(groups, lr=spec.learning_rate, betas=spec.flags.adam_betas, eps=1e-8)
         case "muon" if for_muon:
             return MuonAndAdamW([p for _, p in named if id(p) in for_muon], groups, spec)
     return _adamw(groups, spec)
@@ -89,7 +65,7 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
 
 def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:
     """Build torch's fused AdamW, which takes a single pass over memory, also on a CPU."""
-    return AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8, fused=True)
+    return AdamW(groups, lr=spec.learning_rate, betas=spec.flags.adam_betas, eps=1e-8, fused=True)
 
 
 def in_a_layer(name: str) -> bool:
@@ -108,7 +84,7 @@ class MuonAndAdamW(Optimizer):
     def __init__(
         self, matrices: list[nn.Parameter], rest: list[dict[str, Any]], spec: OptimSpec
     ) -> None:
-        rate, decay = spec.learning_rate, spec.weight_decay
+        rate, decay = spec.learning_rate, spec.flags.l2
         muon = Muon(
             matrices, lr=rate, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
         )
@@ -124,23 +100,23 @@ class MuonAndAdamW(Optimizer):
 
 
 def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
-    """Build the schedule ``spec.scheduler``. Step it once after each optimizer step."""
+    """Build the schedule --lr_scheduler. Step it once after each optimizer step."""
     from transformers import get_scheduler  # the import loads peft
 
     extra: dict[str, dict[str, Any]] = {
-        "cosine_with_min_lr": {"min_lr_rate": spec.min_lr_ratio},
+        "cosine_with_min_lr": {"min_lr_rate": spec.flags.min_lr_ratio},
         "warmup_stable_decay": {
             "num_decay_steps": max((spec.total_steps - spec.warmup_steps) // 10, 1),
-            "min_lr_ratio": spec.min_lr_ratio,
+            "min_lr_ratio": spec.flags.min_lr_ratio,
         },
         "polynomial": {"lr_end": 0.0},
     }
     return get_scheduler(
-        spec.scheduler,
+        spec.flags.lr_scheduler,
         optimizer,
         num_warmup_steps=spec.warmup_steps,
         num_training_steps=spec.total_steps,
-        scheduler_specific_kwargs=extra.get(spec.scheduler),
+        scheduler_specific_kwargs=extra.get(spec.flags.lr_scheduler),
     )
 
 

@@ -119,7 +119,7 @@ def test_a_dense_model_has_no_experts_to_recompute(checkpoint):
 def test_frozen_parameters_stay_and_the_others_learn(tmp_path, checkpoint, batch, kind, stage):
     changes = ModelChangeFlags(freeze_modules=r"embed_tokens|model\.layers\.0\.")
     spec = engine_spec(
-        checkpoint, kind, zero_stage=stage, optim=optim_spec(weight_decay=0.5), changes=changes
+        checkpoint, kind, zero_stage=stage, optim=optim_spec(l2=0.5), changes=changes
     )
     update = SupervisedUpdate() if kind == "logprobs" else ValueUpdate(0.0, "token-mean")
     found, start = trained(spec, batch, update), load_file(checkpoint / "model.safetensors")

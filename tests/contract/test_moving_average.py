@@ -112,7 +112,7 @@ def test_an_average_cannot_join_halfway(tmp_path, checkpoint):
 def test_weights_alone_start_the_optimizer_anew(tmp_path, checkpoint, batch, stage):
     """As a new engine over the weights that were saved: first step of Adam, first rate of the
     schedule."""
-    spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(scheduler="linear"))
+    spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(lr_scheduler="linear"))
     engine = build_engine(spec)
     step(engine, batch)
     small, whole = tmp_path / "small", tmp_path / "whole"
@@ -123,7 +123,7 @@ def test_weights_alone_start_the_optimizer_anew(tmp_path, checkpoint, batch, sta
 
     engine.export(tmp_path / "export")
     expected = build_engine(
-        engine_spec(tmp_path / "export", zero_stage=stage, optim=optim_spec(scheduler="linear"))
+        engine_spec(tmp_path / "export", zero_stage=stage, optim=optim_spec(lr_scheduler="linear"))
     )
     first = step(expected, batch)
     for directory in (small, whole):

@@ -119,7 +119,7 @@ def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(
 ):
     """Bias correction makes the first update lr * g / |g|, whatever the gradient's size and
     type."""
-    spec = optim_spec(learning_rate=1e-3, weight_decay=0.0)
+    spec = optim_spec(learning_rate=1e-3, l2=0.0)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=spec))
     engine.save(tmp_path / "before")
     engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
@@ -168,7 +168,7 @@ def test_adamw_bf16_keeps_nothing_in_fp32_and_starts_with_step_one(
     tmp_path, checkpoint, batch, stage
 ):
     """Weight and compensation together move by the learning rate, as the masters of Adam do."""
-    optim = optim_spec(optimizer="adamw_bf16", learning_rate=1e-3, weight_decay=0.0)
+    optim = optim_spec(optimizer="adamw_bf16", learning_rate=1e-3, l2=0.0)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim))
     engine.save(tmp_path / "before")
     engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
@@ -593,7 +593,7 @@ def test_dummy_rows_change_nothing(checkpoint, batch):
 
 
 def test_a_step_of_dummies_alone_moves_nothing(checkpoint, batch):
-    engine = build_engine(engine_spec(checkpoint, optim=optim_spec(weight_decay=0.0)))
+    engine = build_engine(engine_spec(checkpoint, optim=optim_spec(l2=0.0)))
     before = weights(engine)
     metrics = engine.train_step(
         batch, StepPlan([[-1, -1]], StepCounts(0, 0, 1)), SupervisedUpdate()

@@ -33,7 +33,7 @@ class OneEngineFlags:
     """Settings of one engine, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(
-        1, "GPUs over which one engine splits each layer.", bounds="> 0"
+        1, "GPUs over which one engine splits each layer.", bounds="> 0", alias=("tp_size",)
     )
     vllm_gpu_memory_utilization: float | None = flag(
         None,
@@ -45,6 +45,7 @@ class OneEngineFlags:
         None,
         "Most sequences that one engine decodes at a time. None: vLLM's default.",
         bounds="> 0",
+        alias=("max_num_seqs",),
         only_if=absent("full_determinism"),
     )
     vllm_max_num_batched_tokens: int | None = flag(
@@ -194,17 +195,3 @@ class CollectFlags:
     def replays(self) -> bool:
         """Whether scored rollouts come from files; there are no engines then."""
         return self.rollout_replay_dir is not None
-
-
-@group("Rollout engine")
-class BatchEngineFlags(OneEngineFlags):
-    vllm_tensor_parallel_size: int = flag(
-        1, "GPUs over which the engine splits its tensors.", bounds="> 0", alias=("tp_size",)
-    )
-    vllm_max_num_seqs: int | None = flag(
-        None,
-        "Sequences one engine decodes at a time. None: vLLM's default.",
-        bounds="> 0",
-        alias=("max_num_seqs",),
-        only_if=absent("full_determinism"),
-    )

@@ -21,7 +21,7 @@ from openrl.config.groups.placement import ENGINES
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device
-from openrl.models.towers import language_model_class
+from openrl.models.towers import empty_model
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.learning.rows import rollout_batching
 from openrl.trainer.workers.roles import RoleModel, run_engine_spec
@@ -96,10 +96,7 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
     Raises UserError if the config does not load."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
-            model = language_model_class(config).from_config(
-                config, trust_remote_code=trust_remote_code
-            )
+        model = empty_model(config, trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: its config does not load as a language model: {error}") from error
     text = config.get_text_config()

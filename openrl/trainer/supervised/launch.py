@@ -217,7 +217,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         path=config.model.pretrain,
         model=derived.loaded(config),
         deepspeed=config.deepspeed,
-        optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
+        optim=OptimSpec(config.learning_rate.learning_rate, config.optim, steps),
         device=device,
         seed=config.debug.seed,
         deterministic=config.debug.full_determinism,

@@ -112,7 +112,7 @@ def model_spec(
     optim = (
         None
         if role.rate is None
-        else OptimSpec.from_flags(role.rate, config.optim, own_steps, role.average)
+        else OptimSpec(role.rate.learning_rate, config.optim, own_steps, role.average)
     )
     return ModelSpec(
         kind=role.kind,

@@ -8,15 +8,14 @@ from typing import get_args
 import pytest
 import torch
 
-from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags, Scheduler
+from openrl.config.groups.optimizer import OptimizerFlags, Scheduler
 from openrl.training.bf16_adamw import BF16AdamW
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler
 
 
 def spec(**changes):
-    rate = LearningRateFlags(learning_rate=1.0)
     flags = OptimizerFlags(**({"lr_warmup_ratio": 0.1, "l2": 0.5} | changes))
-    return OptimSpec.from_flags(rate, flags, total_steps=20)
+    return OptimSpec(1.0, flags, total_steps=20)
 
 
 def rates(scheduler: str, **changes) -> list[float]:
