@@ -75,6 +75,11 @@ def optim_spec(
     return OptimSpec(learning_rate, OptimizerFlags(**fields), 8, average)  # type: ignore[arg-type]
 
 
+def column_of(engine: DeepSpeedEngine, *args: object, **how: object) -> torch.Tensor:
+    """The column of every row, without gradient."""
+    return engine.columns(*args, **how)["column"]  # type: ignore[arg-type]
+
+
 def engine_spec(
     path: Path,
     kind: EngineKind = "logprobs",

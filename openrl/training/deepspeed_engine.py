@@ -151,11 +151,6 @@ class DeepSpeedEngine:
 
     # ---- running the model
 
-    def forward(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], as_reference: bool = False
-    ) -> Tensor:
-        return self.columns(batch, micro_batches, as_reference=as_reference)["column"]
-
     @needs("param")
     @torch.no_grad()
     def columns(
@@ -182,7 +177,7 @@ class DeepSpeedEngine:
                     if row >= 0:
                         found[name][(row, slice(len(values))) if values.dim() else row] = values
         if not found:
-            raise ValueError("forward needs at least one micro-batch")
+            raise ValueError("columns needs at least one micro-batch")
         return found
 
     def column(self, *tokens: Tensor) -> Tensor:

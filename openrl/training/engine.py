@@ -55,14 +55,6 @@ class TrainEngine(Protocol):
     def wake(self, *parts: SleepState) -> None:
         """Restore these parts bit for bit. Raises RuntimeError if one is already awake."""
 
-    def forward(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], as_reference: bool = False
-    ) -> Tensor:
-        """Compute the model's column for all rows of the shard, without gradient: log-probs or
-        values (B, T), or rewards (B,), depending on the kind of model. The result is fp32 on the
-        CPU, and 0 on tokens that are not trained and in rows that no micro-batch holds. With
-        ``as_reference`` the model runs as it was before its adapters were trained."""
-
     def columns(
         self,
         batch: ExperienceBatch,
@@ -70,8 +62,13 @@ class TrainEngine(Protocol):
         *outputs: Output,
         as_reference: bool = False,
     ) -> dict[str, Tensor]:
-        """Compute the column of ``forward``, returned as "column", and the further outputs,
-        each (B, T, ...) under its own name."""
+        """Run all rows of the shard without gradient.
+
+        Returns the model's "column", which holds log-probs or values (B, T), or rewards (B,),
+        depending on the kind of model, and the further outputs, each (B, T, ...) under its own
+        name. All are on the CPU, and 0 on tokens that are not trained and in rows that no
+        micro-batch holds; the column is fp32. With ``as_reference`` the model runs as it was before
+        its adapters were trained."""
 
     def train_step(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None

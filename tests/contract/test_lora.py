@@ -25,7 +25,7 @@ from openrl.models.lora import keep_differentiable
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import PolicyUpdate, ValueUpdate
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -78,10 +78,10 @@ def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
         batch_of(),
     )
     fresh = build_engine(engine_spec(checkpoint))
-    now, before = engine.forward(batch, ROWS), fresh.forward(batch, ROWS)
+    now, before = column_of(engine, batch, ROWS), column_of(fresh, batch, ROWS)
     assert float((now - before).abs().max()) > 1e-2
-    torch.testing.assert_close(engine.forward(batch, ROWS, as_reference=True), before)
-    assert torch.equal(engine.forward(batch, ROWS), now)  # the look back changed nothing
+    torch.testing.assert_close(column_of(engine, batch, ROWS, as_reference=True), before)
+    assert torch.equal(column_of(engine, batch, ROWS), now)  # the look back changed nothing
 
     engine.export(tmp_path)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -105,18 +105,18 @@ def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_
     plan = StepPlan(ROWS, counts_of(batch))
     resumed = build_engine(spec)
     resumed.load(tmp_path / "state")
-    saved = engine.forward(batch, ROWS)
+    saved = column_of(engine, batch, ROWS)
     for one in (engine, resumed):
         one.train_step(batch, plan, POLICY)
-    assert torch.equal(engine.forward(batch, ROWS), resumed.forward(batch, ROWS))
+    assert torch.equal(column_of(engine, batch, ROWS), column_of(resumed, batch, ROWS))
 
     again = LoRAFlags(lora_adapter_path=str(tmp_path / "hf/adapter"))
     started = trained(engine_spec(checkpoint, optim=optim_spec(), lora=again), steps=0)
-    torch.testing.assert_close(started.forward(batch, ROWS), saved)
+    torch.testing.assert_close(column_of(started, batch, ROWS), saved)
     started.train_step(batch, plan, POLICY)
-    assert float((started.forward(batch, ROWS) - saved).abs().max()) > 1e-3
+    assert float((column_of(started, batch, ROWS) - saved).abs().max()) > 1e-3
     # the reference is what it began with
-    torch.testing.assert_close(started.forward(batch, ROWS, as_reference=True), saved)
+    torch.testing.assert_close(column_of(started, batch, ROWS, as_reference=True), saved)
 
 
 @pytest.mark.parametrize(("arch", "stage"), [("qwen3_moe", 3), ("gpt2", 2)])
@@ -126,7 +126,7 @@ def test_other_layers_export_what_they_compute(tmp_path, arch, stage):
         tiny_model_dir(tmp_path, arch=arch), zero_stage=stage, optim=optim_spec(), lora=LORA
     )
     engine, batch = trained(spec), batch_of()
-    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, as_reference=True)
+    now, start = column_of(engine, batch, ROWS), column_of(engine, batch, ROWS, as_reference=True)
     engine.export(tmp_path / "out")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(hf_logprobs(merged, batch), now, atol=2e-5, rtol=1e-5)
@@ -143,7 +143,9 @@ def test_frozen_adapters_are_in_the_file_too(checkpoint, tmp_path):
     assert all(not tensor.any() for name, tensor in frozen.items() if "lora_B" in name)
     started = LoRAFlags(lora_adapter_path=str(tmp_path / "adapter"))
     again = trained(engine_spec(checkpoint, lora=started), steps=0)
-    torch.testing.assert_close(again.forward(batch_of(), ROWS), engine.forward(batch_of(), ROWS))
+    torch.testing.assert_close(
+        column_of(again, batch_of(), ROWS), column_of(engine, batch_of(), ROWS)
+    )
 
 
 def test_a_critic_keeps_its_head_beside_the_adapter(checkpoint, tmp_path):
@@ -171,7 +173,7 @@ def test_4_bit_weights_carry_adapters(checkpoint, tmp_path):
         trained(engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec(), lora=lora)),
         batch_of(),
     )
-    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, as_reference=True)
+    now, start = column_of(engine, batch, ROWS), column_of(engine, batch, ROWS, as_reference=True)
     assert float((now - start).abs().max()) > 1e-2
     quantized = AutoModelForCausalLM.from_pretrained(
         checkpoint,
@@ -203,10 +205,10 @@ def test_adapters_over_4_bit_weights_learn_as_over_the_same_weights_unpacked(che
         trained(spec(tmp_path, lora=LORA)),
     )
     start, whole = (
-        over_whole.forward(batch, ROWS, as_reference=True),
-        over_whole.forward(batch, ROWS),
+        column_of(over_whole, batch, ROWS, as_reference=True),
+        column_of(over_whole, batch, ROWS),
     )
-    gap = (over_4_bit.forward(batch, ROWS) - whole).abs().mean()
+    gap = (column_of(over_4_bit, batch, ROWS) - whole).abs().mean()
     assert float(gap) < 0.1 * float((whole - start).abs().mean())
 
 
@@ -215,9 +217,11 @@ def test_dropout_acts_in_training_alone(checkpoint):
         checkpoint, optim=optim_spec(), lora=LoRAFlags(lora_rank=4, lora_dropout=0.5)
     )
     engine, batch = trained(spec), batch_of()
-    assert torch.equal(engine.forward(batch, ROWS), engine.forward(batch, ROWS))
+    assert torch.equal(column_of(engine, batch, ROWS), column_of(engine, batch, ROWS))
     plain = trained(engine_spec(checkpoint, optim=optim_spec(), lora=LoRAFlags(lora_rank=4)))
-    assert float((engine.forward(batch, ROWS) - plain.forward(batch, ROWS)).abs().max()) > 1e-4
+    assert (
+        float((column_of(engine, batch, ROWS) - column_of(plain, batch, ROWS)).abs().max()) > 1e-4
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from openrl.models.changes import check_changes
 from openrl.models.checkpointing import recompute
 from openrl.training.build import build_engine
 from openrl.training.updates import SupervisedUpdate, ValueUpdate
-from tests.experience import counts_of, engine_spec, optim_spec
+from tests.experience import column_of, counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
 HALVES = [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -154,7 +154,7 @@ def test_fields_of_the_config_are_replaced_and_exported(tmp_path, checkpoint, ba
         expected = (
             plain(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         )
-    found, trained = engine.forward(batch, HALVES)[0, 1:12], batch.loss_mask[0, 1:12]
+    found, trained = column_of(engine, batch, HALVES)[0, 1:12], batch.loss_mask[0, 1:12]
     torch.testing.assert_close(found, expected * trained, rtol=0, atol=1e-5)
     engine.export(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
@@ -167,7 +167,7 @@ def test_experts_multiply_as_asked_and_alike(mixture, batch, how):
     assert found.model.hf.config._experts_implementation == how
     expected = build_engine(engine_spec(mixture))
     torch.testing.assert_close(
-        found.forward(batch, HALVES), expected.forward(batch, HALVES), rtol=0, atol=1e-5
+        column_of(found, batch, HALVES), column_of(expected, batch, HALVES), rtol=0, atol=1e-5
     )
 
 

@@ -13,7 +13,7 @@ from openrl.models.attention import varlen_attention
 from openrl.training.build import build_engine
 from openrl.training.updates import PolicyUpdate, ValueUpdate
 from tests.contract.test_train_engine import plain_logprobs
-from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import alike, column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 
 ARCHITECTURES = {
@@ -54,7 +54,7 @@ def test_log_probs_are_those_of_rows_alone(tmp_path, batch, arch, attention):
     engine = build_engine(
         engine_spec(path, temperature=0.7, chunk_size=5, attention=attention, packing=True)
     )
-    found = engine.forward(batch, CUT)
+    found = column_of(engine, batch, CUT)
     torch.testing.assert_close(
         found, plain_logprobs(path, batch, 0.7, attention), rtol=0, atol=1e-5
     )
@@ -65,7 +65,7 @@ def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
     # a reward model needs a stored head
     build_engine(engine_spec(checkpoint, "values")).export(tmp_path)
     columns = [
-        build_engine(engine_spec(tmp_path, kind, packing=packing)).forward(batch, CUT)
+        column_of(build_engine(engine_spec(tmp_path, kind, packing=packing)), batch, CUT)
         for packing in (False, True)
     ]
     assert columns[0].abs().max() > 0.1
@@ -97,7 +97,7 @@ def test_rows_that_share_their_beginning(tmp_path, batch, arch):
     path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
     engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5, shares=True))
     tokens = count_tokens(engine)
-    found = engine.forward(batch, WITH_SIBLINGS)
+    found = column_of(engine, batch, WITH_SIBLINGS)
     torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, None), rtol=0, atol=1e-5)
     whole = [
         sum(max(int(batch.lengths[row]), 1) if row >= 0 else 1 for row in rows)
@@ -113,7 +113,7 @@ def test_scalars_of_rows_that_share_their_beginning(tmp_path, checkpoint, batch,
     for shares in (False, True):
         engine = build_engine(engine_spec(tmp_path, kind, packing=True, shares=shares))
         computed = count_tokens(engine)
-        columns.append(engine.forward(with_beginnings(batch), WITH_SIBLINGS))
+        columns.append(column_of(engine, with_beginnings(batch), WITH_SIBLINGS))
         tokens.append(sum(computed))
     torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
     assert tokens[1] < tokens[0]
@@ -230,4 +230,4 @@ def test_attention_that_needs_a_gpu_is_left_alone_until_the_model_is_there(tmp_p
     engine = build_engine(engine_spec(checkpoint, attention="never_on_a_cpu"))
     assert engine.model.hf.config._attn_implementation == "never_on_a_cpu"
     with pytest.raises(AssertionError, match="ran on a CPU"):
-        engine.forward(ragged_batch(), [[0]])
+        column_of(engine, ragged_batch(), [[0]])

@@ -24,7 +24,15 @@ from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.weights.transport import Route
-from tests.experience import alike, counts_of, engine_spec, optim_spec, poison, ragged_batch
+from tests.experience import (
+    alike,
+    column_of,
+    counts_of,
+    engine_spec,
+    optim_spec,
+    poison,
+    ragged_batch,
+)
 from tests.invariance.test_preferences import batch_of_pairs
 from tests.tiny import tiny_model_dir
 
@@ -68,7 +76,7 @@ def weights(engine):
 def test_forward_equals_the_models_own(tmp_path, batch, arch, tied):
     path = tiny_model_dir(tmp_path, tied=tied, arch=arch, **ARCHITECTURES[arch])
     engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5))
-    found = engine.forward(batch, [*halves(batch), [-1, -1]])
+    found = column_of(engine, batch, [*halves(batch), [-1, -1]])
     torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7), rtol=0, atol=1e-5)
 
 
@@ -76,7 +84,7 @@ def test_forward_equals_the_models_own(tmp_path, batch, arch, tied):
 def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
     for optim in (None, optim_spec()):
         engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
-        found = engine.forward(batch, halves(batch))
+        found = column_of(engine, batch, halves(batch))
         torch.testing.assert_close(found, plain_logprobs(checkpoint, batch), rtol=0, atol=1e-5)
 
 
@@ -307,7 +315,7 @@ def test_named_weights_speak_the_checkpoints_names(tmp_path, batch, arch, tied, 
     assert not torch.equal(
         trained["model.embed_tokens.weight"], stored["model.embed_tokens.weight"]
     )
-    expected = engine.forward(batch, halves(batch))
+    expected = column_of(engine, batch, halves(batch))
     torch.testing.assert_close(
         plain_logprobs(tmp_path / "export", batch), expected, rtol=0, atol=1e-5
     )
@@ -327,7 +335,7 @@ def test_bf16_is_exported_as_bf16(tmp_path, checkpoint, batch):
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_critic_and_its_round_trip(tmp_path, checkpoint, batch, stage):
     engine = build_engine(engine_spec(checkpoint, "values", zero_stage=stage, optim=optim_spec()))
-    before = engine.forward(batch, halves(batch))
+    before = column_of(engine, batch, halves(batch))
     assert not before[:, 0].any() and not before[~batch.attention_mask].any()
     plan = StepPlan(halves(batch), counts_of(batch))
     losses = [
@@ -338,11 +346,11 @@ def test_a_critic_and_its_round_trip(tmp_path, checkpoint, batch, stage):
 
     engine.export(tmp_path)
     again = build_engine(engine_spec(tmp_path, "values"))
-    values = engine.forward(batch, halves(batch))
-    torch.testing.assert_close(again.forward(batch, halves(batch)), values, rtol=0, atol=1e-5)
+    values = column_of(engine, batch, halves(batch))
+    torch.testing.assert_close(column_of(again, batch, halves(batch)), values, rtol=0, atol=1e-5)
 
     # As a reward model the same head scores each row at its last token; transformers agrees.
-    rewards = build_engine(engine_spec(tmp_path, "rewards")).forward(batch, halves(batch))
+    rewards = column_of(build_engine(engine_spec(tmp_path, "rewards")), batch, halves(batch))
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     for row, length in enumerate(batch.lengths.tolist()):
         with torch.no_grad():
@@ -522,7 +530,7 @@ def test_a_reward_model_balances_its_experts_too(tmp_path):
         switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(cut, tokens, strict=True)
     )
     engine = build_engine(engine_spec(path, "rewards", optim=optim_spec(learning_rate=3e-3)))
-    before = engine.forward(pairs, cut)
+    before = column_of(engine, pairs, cut)
     update = balanced(PairRewardUpdate("sigmoid"), 1.0)
     assert plan.counts.tokens == sum(tokens), "of both answers of a pair"
     found = [engine.train_step(pairs, plan, update) for _ in range(6)]
@@ -574,7 +582,7 @@ def test_a_dense_model_has_no_load_to_balance(tmp_path, checkpoint):
 
 def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch):
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
-    logprobs = engine.forward(batch, halves(batch))
+    logprobs = column_of(engine, batch, halves(batch))
     expected = mismatch_totals(logprobs, batch.rollout_logprobs, batch.loss_mask)
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", compares=True)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))

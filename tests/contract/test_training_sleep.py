@@ -13,7 +13,7 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import gradient_tensors, parameter_tensors
 from openrl.training.updates import SupervisedUpdate
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -85,7 +85,7 @@ def test_sleep_between_calls_changes_no_bit(tmp_path, checkpoint, stage, dtype, 
                 nap(engine, "grad", "optim")
                 engine.sleep(*STATES)
                 engine.wake("param")
-            columns.append(engine.forward(batch, rows))
+            columns.append(column_of(engine, batch, rows))
             if sleeps:
                 engine.wake("optim", "grad")
         engine.save(tmp_path / str(sleeps))
@@ -126,9 +126,9 @@ def test_weights_that_are_their_own_masters_stay_with_the_parameters(checkpoint)
     batch = ragged_batch()
     engine = build(checkpoint)
     engine.train_step(batch, StepPlan([[*range(8)]], counts_of(batch)), SupervisedUpdate())
-    before = engine.forward(batch, [[*range(8)]])
+    before = column_of(engine, batch, [[*range(8)]])
     engine.sleep("optim", "grad")
-    assert torch.equal(engine.forward(batch, [[*range(8)]]), before)
+    assert torch.equal(column_of(engine, batch, [[*range(8)]]), before)
 
 
 def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
@@ -137,15 +137,15 @@ def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
     plan = StepPlan([[*range(8)]], counts_of(batch))
     engine.train_step(batch, plan, SupervisedUpdate())
     before = (
-        engine.forward(batch, [[*range(8)]]),
-        engine.forward(batch, [[*range(8)]], as_reference=True),
+        column_of(engine, batch, [[*range(8)]]),
+        column_of(engine, batch, [[*range(8)]], as_reference=True),
     )
     engine.sleep(*STATES)
     assert held(engine) == dict.fromkeys(STATES, 0)
     engine.wake(*STATES)
     after = (
-        engine.forward(batch, [[*range(8)]]),
-        engine.forward(batch, [[*range(8)]], as_reference=True),
+        column_of(engine, batch, [[*range(8)]]),
+        column_of(engine, batch, [[*range(8)]], as_reference=True),
     )
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
 
@@ -154,26 +154,26 @@ def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
 def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
     batch = ragged_batch()
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage))
-    before = engine.forward(batch, [[*range(8)]])
+    before = column_of(engine, batch, [[*range(8)]])
     engine.sleep("param")
     # without shards and optimizer the weights are still the mapped file that they came from
     if stage == 3:
         assert sum(t.untyped_storage().nbytes() for t in parameter_tensors(engine.model)) == 0
     with pytest.raises(RuntimeError, match="columns needs param of this model, asleep now"):
-        engine.forward(batch, [[*range(8)]])
+        column_of(engine, batch, [[*range(8)]])
     engine.wake("param")
-    assert torch.equal(engine.forward(batch, [[*range(8)]]), before)
+    assert torch.equal(column_of(engine, batch, [[*range(8)]]), before)
 
 
 def test_a_streamed_model_keeps_nothing_between_passes(checkpoint):
     """--ref_reward_offload with ZeRO 3: DeepSpeed fetches layer by layer, and the answers are those
     of a whole model."""
     batch = ragged_batch()
-    expected = build_engine(engine_spec(checkpoint)).forward(batch, [[*range(8)]])
+    expected = column_of(build_engine(engine_spec(checkpoint)), batch, [[*range(8)]])
     engine = build_engine(replace(engine_spec(checkpoint, zero_stage=3), streamed=True))
     for _ in range(2):
         torch.testing.assert_close(
-            engine.forward(batch, [[*range(8)]]), expected, rtol=0, atol=1e-5
+            column_of(engine, batch, [[*range(8)]]), expected, rtol=0, atol=1e-5
         )
         matrices = [p for p in engine.model.parameters() if p.ds_shape.numel() > 640]
         assert matrices and all(
@@ -194,7 +194,7 @@ def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
     for refused in (engine.save, engine.load, engine.export):
         with pytest.raises(RuntimeError, match="needs optim"):
             refused(tmp_path)
-    engine.forward(batch, [[*range(8)]])
+    column_of(engine, batch, [[*range(8)]])
     engine.sleep("param")
     for refused in (engine.named_weights, engine.nonfinite_weights):
         with pytest.raises(RuntimeError, match="needs param"):

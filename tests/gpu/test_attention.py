@@ -12,7 +12,7 @@ from openrl.models.logprobs import token_logprobs
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
-from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import alike, column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 
 LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
@@ -64,7 +64,7 @@ def test_packed_rows_are_those_of_padded_sdpa(checkpoint, way):
     batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
     sdpa = {"attention": "sdpa"}
     exact, padded, packed = (
-        build(checkpoint, dtype=dtype, **how).forward(batch, WITH_SIBLINGS)
+        column_of(build(checkpoint, dtype=dtype, **how), batch, WITH_SIBLINGS)
         for dtype, how in (("fp32", sdpa), ("bf16", sdpa), ("bf16", way))
     )
     gaps = [(found - exact)[batch.loss_mask].abs() for found in (padded, packed)]

@@ -14,7 +14,7 @@ from openrl.models.memory import freeze_gc_heap, memory_use
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 
 GIB = 2**30
 ROWS = [[*range(8)]]
@@ -33,11 +33,11 @@ def trained(model_dir, steps=3, **fields):
     batch = ragged_batch()
     spec = engine_spec(model_dir, dtype="bf16", **fields)
     engine = build_engine(replace(spec, device="cuda"))
-    before = engine.forward(batch, ROWS)
+    before = column_of(engine, batch, ROWS)
     for _ in range(steps):
         report = engine.train_step(batch, StepPlan(ROWS, counts_of(batch)), SupervisedUpdate())
         assert report["nonfinite_steps"].value == 0
-    after = engine.forward(batch, ROWS)
+    after = column_of(engine, batch, ROWS)
     freeze_gc_heap()
     torch.cuda.empty_cache()
     return engine, before, after, (memory_use("cuda").allocated or 0) / GIB
@@ -53,7 +53,7 @@ def test_4_bit_weights_load_onto_the_gpu_and_carry_adapters(model_dir, tmp_path,
     engine, before, after, packed = trained(model_dir, optim=optim_spec(**OPTIM), lora=PACKED)
     devices = {p.device.type for p in engine.model.parameters()}
     engine.export(tmp_path)
-    start = engine.forward(ragged_batch(), ROWS, as_reference=True)
+    start = column_of(engine, ragged_batch(), ROWS, as_reference=True)
     del engine
     _, whole_before, _, whole = trained(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
     record_property("GiB with 4-bit weights and with whole ones", f"{packed:.2f}, {whole:.2f}")
@@ -62,17 +62,17 @@ def test_4_bit_weights_load_onto_the_gpu_and_carry_adapters(model_dir, tmp_path,
     torch.testing.assert_close(start, before)
     assert distance(after, before) > 1e-4
     merged = build_engine(replace(engine_spec(tmp_path, dtype="bf16"), device="cuda"))
-    assert distance(merged.forward(ragged_batch(), ROWS), after) < 0.05
+    assert distance(column_of(merged, ragged_batch(), ROWS), after) < 0.05
 
 
 def test_adapters_alone_take_steps(model_dir, tmp_path):
     """What the start was stays readable, and the merged export answers as the engine."""
     engine, before, after, _ = trained(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
-    torch.testing.assert_close(engine.forward(ragged_batch(), ROWS, as_reference=True), before)
+    torch.testing.assert_close(column_of(engine, ragged_batch(), ROWS, as_reference=True), before)
     assert distance(after, before) > 1e-4
     engine.export(tmp_path)
     merged = build_engine(replace(engine_spec(tmp_path, dtype="bf16"), device="cuda"))
-    assert distance(merged.forward(ragged_batch(), ROWS), after) < 0.05
+    assert distance(column_of(merged, ragged_batch(), ROWS), after) < 0.05
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -13,7 +13,15 @@ from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
-from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, poison, ragged_batch
+from tests.experience import (
+    column_of,
+    counts_of,
+    engine_spec,
+    on_ranks,
+    optim_spec,
+    poison,
+    ragged_batch,
+)
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -95,7 +103,7 @@ def goes_on(spec, directory, engine, rows, plan):
     second."""
     resumed = build_engine(spec)
     # of weights that the save replaces
-    resumed.forward(batch_with_old_logprobs().select(rows), [[0]] * 2)
+    column_of(resumed, batch_with_old_logprobs().select(rows), [[0]] * 2)
     resumed.load(directory)
     resumed.train_step(batch_with_old_logprobs().select(rows), plan, UPDATE)
     for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
