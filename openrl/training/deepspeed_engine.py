@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class DeepSpeedEngine:
             self._start_training(flags, optim)
         elif self.stage == 3 or layout.tp_size > 1:
             self._engine = self._initialized(
-                deepspeed_config(flags, replace(self._facts(), streamed=streamed))
+                deepspeed_config(flags, self._facts(streamed=streamed))
             )
         else:
             self._engine = model.to(self.device)
@@ -104,7 +104,8 @@ class DeepSpeedEngine:
         self._inner = build_optimizer(self.model, optim)
         low_masters = optim.flags.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
-        facts = self._facts(0.0 if self._clips_itself else optim.flags.max_norm, low_masters)
+        clipped = 0.0 if self._clips_itself else optim.flags.max_norm
+        facts = self._facts(max_norm=clipped, low_masters=low_masters)
         self._engine = self._initialized(deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
             # the all-reduce would copy all gradients back and forth even for a single rank
@@ -117,14 +118,17 @@ class DeepSpeedEngine:
         if optim.average is not None:
             self._average = MovingAverage(self._masters.tensors(), optim.average)
 
-    def _facts(self, max_norm: float = 0.0, low_masters: bool = False) -> EngineFacts:
-        hidden = self.model.hf.config.get_text_config().hidden_size
-        count = sum(p.numel() for p in self.model.parameters())
-        trained, ranks = self.optim is not None, self.layout.world_size
-        facts = EngineFacts(
-            count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters
+    def _facts(self, **more: Any) -> EngineFacts:
+        return EngineFacts(
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            hidden_size=self.model.hf.config.get_text_config().hidden_size,
+            dtype=self.dtype,
+            device=self.device.type,
+            ranks=self.layout.world_size,
+            trained=self.optim is not None,
+            tp_size=self.layout.tp_size,
+            **more,
         )
-        return replace(facts, tp_size=self.layout.tp_size)
 
     def _initialized(self, config: dict[str, Any], optimizer: Optimizer | None = None) -> Any:
         with redirect_stdout(io.StringIO()):  # hides memory reports that ignore the log level

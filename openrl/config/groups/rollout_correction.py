@@ -10,8 +10,6 @@ from openrl.errors import UserError
 from openrl.flags.schema import absent, flag, given, group
 
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
-
-
 CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from openrl.flags.schema import absent, flag, group
 
+GENERATES = absent("eval_task", "rm")
 OPEN_LEN = 1024  # length of a prompt, and of a response, that no flag limits
 
 
@@ -88,9 +89,6 @@ class SamplingFlags(DrawFlags):
             prompt = both - response if response else both // 2
         response = response or both - 1  # a prompt has at least one token
         return Lengths(prompt, response, min(both, prompt + response))
-
-
-GENERATES = absent("eval_task", "rm")
 
 
 @group("Sampling", only_if=GENERATES)

@@ -1,4 +1,4 @@
-"""Rules of DeepSpeed's flags and of optimizers."""
+"""Rules of DeepSpeed's flags, of optimizers, and of ranks that work on the same rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ OWN_FLAGS = {
 }
 """DeepSpeed setting -> the flag that sets it."""
 
-
 RESERVED = (
     "gradient_accumulation_steps",
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
 )
 """Settings that the training engine depends on."""
+
+SPLITS = ("ulysses_size", "ring_attn_size")
+TENSOR = "ds_tensor_parallel_size"
 
 
 def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -178,10 +180,7 @@ def bf16_moments_can_follow(config: TrainingConfig, given: Given) -> Problems:
         yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
 
 
-SPLITS = ("ulysses_size", "ring_attn_size")
-
-
-TENSOR = "ds_tensor_parallel_size"
+# -- ranks that share rows -------------------------------------------------------------------------
 
 
 def asked(flags: ParallelFlags) -> tuple[str, ...]:

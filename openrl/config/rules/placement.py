@@ -1,4 +1,4 @@
-"""Rules of placement: what --placement and the colocate flags cannot mean."""
+"""Rules of placement, sleep and offload: what they need, and what they cannot mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
-
-
+SHARE = "--colocate_all_models, or the same places in --placement"
 SHAPES = tuple(
     f"{prefix}_{shape}"
     for role, prefix in FLAG_NAMES.items()
@@ -110,7 +109,7 @@ def engines_match(config: PPOConfig, world: int | None) -> Problems:
         yield from _engines_fill(config, world, ("colocate_all_models",))
 
 
-SHARE = "--colocate_all_models, or the same places in --placement"
+# -- sleep and offload -----------------------------------------------------------------------------
 
 
 def roles_on_shared_places(config: PPOConfig) -> set[str]:

@@ -1,4 +1,4 @@
-"""Rules of the rollout engine's flags."""
+"""Rules of the rollout engine, and of rollouts that are written to files or read from them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ OWN_FLAGS = {
 }
 """Field of vLLM's EngineArgs -> the flag that sets it."""
 
-
 MOST_SERVED_RANK = 512
 """The largest adapter rank that vLLM can serve."""
-
 
 RESERVED = (
     "logprobs_mode",
@@ -216,6 +214,9 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
         yield Problem(
             ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
         )
+
+
+# -- replay ----------------------------------------------------------------------------------------
 
 
 @check(PPOConfig)
