@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import ErrorCollector, UserError
+from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
 
 OWN_FLAGS = {
@@ -35,7 +36,7 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
     config, not its weights."""
     if changes == ModelChangeFlags():
         return
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code)
     collector = ErrorCollector()
     for name in changes.model_config_overrides:
         with collector:

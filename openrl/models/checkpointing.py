@@ -8,11 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openrl.config.groups.deepspeed import RecomputeFlags
 from openrl.errors import UserError
+from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
 
 Method = Literal["uniform", "block", "selective", "moe"]
@@ -61,7 +62,7 @@ def recompute(
 def check_recompute(path: str, flags: RecomputeFlags, trust_remote_code: bool) -> None:
     """Raise UserError if ``recompute`` would for the model at ``path``; reads only its config."""
     if flags.gradient_checkpointing and flags.gradient_checkpointing_method in PARTS:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = load_config(path, trust_remote_code)
         recompute(empty_model(config, trust_remote_code), flags.gradient_checkpointing_method)
 
 

@@ -8,7 +8,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.models.stored import load_config
 
 
-def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
+def row_cost(path: str, trust_remote_code: bool) -> RowCost:
     """Return the row cost of the model at ``path`` without reading its weights. Raises UserError if
     its config does not load."""
     return cost_of(load_config(path, trust_remote_code))

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from openrl.errors import UserError
+from openrl.models.stored import load_config
 
 LoadBalancing = Callable[[Sequence[Tensor], Tensor | None], Tensor]
 """Router logits (tokens, experts) of each layer, and a mask (b, T) of real tokens or None -> a
@@ -33,7 +34,7 @@ def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBa
 
 def check_mixture(path: str, trust_remote_code: bool) -> None:
     """Raise UserError if the model has no load-balancing loss."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code)
     if load_balancing(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config) is None:
         raise UserError(
             f"--aux_loss_coef: {path} is a {config.model_type}, for which transformers has no"

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from openrl.config.groups.lora import LoRAFlags
 from openrl.errors import UserError
 from openrl.lazy import peft
+from openrl.models.stored import load_config
 from openrl.models.towers import empty_model, tower_modules
 
 PLAIN = {
@@ -165,7 +166,7 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
-    settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    settings = load_config(base, trust_remote_code)
     hf = empty_model(settings, trust_remote_code)
     with torch.device("meta"):
         config = _new_config(flags, hf) if given is None else _read_config(given)

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
@@ -22,6 +22,7 @@ from openrl.models.logprobs import shift_left, shift_right
 from openrl.models.lora import peft_name
 from openrl.models.packing import Rows
 from openrl.models.sequence_parallel import Part
+from openrl.models.stored import load_config
 from openrl.models.vision import build_vision
 
 HEAD_FIELD = "value_head_prefix"  # field in the config.json of a saved scalar model
@@ -155,7 +156,7 @@ def load_scalar_model(
 def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:
     """Return the name of a checkpoint's scalar head and its weight (1, H), or None if it has no
     head."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code)
+    config = load_config(path, flags.trust_remote_code)
     name = getattr(config, HEAD_FIELD, None) or head_prefix
     return name, _stored_tensor(path, f"{name}.weight")
 
@@ -163,7 +164,7 @@ def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Ten
 def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:
     """Return the mean and std of a reward model's rewards from its config.json. Raises UserError if
     they are missing."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code)
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
     if mean is None or std is None or not std > 0:
         found = "has no mean and std" if mean is None or std is None else f"has the std {std}"

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openrl.config.groups.deepspeed import ParallelFlags
@@ -34,6 +34,7 @@ from openrl.errors import UserError
 from openrl.models.attention import VARLEN
 from openrl.models.packing import PACKABLE_LAYERS, Rows
 from openrl.models.ring_attention import Ring, ring_attention
+from openrl.models.stored import load_config
 from openrl.models.trial import Trial
 
 SPLITTABLE = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
@@ -338,7 +339,7 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     """Raise UserError if a model's config shows that its sequences cannot be split."""
     if flags.sequence_size == 1:
         return
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code)
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads

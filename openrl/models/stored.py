@@ -23,10 +23,10 @@ WHOLE = "a complete copy of the model: this one may be a download that broke off
 Shape = tuple[int, ...]
 
 
-def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> PretrainedConfig:
+def load_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
     """Load a model's config. Raises UserError if it does not load."""
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **settings)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # classes of configs raise anything
         reason = str(error)
         if "trust_remote_code" in reason or "custom code" in reason:

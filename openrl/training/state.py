@@ -43,7 +43,7 @@ def write_rank_state(
 
 
 def read_rank_state(
-    directory: Path, rank: int, expected: dict[str, Any], parts: StateParts = WHOLE
+    directory: Path, rank: int, expected: dict[str, Any], parts: StateParts
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return (tensors, values). Raises UserError if the files are missing, if a value in
     ``expected`` differs from the saved one, or if one of ``parts`` was not saved."""
@@ -71,7 +71,7 @@ def read_rank_state(
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, masters: list[Tensor], state: bool = True
+    optimizer: Optimizer, masters: list[Tensor], state: bool
 ) -> dict[str, Tensor]:
     """Return the masters and, with ``state``, the optimizer's state, named by position. Integers
     become int64 scalars."""
@@ -85,7 +85,7 @@ def optimizer_tensors(
 
 
 def restore_optimizer_tensors(
-    optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool = True
+    optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool
 ) -> None:
     """The inverse of ``optimizer_tensors``; ``named`` may hold other tensors too. Optimizer state
     that was not saved is removed."""

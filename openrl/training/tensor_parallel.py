@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
-from transformers import AutoConfig
 
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import differ
+from openrl.models.stored import load_config
 from openrl.models.trial import Trial
 
 STYLES = {
@@ -43,7 +43,7 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
     """Raise UserError if the layers of a model cannot be split over ``size`` ranks."""
     if size == 1:
         return
-    text = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+    text = load_config(path, trust_remote_code).get_text_config()
     plan = getattr(text, "base_model_tp_plan", None) or {}
     if not plan or (unknown := set(plan.values()) - STYLES):
         why = (

@@ -234,7 +234,7 @@ class HybridFlags:
         """The states of a trained model that leave its device while others use it."""
         return self.deepspeed_sleep_states if self.deepspeed_enable_sleep else ()
 
-    def leaders(self, roles: Iterable[str], engines_apart: bool = False) -> dict[str, str]:
+    def leaders(self, roles: Iterable[str], engines_apart: bool) -> dict[str, str]:
         """Return role -> the role whose places it shares; roles with places of their own are
         absent. ``engines_apart`` means that --colocate_all_models covers only the models."""
         followers: dict[str, str] = {}

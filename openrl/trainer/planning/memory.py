@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap
 from openrl.cluster.placement import PlacementPlan
@@ -21,6 +21,7 @@ from openrl.config.groups.placement import ENGINES
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device
+from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.learning.rows import rollout_batching
@@ -95,7 +96,7 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
     """Return the sizes of a model from its config alone, without reading or allocating a weight.
     Raises UserError if the config does not load."""
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = load_config(path, trust_remote_code)
         model = empty_model(config, trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: its config does not load as a language model: {error}") from error

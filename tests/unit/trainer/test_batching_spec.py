@@ -208,7 +208,7 @@ def test_the_aims_of_the_benchmark_hold(spread):
 
 def test_a_model_that_is_not_there_has_no_cost(tmp_path):
     with pytest.raises(UserError, match="its config does not load"):
-        row_cost(str(tmp_path))
+        row_cost(str(tmp_path), False)
 
 
 @pytest.mark.parametrize(

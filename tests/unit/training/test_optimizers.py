@@ -149,7 +149,7 @@ def test_8_bit_moments_stay_near_adamw():
     start = trained(lambda m: [], steps=0)
     found, plain = (
         trained(lambda m, s=s: [build_optimizer(m, s)], 3)
-        for s in (s, replace(s, optimizer="adamw"))
+        for s in (s, replace(s, flags=replace(s.flags, optimizer="adamw")))
     )
     moved = torch.cat([(plain[n] - start[n]).flatten() for n in plain])
     gap = torch.cat([(plain[n] - found[n]).flatten() for n in plain])
