@@ -175,11 +175,13 @@ def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any
     try:
         table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+        raise UserError(f"--env_config: cannot read {path}: {error}") from None
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
         raise UserError(
-            f"{path} does not map tags to settings", "lines of the form  tag: {name: value}"
+            f"--env_config: {path} does not map tags to settings",
+            "lines of the form  tag: {name: value}",
         )
     if unknown := [tag for tag in table if tag not in tags]:
-        raise UserError(f"{path}: {unknown[0]} is not in --env_tags", f"one of {', '.join(tags)}")
+        message = f"--env_config: {path}: {unknown[0]} is not in --env_tags"
+        raise UserError(message, f"one of {', '.join(tags)}")
     return table

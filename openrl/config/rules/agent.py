@@ -11,9 +11,8 @@ from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import prompts_running
 from openrl.config.groups.agent import read_env_config, split_agent_path
 from openrl.config.rules.machine import output_problems
-from openrl.errors import UserError
 from openrl.extension_points import environments
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
 
 Playing = PPOConfig | EvaluateConfig
 
@@ -71,11 +70,7 @@ def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig, EvaluateConfig)
 def tags_are_known(config: Playing, given: Given) -> Problems:
-    for tag in config.environments.env_tags:
-        try:
-            environments[tag]
-        except KeyError as error:
-            yield Problem(("env_tags",), error.args[0])
+    yield from unknown_names("env_tags", config.environments.env_tags, environments)
     if len({*config.environments.env_tags}) < len(config.environments.env_tags):
         yield Problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
 
@@ -116,13 +111,9 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
-def environment_settings_are_known(config: Playing, given: Given) -> Problems:
-    if config.environments.env_config is None:
-        return
-    try:
+def environment_settings_are_known(config: Playing, given: Given) -> None:
+    if config.environments.env_config is not None:
         read_env_config(config.environments.env_config, config.environments.env_tags)
-    except UserError as error:
-        yield Problem(("env_config",), error.message, error.remedy)
 
 
 # -- files, programs and ports ---------------------------------------------------------------------

@@ -175,11 +175,8 @@ def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> Problems:
-    try:
-        part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
-    except UserError as error:
-        yield Problem(("gdpo_parts",), error.message, error.remedy)
+def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> None:
+    part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
 
 
 @check(PPOConfig)

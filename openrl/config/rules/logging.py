@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from openrl.config.commands import TRAINING, TrainingConfig
 from openrl.extension_points import trackers
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
 from openrl.flags.values import looks_secret
 
 
 @check(*TRAINING)
 def trackers_are_known(config: TrainingConfig, given: Given) -> Problems:
-    for name in config.logging.track_with:
-        try:
-            trackers[name]
-        except KeyError as error:
-            yield Problem(("track_with",), error.args[0])
+    yield from unknown_names("track_with", config.logging.track_with, trackers)
 
 
 @check(*TRAINING)

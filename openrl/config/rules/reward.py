@@ -10,7 +10,7 @@ from openrl.config.reward_plan import reward_sources, source_kwargs, source_weig
 from openrl.config.rules.agent import agents_of
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
 
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
@@ -43,17 +43,10 @@ def reward_sources_are_known(config: PPOConfig, given: Given) -> Problems:
 
 
 def source_problems(flags: RewardSourceFlags, models: str | None) -> Problems:
-    for name in flags.reward_funcs:
-        try:
-            verifiers[name]
-        except KeyError as error:
-            yield Problem(("reward_funcs",), error.args[0])
-    try:
-        sources = reward_sources(flags, models)
-        source_weights(flags, sources)
-        source_kwargs(flags, sources)
-    except UserError as error:
-        yield Problem((), error.message, error.remedy)
+    yield from unknown_names("reward_funcs", flags.reward_funcs, verifiers)
+    sources = reward_sources(flags, models)
+    source_weights(flags, sources)
+    source_kwargs(flags, sources)
 
 
 @check(PPOConfig)

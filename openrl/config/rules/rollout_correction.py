@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.rollout_correction import rejection_tests
-from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)
-def rejection_tests_are_sound(config: PPOConfig, given: Given) -> Problems:
-    try:
-        rejection_tests(config.correction)
-    except UserError as error:
-        yield Problem(("rollout_rs", "rollout_rs_threshold"), error.message, error.remedy)
+def rejection_tests_are_sound(config: PPOConfig, given: Given) -> None:
+    rejection_tests(config.correction)
 
 
 @check(PPOConfig)
