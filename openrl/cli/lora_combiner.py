@@ -15,7 +15,7 @@ def prepare(config: MergeConfig) -> None:
 
 def run(config: MergeConfig, inputs: None) -> None:
     # heavy libraries are imported after the flags have been checked
-    from openrl.models.adapters import merge_adapter
+    from openrl.models.lora_merge import merge_adapter
 
     merge = config.merge
     head = merge.value_head_prefix if merge.is_rm else None
