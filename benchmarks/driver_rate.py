@@ -4,9 +4,11 @@
 
 runs what one process does for all: the rollout buffer admits prompts, ``Rollouts`` hands them to
 engines, groups are collated to a batch and the batch is cut into optimizer steps and dealt to
-ranks. Engines answer at once with answers of one length that stand ready; nothing is trained. What
-Ray takes to carry answers between processes is left out. One thread; seconds are those of the
-processor, so that other work on the machine does not count. Prints means of the steps."""
+ranks. Engines answer at once, with answers of one length; nothing is trained. What Ray takes to
+carry answers between processes is left out, and so is the time in which engines build them here.
+One thread; seconds are those of the processor, so that other work on the machine does not count.
+Prints means of the steps, whose number is even: engines play two steps' prompts in every second
+one."""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.prompts import PromptStream
+from openrl.models.memory import freeze_gc_heap
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.residency import Residency
@@ -32,18 +35,23 @@ from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajector
 
 
 class Engine:
-    """Has every answer ready."""
+    """Answers at once."""
+
+    seconds = 0.0  # of the processor, in which all engines built their answers
 
     def __init__(self, context: WorkerContext, tokens: int) -> None:
         self.token_ids, self.logprobs = list(range(tokens)), [-0.5] * tokens
         self.versions = (VersionSpan(0, tokens, 1),)
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
+        started = time.process_time()
         rows = [
             Segment.answer(prompt.token_ids, self.token_ids, self.logprobs, self.versions)
             for _ in range(request.n_samples)
         ]
-        return Group(prompt, [Trajectory(prompt, [r], End.STOP, score=Score(1.0)) for r in rows])
+        played = [Trajectory(prompt, [row], End.STOP, score=Score(1.0)) for row in rows]
+        Engine.seconds += time.process_time() - started
+        return Group(prompt, played)
 
 
 async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
@@ -57,10 +65,11 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
         Residency(),
         RolloutSettings(RolloutRequest(args.samples, Sampling(args.tokens)), run_seed=0),
     )
+    freeze_gc_heap()  # as a run does once its processes have started
     steps = []
     async with rollouts.generating():
         for version in range(1, args.steps + 2):
-            times = [time.process_time()]
+            Engine.seconds, times = 0.0, [time.process_time()]
             taken = await rollouts.take(lambda done, total: None)
             times.append(time.process_time())
             batch = collate(taken.groups, pad_id=0)
@@ -71,7 +80,11 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
             times.append(time.process_time())
             take, collating, planning, publish = (b - a for a, b in pairwise(times))
             steps.append(
-                {"buffer and rollouts": take + publish, "collate": collating, "plan": planning}
+                {
+                    "buffer and rollouts": take + publish - Engine.seconds,
+                    "collate": collating,
+                    "plan": planning,
+                }
             )
     await rollouts.close()
     return steps[1:]  # the first one warms up
@@ -87,7 +100,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=64, help="that are trained on")
     parser.add_argument("--steps_ahead", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
     args = parser.parse_args()
     torch.set_num_threads(1)
     steps = asyncio.run(measure(args))

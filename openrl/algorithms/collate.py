@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Hashable, Sequence
-from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,14 +130,17 @@ def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list
     return [False] * len(segment.loss_mask) if failed else segment.loss_mask
 
 
-def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
+def pad(rows: Sequence[list[Any]], width: int, value: float, dtype: torch.dtype) -> Tensor:
     """Return rows of int64, float32 or bool numbers as (B, width), filled up on the right."""
-    result = torch.full((len(rows), width), value, dtype=dtype)
-    # torch.tensor of one list of all numbers takes three times as long, one per row ten times
-    numbers = array(_ARRAY_TYPES[dtype], list(chain.from_iterable(rows)))
+    # an array reads a list three times as fast as torch.tensor does
+    numbers = array(_ARRAY_TYPES[dtype])
+    filling = array(_ARRAY_TYPES[dtype], [value]) * width
+    for row in rows:
+        numbers.fromlist(row)
+        numbers.extend(filling[len(row) :])
     if not numbers:
-        return result
-    return result.masked_scatter_(length_mask(rows, width), torch.frombuffer(numbers, dtype=dtype))
+        return torch.empty((len(rows), width), dtype=dtype)
+    return torch.frombuffer(numbers, dtype=dtype).view(len(rows), width)
 
 
 def length_mask(rows: Sequence[Sequence[float]], width: int) -> Tensor:

@@ -16,7 +16,9 @@ will be trained in time, and a step waits for answers that would be too old in t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -115,7 +117,7 @@ class RolloutBuffer:
         self.steps = 0  # training steps that have taken their groups
         self._unsent = False  # a step has taken its groups but may still publish its weights
         self._asked = False  # a step waits for its groups
-        self._slots: list[Slot] = []  # admitted but not yet taken, in the order of admission
+        self._arrange([])
         self._turned_down: list[tuple[int, Group]] = []  # (ordinal, group) since the last step
         self._admitted, self._draws, self._tried_again = 0, 0, 0
         self._wave_open = True
@@ -128,7 +130,18 @@ class RolloutBuffer:
     @property
     def complete(self) -> int:
         """Number of complete groups that wait to be trained on."""
-        return sum(slot.group is not None for slot in self._slots)
+        return len(self._complete)
+
+    @property
+    def _running(self) -> int:
+        return len(self._slots) - len(self._complete) - len(self._waiting)
+
+    def _arrange(self, slots: Iterable[Slot]) -> None:
+        """Set the slots that are admitted but not yet taken, in the order of admission, and keep
+        apart those that are complete and those that have to start again."""
+        self._slots = list(slots)
+        self._complete = [slot for slot in self._slots if slot.group is not None]
+        self._waiting = deque(s for s in self._slots if not s.running and s.group is None)
 
     # -- playing -----------------------------------------------------------------------------------
 
@@ -154,11 +167,12 @@ class RolloutBuffer:
             if self._tried_again < self.filter.spare:
                 self._tried_again += 1
                 self._turned_down.append((slot.ordinal, group))
-                self._slots.remove(slot)
+                del self._slots[_place(self._slots, slot.ordinal)]
                 self._changed()
                 return
             slot.kept = False
         slot.group = group
+        self._complete.insert(_place(self._complete, slot.ordinal), slot)
         self._changed()
 
     def fail(self, error: BaseException) -> None:
@@ -171,27 +185,26 @@ class RolloutBuffer:
         """Return the slot that may start now: one that has to start again, otherwise that of the
         next prompt. None if the limits allow neither."""
         limits = self.limits
-        waiting = next((s for s in self._slots if not s.running and s.group is None), None)
-        position = len(self._slots) if waiting is None else self._slots.index(waiting)
-        running = sum(slot.running for slot in self._slots)
+        waiting = self._waiting[0] if self._waiting else None
+        position = _place(self._slots, waiting.ordinal) if waiting else len(self._slots)
         if limits.in_waves:
-            self._wave_open = (self._wave_open or not running) and position < limits.capacity
+            self._wave_open = (self._wave_open or not self._running) and position < limits.capacity
         allowed = (
             position < limits.capacity
             and (self._asked or limits.steps_ahead > 0)
-            and (not limits.running or running < limits.running)
+            and (not limits.running or self._running < limits.running)
             and (not limits.in_waves or self._wave_open)
             and self._in_time(position, self.version)
         )
         if not allowed:
             return None
-        if waiting and waiting.recorded and not self._in_time(position, waiting.version):
-            waiting.recorded = {}  # its turns are too old by now, so its episodes start over
         if waiting is None:
-            waiting = Slot(self._admitted, self.prompts.take(1)[0])
+            self._slots.append(Slot(self._admitted, self.prompts.take(1)[0]))
             self._admitted += 1
-            self._slots.append(waiting)
-        return waiting
+            return self._slots[-1]
+        if waiting.recorded and not self._in_time(position, waiting.version):
+            waiting.recorded = {}  # its turns are too old by now, so its episodes start over
+        return self._waiting.popleft()
 
     def _in_time(self, position: int, version: int) -> bool:
         """Return whether tokens that ``version`` samples at this position of the queue will be
@@ -214,11 +227,11 @@ class RolloutBuffer:
         chosen = await self._until(self._selected)
         self._asked, self._unsent = False, True
         self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
-        leaving = set(chosen)
-        self._slots = [slot for slot in self._slots if slot not in leaving]
+        left = self._without(chosen)
         given_up: list[Slot] = []
         if not self.limits.steps_ahead and not self.limits.carries_over:
-            given_up, self._slots = self._slots, []
+            given_up, left = left, []
+        self._arrange(left)
         came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
         taken = RolloutBatch(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
@@ -233,26 +246,32 @@ class RolloutBuffer:
 
     def _selected(self) -> list[Slot] | None:
         """Return the slots of the next step, or None if it has to wait."""
-        if self.complete < self.limits.wanted:
+        limits = self.limits
+        if self.complete < limits.wanted:
             return None
-        candidates = self._slots[: self.limits.wanted + self.limits.surplus]
+        candidates = self._slots[: limits.wanted + limits.surplus]
+        complete = self._complete[: _place(self._complete, candidates[-1].ordinal + 1)]
+        if len(complete) < limits.wanted:
+            return None
         # a slot that was dropped once goes first, or others might overtake it forever
-        candidates.sort(key=lambda slot: (not slot.drops, slot.ordinal))
-        awaited = [slot for slot in candidates[: self.limits.wanted] if slot.drops]
-        complete = [slot for slot in candidates if slot.group is not None]
-        chosen = sorted(complete[: self.limits.wanted], key=lambda slot: slot.ordinal)
-        if len(chosen) < self.limits.wanted or not set(awaited) <= set(chosen):
+        dropped = [slot for slot in candidates if slot.drops]
+        if any(slot.group is None for slot in dropped[: limits.wanted]):
             return None
-        if not self.limits.carries_over:
+        complete.sort(key=lambda slot: not slot.drops)
+        chosen = sorted(complete[: limits.wanted], key=lambda slot: slot.ordinal)
+        if not limits.carries_over:
             return chosen
-        left = sorted(set(self._slots) - set(chosen), key=lambda slot: slot.ordinal)
-        behind = self.limits.wanted  # the slots left behind are trained one step later
+        behind = limits.wanted  # the slots left behind are trained one step later
         in_time = all(
             self._in_time(behind + place, slot.version)
-            for place, slot in enumerate(left)
+            for place, slot in enumerate(self._without(chosen))
             if slot.version >= 0
         )
         return chosen if in_time else None
+
+    def _without(self, chosen: list[Slot]) -> list[Slot]:
+        leaving = set(chosen)
+        return [slot for slot in self._slots if slot not in leaving]
 
     def published(self, version: int) -> list[Slot]:
         """Record that the last step is over and that the engines hold weights ``version``. Returns
@@ -265,7 +284,7 @@ class RolloutBuffer:
             oldest = version - self.limits.max_staleness
             too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
             again = {s: Slot(s.ordinal, s.prompt, drops=s.drops + 1) for s in too_old}
-        self._slots = [again.get(slot, slot) for slot in self._slots]
+        self._arrange(again.get(slot, slot) for slot in self._slots)
         self._dropped += len(again)
         self._changed()
         return list(again)
@@ -278,7 +297,7 @@ class RolloutBuffer:
         dropped, self._dropped = self._dropped, 0
         return {
             "rollout/buffered_groups": float(self.complete),
-            "rollout/running_groups": float(sum(s.running for s in self._slots)),
+            "rollout/running_groups": float(self._running),
             "rollout/dropped_groups": float(dropped),
             "rollout/trainer_wait_seconds": now - asked_at,
             "rollout/engine_wait_seconds": idle,
@@ -299,7 +318,7 @@ class RolloutBuffer:
             await waiter
 
     def _changed(self) -> None:
-        if self._idle_since is None and not any(slot.running for slot in self._slots):
+        if self._idle_since is None and not self._running:
             self._idle_since = asyncio.get_running_loop().time()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -337,7 +356,13 @@ class RolloutBuffer:
         self._draws, self._tried_again = state["draws"], state["tried_again"]
         self._dropped = state["dropped"]
         self._turned_down = [(n, group_from_json(g, known)) for n, g in state["turned_down"]]
-        self._slots = [_slot_from_json(slot, known) for slot in state["slots"]]
+        self._arrange(_slot_from_json(slot, known) for slot in state["slots"])
+
+
+def _place(slots: list[Slot], ordinal: int) -> int:
+    """Return how many of the slots, which are in the order of admission, come before
+    ``ordinal``."""
+    return bisect_left(slots, ordinal, key=lambda slot: slot.ordinal)
 
 
 def _slot_to_json(slot: Slot, recorded: Mapping[int, Recorded]) -> dict[str, Any]:
