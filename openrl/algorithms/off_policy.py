@@ -3,7 +3,9 @@ or has older weights. Needs only torch.
 
 rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the
 policy that sampled. Both are known before training, so weights and rejections are computed once for
-the whole rollout batch. They never enter the policy ratio of the loss.
+the whole rollout batch (``correct_rollouts``). If a rollout is a single optimizer step and a weight
+depends on its own row alone, the step computes it from its own log-probs, and needs no pass before
+it (``weigh``). Neither weights nor rejections enter the policy ratio of the loss.
 """
 
 from __future__ import annotations
@@ -54,29 +56,37 @@ def correct_rollouts(
 ) -> tuple[ExperienceBatch, dict[str, float]]:
     """Fill ``is_weights``, remove what fails a test from ``loss_mask``, and return the batch and
     metrics. Means count the tokens in ``loss_mask`` as it was on entry."""
-    log_rho = _log_rho(batch)
-    metrics: dict[str, float] = {}
-    if flags.enable_vllm_is_correction:
-        weights = importance_weights(log_rho, batch, flags)
-        metrics |= weight_metrics(
-            weights, log_rho, batch.loss_mask, flags.vllm_is_truncated_threshold
-        )
-        batch = batch.replace(is_weights=weights)
+    weights, totals = weigh(batch, batch.old_logprobs, flags)
+    metrics, kept = totals.metrics(), batch.loss_mask
     tests = rejection_tests(flags)
     if tests:
-        kept = batch.loss_mask
+        log_rho = _log_rho(batch, batch.old_logprobs)
         for test in tests:
             kept = kept & accepted_tokens(log_rho, batch, test)
         sampled = Trajectories.of(batch).lengths > 0
         lost = sampled & (Trajectories.of(batch.replace(loss_mask=kept)).lengths == 0)
         metrics["rejected_tokens"] = float(masked_mean((~kept).float(), batch.loss_mask))
         metrics["rejected_sequences"] = float(masked_mean(lost.float(), sampled))
-        batch = batch.replace(loss_mask=kept)
-    return batch, metrics
+    return batch.replace(is_weights=weights, loss_mask=kept), metrics
 
 
-def _log_rho(batch: ExperienceBatch) -> Tensor:
-    return (batch.old_logprobs - batch.rollout_logprobs).masked_fill(~batch.loss_mask, 0)
+@torch.no_grad()
+def weigh(
+    batch: ExperienceBatch, logprobs: Tensor, flags: RolloutCorrectionFlags
+) -> tuple[Tensor | None, MismatchTotals]:
+    """Compare ``logprobs``, (B, T), of the trainer's policy before the update with the engine's.
+    Returns the importance weights, (B, T), and totals of mismatch and weights. Without
+    --enable_vllm_is_correction the weights are None."""
+    weights = None
+    if flags.enable_vllm_is_correction:
+        weights = importance_weights(_log_rho(batch, logprobs), batch, flags)
+    bounds = flags.vllm_is_truncated_threshold
+    rollout_logprobs, mask = batch.rollout_logprobs, batch.loss_mask
+    return weights, mismatch_totals(logprobs, rollout_logprobs, mask, weights, bounds)
+
+
+def _log_rho(batch: ExperienceBatch, logprobs: Tensor) -> Tensor:
+    return (logprobs - batch.rollout_logprobs).masked_fill(~batch.loss_mask, 0)
 
 
 def importance_weights(
@@ -171,12 +181,14 @@ def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest
 
 @dataclass(frozen=True)
 class MismatchTotals:
-    """Sums that measure how far trainer and engine are apart. The totals of parts of a batch merge
-    into the batch's, like the metrics of ``openrl.tracking.metrics``."""
+    """Sums that measure how far trainer and engine are apart, and the weights that correct for it,
+    if there are any. The totals of parts of a batch merge into the batch's, like the metrics of
+    ``openrl.tracking.metrics``."""
 
     of_tokens: dict[str, float]
     of_rows: dict[str, float]
     maxima: dict[str, float]
+    minima: dict[str, float]
     tokens: float
     rows: float
     value: None = None  # the totals have no single figure
@@ -186,6 +198,7 @@ class MismatchTotals:
             {name: total + other.of_tokens[name] for name, total in self.of_tokens.items()},
             {name: total + other.of_rows[name] for name, total in self.of_rows.items()},
             {name: _larger(value, other.maxima[name]) for name, value in self.maxima.items()},
+            {name: -_larger(-value, -other.minima[name]) for name, value in self.minima.items()},
             self.tokens + other.tokens,
             self.rows + other.rows,
         )
@@ -195,76 +208,69 @@ class MismatchTotals:
 
         kl and k3_kl are in nats per token, of the engine's policy to the trainer's; ppl_ratio is
         the trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens
-        and for rows; ess, in (0, 1], is the effective share of samples under weights rho.
+        and for rows; ess, in (0, 1], is the effective share of samples (Kish) under weights rho,
+        is_weight_ess under the importance weights; is_ratio_high and is_ratio_low are the shares of
+        tokens whose rho is out of bounds.
         """
         if not self.tokens:
             return {}
         means = {name: total / self.tokens for name, total in self.of_tokens.items()}
         means |= {name: total / self.rows for name, total in self.of_rows.items()}
-        shown = ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")
-        return self.maxima | {
-            **{name: means[name] for name in shown},
-            "chi2_token": means["rho_squared"] - 1,
-            "chi2_sequence": means["sequence_rho_squared"] - 1,
-            "ess": means["rho"] ** 2 / means["rho_squared"],
+        rho_squared = means.pop("rho_squared")
+        derived = {
+            "chi2_token": rho_squared - 1,
+            "chi2_sequence": means.pop("sequence_rho_squared") - 1,
+            "ess": means.pop("rho") ** 2 / rho_squared,
         }
+        if "is_weight_mean" in means:
+            squared = max(means.pop("is_weight_squared"), 1e-30)
+            derived["is_weight_ess"] = means["is_weight_mean"] ** 2 / squared
+        return self.maxima | self.minima | means | derived
 
 
-@torch.no_grad()
-def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchTotals:
+def mismatch_totals(
+    logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    weights: Tensor | None = None,
+    bounds: tuple[float, float] = (0.0, math.inf),
+) -> MismatchTotals:
     """Return totals over the sampled tokens of whole rows, (b, T), with rho = exp(logprobs -
     rollout_logprobs) and log-ratios clamped to +-20. ``logprobs`` are the trainer's, under the
-    weights that sampled."""
+    weights before the update. With importance ``weights`` the totals describe them, too, and count
+    the tokens whose rho is out of ``bounds``."""
     raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
     log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
     per_token = masked_mean(raw, mask, -1).clamp(-LIMIT, LIMIT)
     p, rollout_p = (column.clamp(max=0).exp() for column in (logprobs, rollout_logprobs))
     gap = (p - rollout_p).abs().double().masked_fill(~mask, 0)
+    rho = log_rho.exp()
     of_tokens = {
         "kl": -raw,
         "k3_kl": torch.expm1(log_rho) - log_rho,
-        "rho": log_rho.exp(),
-        "rho_squared": (2 * log_rho).exp(),
+        "rho": rho,
+        "rho_squared": rho.square(),
         "logprob_gap": raw.abs(),
         "prob_gap_mean": gap,
     }
     of_rows = {"ppl_ratio": (-per_token).exp(), "sequence_rho_squared": (2 * sequence).exp()}
+    maxima, minima = {"logprob_gap_max": raw.abs().amax(), "prob_gap_max": gap.amax()}, {}
+    if weights is not None:
+        (low, high), weights = bounds, weights.double()
+        of_tokens |= {"is_weight_mean": weights, "is_weight_squared": weights.square()}
+        of_tokens |= {"is_ratio_high": rho > high, "is_ratio_low": rho < low}
+        maxima["is_weight_max"] = weights.amax()
+        minima["is_weight_min"] = weights.masked_fill(~mask, math.inf).amin()
     sums = [masked_sum(column, mask) for column in of_tokens.values()]
     sums += [masked_sum(column, rows) for column in of_rows.values()]
-    maxima = {"logprob_gap_max": raw.abs().amax(), "prob_gap_max": gap.amax()}
     # one transfer from the device for all figures
-    found = iter(torch.stack([*sums, *maxima.values(), mask.sum(), rows.sum()]).tolist())
-    columns = (of_tokens, of_rows, maxima)
+    extremes = [*maxima.values(), *minima.values()]
+    found = iter(torch.stack([*sums, *extremes, mask.sum(), rows.sum()]).tolist())
+    columns = (of_tokens, of_rows, maxima, minima)
     return MismatchTotals(*({name: next(found) for name in column} for column in columns), *found)
 
 
 def _larger(a: float, b: float) -> float:
     """Return the larger number, or NaN if either is NaN."""
     return a if math.isnan(a) or a >= b else b
-
-
-def weight_metrics(
-    weights: Tensor, log_rho: Tensor, mask: Tensor, threshold: tuple[float, float]
-) -> dict[str, float]:
-    """Return figures of the weights in force: mean, extremes, effective share of samples, and the
-    shares of tokens with rho out of bounds."""
-    if not bool(mask.any()):
-        return {}
-    rho = log_rho.clamp(-LIMIT, LIMIT).exp()
-    low, high = threshold
-    inside = weights[mask]
-    return {
-        "is_weight_mean": float(inside.mean()),
-        "is_weight_min": float(inside.min()),
-        "is_weight_max": float(inside.max()),
-        "is_weight_ess": float(_effective_share(weights, mask)),
-        "is_ratio_high": float(masked_mean((rho > high).float(), mask)),
-        "is_ratio_low": float(masked_mean((rho < low).float(), mask)),
-    }
-
-
-def _effective_share(weights: Tensor, mask: Tensor) -> Tensor:
-    """Return (sum w)^2 / (n sum w^2): Kish's effective sample size as a share."""
-    mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
-    return mean.square() / square.clamp(min=1e-30)

@@ -13,6 +13,7 @@ from openrl.extension_points import preference_losses
 if TYPE_CHECKING:  # the groups below take their conditions from this module
     from openrl.config.commands import (
         DPOConfig,
+        EvaluateConfig,
         PPOConfig,
         SupervisedConfig,
     )
@@ -78,6 +79,17 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
+def agents_of(config: PPOConfig | EvaluateConfig) -> list[str]:
+    """Return the flags that say who plays; with none, the policy answers once."""
+    asked = {
+        "agent_func_path": config.agents.agent_func_path,
+        "agent_command": config.agents.agent_command,
+        "env_tags": config.environments.env_tags,
+        "tools": config.agents.tools,
+    }
+    return [name for name, value in asked.items() if value]
+
+
 # -- models ----------------------------------------------------------------------------------------
 
 
@@ -136,17 +148,31 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
     """Return where old log-probs come from.
 
     - forward: a pass of the policy before its update, for several optimizer steps, KL in the
-      reward, correction, or a loss that needs it.
+      reward, some corrections (``corrects_early``), or a loss that needs it.
     - update: the update's own pass, with a single optimizer step.
     - engine: the log-probs that the engine sampled with.
     """
     skip = config.correction.skip_old_logprob
     if skip == "always":
         return "engine"
-    corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
-    early = config.kl.in_reward or corrects or "old_logprobs" in config.algorithm.policy_loss.needs
+    needs = config.algorithm.policy_loss.needs
+    early = config.kl.in_reward or corrects_early(config) or "old_logprobs" in needs
     several = config.batch.optimizer_steps_per_rollout > 1
     return "forward" if skip == "never" or early or several else "update"
+
+
+def corrects_early(config: PPOConfig) -> bool:
+    """Return whether the correction of rollouts needs old log-probs before the update: for tests
+    that remove tokens from the counts, for a mean over the batch, for weights that depend on other
+    rows, or because the update's own have dropout in them. Recorded rollouts may have been an
+    agent's, and a replay must weigh as the recorded run did."""
+    flags = config.correction
+    if flags.rollout_rs or not flags.enable_vllm_is_correction:
+        return bool(flags.rollout_rs)
+    recorded = config.collecting.rollout_dump_dir or config.collecting.rollout_replay_dir
+    several_rows = bool(agents_of(config) or recorded)
+    other_rows = flags.weighs_sequences and several_rows
+    return flags.vllm_is_batch_normalize or other_rows or config.lora.lora_dropout > 0
 
 
 def reads_all_old_logprobs(config: PPOConfig) -> bool:

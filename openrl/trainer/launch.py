@@ -26,7 +26,6 @@ from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.learner import Learner, LearningSettings
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.mismatch import Mismatch
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
@@ -173,7 +172,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         inputs.tokenizer,
         settings,
         Credit(plan, config.kl),
-        Mismatch(config.correction),
+        config.correction,
         Losses.from_config(config),
         NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
     )

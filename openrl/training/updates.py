@@ -11,10 +11,11 @@ from torch import Tensor
 
 from openrl.algorithms.kl import kl_estimate
 from openrl.algorithms.masked import step_loss
-from openrl.algorithms.off_policy import mismatch_totals
+from openrl.algorithms.off_policy import weigh
 from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts
 from openrl.extension_points import policy_losses
 from openrl.models.logits import Output
@@ -55,8 +56,9 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured but has no gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
-    # measure the mismatch between engine and policy; only for the weights that sampled the batch
-    compares: bool = False
+    # how to compare the policy with the engine and to weigh tokens, which is right in the first
+    # optimizer step on a batch alone. None: done before the update
+    correction: RolloutCorrectionFlags | None = None
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
@@ -68,6 +70,10 @@ class PolicyUpdate:
         entropies = more["entropy"]
         if not self.entropy_coef:
             entropies = entropies.detach()  # frees the activations that its gradient would need
+        metrics: dict[str, Metric] = {}
+        if self.correction is not None:
+            weights, metrics["mismatch"] = weigh(batch, logprobs, self.correction)
+            batch = batch.replace(is_weights=weights)
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         inputs = LossInputs(
             logprobs=logprobs,
@@ -99,13 +105,7 @@ class PolicyUpdate:
             good = good_sample_nll(logprobs, batch.rewards, self.sft_threshold)
             terms["sft_loss"] = (self.sft_coef, self._divided(good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
-        metrics: dict[str, Metric] = {
-            name: _share(term, batch, counts) for name, (_, term) in terms.items()
-        }
-        if self.compares:
-            metrics["mismatch"] = mismatch_totals(
-                logprobs.detach(), batch.rollout_logprobs, batch.loss_mask
-            )
+        metrics |= {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
         return total, metrics | _means(columns, batch.loss_mask) | _extremes(
             logprobs - old_logprobs, batch.loss_mask
         )

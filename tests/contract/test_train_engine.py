@@ -11,10 +11,11 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from openrl.algorithms.batching import plan_pairs
-from openrl.algorithms.off_policy import mismatch_totals
+from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.experts import check_mixture
@@ -580,14 +581,20 @@ def test_a_dense_model_has_no_load_to_balance(tmp_path, checkpoint):
         check_mixture(str(checkpoint), False)
 
 
-def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch):
+@pytest.mark.parametrize("weighs", [False, True])
+def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch, weighs):
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
-    logprobs = column_of(engine, batch, halves(batch))
-    expected = mismatch_totals(logprobs, batch.rollout_logprobs, batch.loss_mask)
-    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", compares=True)
+    flags = RolloutCorrectionFlags(
+        enable_vllm_is_correction=weighs, vllm_is_truncated_threshold=(0.01, 0.03)
+    )
+    old = column_of(engine, batch, halves(batch))
+    expected = correct_rollouts(batch.replace(old_logprobs=old), flags)[1]
+    assert len(expected) == (16 if weighs else 10)
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", correction=flags)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     found = engine.train_step(batch, plan, update)["mismatch"]
-    assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-5)
+    assert found.metrics() == pytest.approx(expected, rel=1e-5)
+    assert not weighs or 0 < expected["is_ratio_low"] < 1 > expected["is_ratio_high"] > 0
 
 
 def test_dummy_rows_change_nothing(checkpoint, batch):

@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps
 from openrl.algorithms.collate import turn_ids
+from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.policy_losses import ClipOptions, DROOptions, PPOOptions
 from openrl.algorithms.row_sizes import RowSizes
@@ -28,6 +29,7 @@ from openrl.algorithms.selecting_losses import (
     SelectingLoss,
     select_tokens,
 )
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
@@ -87,6 +89,16 @@ class Case:
         return isinstance(self.update, (PreferenceUpdate, PairRewardUpdate)) and not rated
 
 
+def correction(level: str, kind: str) -> RolloutCorrectionFlags:
+    """Bounds that some weights of the batch exceed on either side."""
+    return RolloutCorrectionFlags(
+        enable_vllm_is_correction=True,
+        vllm_is_level=level,
+        vllm_is_correction_type=kind,
+        vllm_is_truncated_threshold=(0.8, 1.25),
+    )
+
+
 def options_of(registry, name):
     made = registry[name].options
     return OPTIONS[name] if name in OPTIONS else made and made()
@@ -107,6 +119,8 @@ def policy_cases():
         yield f"values-{mode}", Case(ValueUpdate(0.2, mode, 9.0))
     yield "without_weights", Case(every_term, without=("loss_weights", "is_weights"))
     yield "old_is_own", Case(ppo, without=("old_logprobs",))
+    weighed = replace(ppo, kl_coef=0.0, correction=correction("segment", "icepop"))
+    yield "weighed_by_own", Case(weighed, without=("old_logprobs", "is_weights"))
     alone = replace(ppo, rl_coef=0.0, kl_coef=0.0)
     yield "entropy", Case(replace(alone, entropy_coef=-0.2))
     yield "sft", Case(replace(alone, sft_coef=0.4, sft_threshold=-0.5))
@@ -168,10 +182,12 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     reference = CausalLM(other, temperature=0.8, chunk_size=16).eval()
     reference.hf.get_output_embeddings().top_k = 4
     ref_logprobs, distributions = reference(ids, attention, None, None, ("reference",))
+    own = models["logprobs"](ids, attention)[0]
     return batch.replace(
         loss_mask=mask,
         turn_ids=turn_ids(mask),
-        old_logprobs=models["logprobs"](ids, attention)[0] + 0.3 * batch.returns,
+        rollout_logprobs=own + 0.3 * batch.advantages,
+        old_logprobs=own + 0.3 * batch.returns,
         values=models["values"](ids, attention)[0] + 0.3 * batch.values,
         ref_logprobs=ref_logprobs,
         loss_weights=torch.rand(len(batch), generator=g),
@@ -319,6 +335,25 @@ def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case)
     left_out = int((~update.gradient_rows(batch_of(CASES[case], batch))).sum())
     assert left_out == (6 if case.startswith(("ppo", "gspo", "gpg")) else left_out) > 0
     assert_same_gradient(torch.cat([own, two_ranks[f"flat {case}"]]), all_rows)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+@pytest.mark.parametrize("level", ["token", "segment", "geometric", "sequence"])
+def test_weights_of_the_update_are_those_of_a_pass_before_it(one_rank, models, level, kind):
+    """One step's gradient, padded and packed, in any number of micro-batches, and without the rows
+    that have no gradient: two have no advantage, one no token."""
+    model, flags, batch = models["logprobs"], correction(level, kind), one_rank[1]
+    with torch.no_grad():
+        old = model(batch.token_ids, batch.attention_mask)[0]
+    some = batch.advantages * (torch.arange(len(batch)) > 1)[:, None]
+    batch = batch.replace(old_logprobs=old, advantages=some)
+    corrected, figures = correct_rollouts(batch, flags)
+    assert 0 < figures["is_ratio_low"] < 1 > figures["is_ratio_high"] > 0
+    before = PolicyUpdate("ppo", PPOOptions(), "seq-mean-token-mean")
+    expected = gradients(Case(before), model, corrected, 1, 0)[0]
+    own = Case(replace(before, correction=flags), without=("old_logprobs", "is_weights"))
+    for leave_out in (False, True):
+        assert_same_gradient(gradients(own, model, batch, 1, 0, leave_out), expected)
 
 
 def run_on_all(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str, Tensor]]:

@@ -59,9 +59,16 @@ class RolloutCorrectionFlags(ImportanceFlags):
     skip_old_logprob: Literal["auto", "never", "always"] = flag(
         "auto",
         "Skip the forward pass that computes old log-probs. auto: if each rollout has one"
-        " optimizer step, whose own log-probs are the same; never: always run it; always: use the"
-        " engine's log-probs.",
+        " optimizer step, whose own log-probs are the same, and nothing needs them earlier, as"
+        " --rollout_rs and a KL in the reward do; never: always run it; always: use the engine's"
+        " log-probs.",
     )
+
+    @property
+    def weighs_sequences(self) -> bool:
+        """Whether a weight depends on all tokens of its sequence."""
+        by_level = self.vllm_is_level in ("geometric", "sequence")
+        return by_level or self.correction_type == "seq-mask-tis"
 
     @property
     def weight_covers(self) -> CorrectionLevel:

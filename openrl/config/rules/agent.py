@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
-from openrl.config.derived import prompts_running
+from openrl.config.derived import agents_of, prompts_running
 from openrl.config.groups.agent import read_env_config, split_agent_path
 from openrl.config.rules.machine import output_problems
 from openrl.extension_points import environments
@@ -18,17 +18,6 @@ Playing = PPOConfig | EvaluateConfig
 
 _OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https://")
 SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path that names a server
-
-
-def agents_of(config: Playing) -> list[str]:
-    """Return the flags that say who plays; with none, the policy answers once."""
-    asked = {
-        "agent_func_path": config.agents.agent_func_path,
-        "agent_command": config.agents.agent_command,
-        "env_tags": config.environments.env_tags,
-        "tools": config.agents.tools,
-    }
-    return [name for name, value in asked.items() if value]
 
 
 @check(PPOConfig, EvaluateConfig)

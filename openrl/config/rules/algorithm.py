@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import reward_norm_scopes
+from openrl.config.derived import agents_of, reward_norm_scopes
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules.agent import agents_of
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check

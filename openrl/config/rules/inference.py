@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
+from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules import (
@@ -12,7 +13,6 @@ from openrl.config.rules import (
     machine,
     rollout_engine,
 )
-from openrl.config.rules.agent import agents_of
 from openrl.config.rules.machine import (
     MODEL_FILES,
     TOKENIZER_FILES,

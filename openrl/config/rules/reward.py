@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
+from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
-from openrl.config.rules.agent import agents_of
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check, unknown_names

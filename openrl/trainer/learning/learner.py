@@ -12,13 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
-from openrl.algorithms.off_policy import age_metrics, stale_tokens
+from openrl.algorithms.off_policy import MismatchTotals, age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.model import Dtype
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
 from openrl.models.logits import Output
@@ -26,7 +27,7 @@ from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.mismatch import Mismatch, mismatch_metrics
+from openrl.trainer.learning.mismatch import correct_mismatch, mismatch_metrics
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
@@ -79,13 +80,13 @@ class Learner:
         tokenizer: PreTrainedTokenizerBase,
         settings: LearningSettings,
         credit: Credit,
-        mismatch: Mismatch,
+        correction: RolloutCorrectionFlags,
         losses: Losses,
         guard: NonFiniteGuard,
     ) -> None:
         self.roles, self.residency = roles, roles.residency
         self.tokenizer, self.settings = tokenizer, settings
-        self.credit, self.mismatch, self.losses = credit, mismatch, losses
+        self.credit, self.correction, self.losses = credit, correction, losses
         self.guard = guard
 
     async def learn(
@@ -100,24 +101,24 @@ class Learner:
         self, groups: list[Group], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
         batch = collate(groups, self.pad_id)
-        sampled = batch.loss_mask  # credit takes truncated answers out of the batch's own
         rows = self._rows_before_credit(batch, step)
         if rows is not None:
             with stage("annotate"):
                 batch = await self.annotate(batch, rows)
         batch, metrics = self.credit(batch)
+        batch, masked = self._without_old_tokens(batch, version)
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
                 batch = await self.annotate(batch, rows)
         metrics |= self.credit.measure_kl(batch, rows) | self._rows_left_out(rows)
         if self.losses.old_logprobs == "forward":
-            batch, measured = self.mismatch(batch, sampled & rows[:, None])
+            batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
-        batch, aged = self._without_old_tokens(batch, version)
+        ages = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
         batch = self._select_tokens(batch, step)
         with stage("train"):
-            metrics |= aged | await self.update(batch, step)
+            metrics |= masked | ages | await self.update(batch, step)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
 
@@ -150,14 +151,12 @@ class Learner:
         self, batch: ExperienceBatch, version: int
     ) -> tuple[ExperienceBatch, dict[str, Metric]]:
         """Remove tokens that are too old from the loss, with ``--staleness_policy mask``. They were
-        sampled, so they still count in baselines and lengths, as truncated answers do. Also returns
-        metrics of the tokens' ages."""
+        sampled, so they still count in baselines and lengths, as truncated answers do."""
         bound, tokens = self.settings.oldest_trained, int(batch.loss_mask.sum())
         if bound is not None:
             batch = batch.replace(loss_mask=batch.loss_mask & ~stale_tokens(batch, version, bound))
         masked = tokens - int(batch.loss_mask.sum())
-        known = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
-        return batch, {"rollout/masked_share": Mean(masked, tokens), **known}
+        return batch, {"rollout/masked_share": Mean(masked, tokens)}
 
     @property
     def pad_id(self) -> int:
@@ -273,7 +272,8 @@ class Learner:
         measured = merge_all(report for rank in reports for report in rank)
         # only the first optimizer step runs with the weights that sampled, so only it is compared
         measured.pop("mismatch", None)
-        gaps = mismatch_metrics(merge_all(rank[0] for rank in reports).get("mismatch"))
+        compared = merge_all(rank[0] for rank in reports).get("mismatch")
+        gaps = mismatch_metrics(compared.metrics() if isinstance(compared, MismatchTotals) else {})
         work: dict[str, Metric] = {}
         if role == "actor":
             work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)

@@ -36,7 +36,7 @@ class Losses:
             entropy_coef=config.algorithm.entropy_loss_coef,
             sft_coef=config.algorithm.sft_loss_coef,
             sft_threshold=config.algorithm.sft_pos_threshold,
-            compares=old_logprobs != "forward",
+            correction=None if old_logprobs == "forward" else config.correction,
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
         full_kl = config.kl.full_top_k is not None

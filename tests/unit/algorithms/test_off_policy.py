@@ -2,6 +2,7 @@
 nats."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import torch
 from openrl.algorithms.off_policy import (
     age_metrics,
     correct_rollouts,
-    importance_weights,
     mismatch_totals,
     stale_tokens,
+    weigh,
 )
 from openrl.config.groups.rollout_correction import (
     REJECTION_TESTS,
@@ -21,6 +22,8 @@ from openrl.config.groups.rollout_correction import (
 from openrl.errors import UserError
 from openrl.tracking.metrics import merge_all
 from tests.batches import outcome_batch, random_batch
+
+CORRECTION = RolloutCorrectionFlags(enable_vllm_is_correction=True)
 
 
 def rows(*log_rho):
@@ -44,7 +47,7 @@ def totals(batch):
 
 
 def corrected(batch, **flags):
-    return correct_rollouts(batch, RolloutCorrectionFlags(enable_vllm_is_correction=True, **flags))
+    return correct_rollouts(batch, replace(CORRECTION, **flags))
 
 
 def logs(*ratios):
@@ -59,7 +62,25 @@ def test_tis_and_icepop_by_hand():
     assert icepop.is_weights[0].tolist() == pytest.approx([0, 0, 0.8, 0])
     assert torch.equal(icepop.loss_mask, batch.loss_mask)  # denominators stay
     assert metrics["is_weight_ess"] == pytest.approx(1 / 3)
-    assert metrics["is_ratio_low"] + metrics["is_ratio_high"] == pytest.approx(2 / 3)
+    assert metrics["is_ratio_low"] == metrics["is_ratio_high"] == pytest.approx(1 / 3)
+
+
+def test_figures_of_weights_by_hand():
+    """Weights 0.5, 0.8 and 5 in two rows; parts with and without tokens merge to the same."""
+    batch = rows(logs(0.4, 0.8), logs(6.0), [])
+    expected = {
+        "is_weight_mean": 6.3 / 3,
+        "is_weight_min": 0.5,
+        "is_weight_max": 5.0,
+        "is_weight_ess": 6.3**2 / (3 * (0.25 + 0.64 + 25)),
+        "is_ratio_low": 1 / 3,
+        "is_ratio_high": 1 / 3,
+    }
+    for cut in ([[0, 1, 2]], [[2], [1], [0]], [[1, -1], [0, 2]]):
+        parts = [batch.select(part) for part in cut]
+        totals = [weigh(part, part.old_logprobs, CORRECTION)[1] for part in parts]
+        merged = merge_all({"mismatch": total} for total in totals)["mismatch"].metrics()
+        assert {name: merged[name] for name in expected} == pytest.approx(expected)
 
 
 def test_seq_mask_tis_drops_sequences_and_keeps_weights_as_they_are():
@@ -250,8 +271,7 @@ def test_nothing_sampled_measures_nothing():
 def test_weights_carry_no_gradient():
     batch = rows([0.3, -0.2])
     live = batch.replace(old_logprobs=batch.old_logprobs.clone())
-    flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
-    weights = importance_weights(live.old_logprobs - live.rollout_logprobs, live, flags)
+    weights, _ = weigh(live, live.old_logprobs.requires_grad_(), CORRECTION)
     assert not weights.requires_grad
 
 

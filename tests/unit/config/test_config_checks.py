@@ -719,13 +719,26 @@ def test_correction_wants_whole_distributions(words):
 
 
 ONE_STEP = f"{GRPO} --rollout_batch_size 16 --train_batch_size 128 --init_kl_coef 0"
+WEIGHED = f"{ONE_STEP} --enable_vllm_is_correction"
 
 
 @pytest.mark.parametrize(
     ("words", "source"),
     [
         (ONE_STEP, "update"),
-        (f"{ONE_STEP} --enable_vllm_is_correction", "forward"),
+        (WEIGHED, "update"),
+        (f"{WEIGHED} --use_icepop --vllm_is_level segment", "update"),
+        (f"{WEIGHED} --vllm_is_level sequence", "update"),
+        (f"{WEIGHED} --vllm_is_correction_type seq-mask-tis", "update"),
+        (f"{WEIGHED} --vllm_is_level sequence --agent_func_path a.py", "forward"),
+        (f"{WEIGHED} --vllm_is_correction_type seq-mask-tis --agent_func_path a.py", "forward"),
+        (f"{WEIGHED} --vllm_is_level segment --agent_func_path a.py", "update"),
+        (f"{WEIGHED} --vllm_is_level sequence --rollout_dump_dir r", "forward"),
+        (f"{WEIGHED} --vllm_is_batch_normalize", "forward"),
+        (f"{WEIGHED} --rollout_rs token_k2 --rollout_rs_threshold 1", "forward"),
+        (f"{WEIGHED} --lora_rank 4 --lora_dropout 0.1", "forward"),
+        (f"{WEIGHED} --max_epochs 2", "forward"),
+        (f"{WEIGHED} --skip_old_logprob never", "forward"),
         (f"{ONE_STEP} --rollout_rs token_k2 --rollout_rs_threshold 1", "forward"),
         (f"{ONE_STEP} --policy_loss_type clip_cov", "forward"),
         (f"{ONE_STEP} --use_kl_loss --kl_estimator k2 --init_kl_coef 0.1", "update"),

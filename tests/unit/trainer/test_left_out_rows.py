@@ -21,7 +21,7 @@ from openrl.trainer.launch import build_learner
 from openrl.trainer.learning.rows import left_out_metrics
 from openrl.trainer.workers.roles import Roles
 from openrl.training.updates import PolicyUpdate, ValueUpdate, balanced
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 from tests.batches import loss_inputs, outcome_batch
 from tests.flags import GRPO, ppo
 
@@ -172,14 +172,16 @@ class Recorder:
         return [{} for _ in plans]
 
 
-def groups_of(*rewards: tuple[float, ...]) -> list[Group]:
-    """Rows begin with their number, group by group."""
+def groups_of(*rewards: tuple[float, ...], old: tuple[int, ...] = ()) -> list[Group]:
+    """Rows begin with their number, group by group. Publish 3 sampled those in ``old``, publish 5
+    the others."""
     groups, number = [], 0
     for name, of_group in enumerate(rewards):
         prompt = Prompt(str(name), [1], str(name))
         trajectories = []
         for reward in of_group:
-            row = Segment.answer([number], [7, 8], [-1.0, -1.0])
+            versions = (VersionSpan(0, 2, 3 if number in old else 5),)
+            row = Segment.answer([number], [7, 8], [-1.0, -1.0], versions)
             trajectories.append(Trajectory(prompt, [row], End.STOP, score=Score(reward)))
             number += 1
         groups.append(Group(prompt, trajectories))
@@ -195,7 +197,7 @@ def no_stage(name):
     yield lambda done, total: None
 
 
-def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True):
+def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True, old=()):
     """(scored by the policy, by the reference, trained), and the metrics."""
     config = ppo(
         f"{GRPO} --n_samples_per_prompt 2 --rollout_batch_size 3 --train_batch_size 6"
@@ -208,7 +210,7 @@ def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True):
     assert config.kl.needs_reference == reference
     roles = Roles(policy=policy, rollout=policy, reference=other if reference else None)
     learner = build_learner(config, inputs, roles)
-    metrics = asyncio.run(learner.learn(groups_of(*rewards), 1, 1, no_stage))
+    metrics = asyncio.run(learner.learn(groups_of(*rewards, old=old), 5, 1, no_stage))
     own, of_reference = policy._workers[0], other._workers[0]
     found = tuple(sorted(rows) for rows in (own.scored, of_reference.scored, own.trained))
     return found, {name: metric.value for name, metric in metrics.items()}
@@ -220,7 +222,9 @@ def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True):
         ("--init_kl_coef 0 --max_epochs 1", ([], [], MIXED)),
         ("--init_kl_coef 0 --max_epochs 2", (MIXED, [], sorted(MIXED * 2))),
         ("--init_kl_coef 0 --skip_old_logprob never", (ALL, [], MIXED)),
-        ("--init_kl_coef 0 --enable_vllm_is_correction", (MIXED, [], MIXED)),
+        ("--init_kl_coef 0 --enable_vllm_is_correction", ([], [], MIXED)),
+        ("--init_kl_coef 0 --enable_vllm_is_correction --max_epochs 2",
+         (MIXED, [], sorted(MIXED * 2))),
         ("--init_kl_coef 0 --enable_vllm_is_correction --vllm_is_batch_normalize",
          (ALL, [], MIXED)),
         ("--init_kl_coef 0 --rollout_rs token_k2 --rollout_rs_threshold 9", (ALL, [], MIXED)),
@@ -237,6 +241,19 @@ def test_a_kl_in_the_reward_reads_every_row(tmp_path):
     (policy, reference, trained), metrics = learned(tmp_path, "--init_kl_coef 0.1")
     assert policy == reference == ALL and metrics["perf/rows_not_scored"] == 0
     assert trained == MIXED  # the KL is 0 here
+
+
+def test_rows_that_are_too_old_are_neither_scored_nor_trained(tmp_path):
+    found, metrics = learned(
+        tmp_path,
+        "--init_kl_coef 0 --max_epochs 2 --enable_vllm_is_correction --vllm_is_level sequence"
+        " --async_train --staleness_policy mask",
+        reference=False,
+        old=(1, 2),
+    )
+    assert found == ([3], [], [3, 3])
+    assert metrics["rollout/masked_share"] == 1 / 3 and metrics["rollout/age_max"] == 0
+    assert metrics["mismatch/is_weight_mean"] == 1.0
 
 
 def test_a_flat_step_runs_no_model(tmp_path):

@@ -1,11 +1,13 @@
 """The terms of the policy's loss, each held against numbers made by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import StepCounts
 from openrl.trainer.learning.losses import Losses
 from openrl.training.updates import PolicyUpdate, balanced
@@ -113,6 +115,26 @@ def test_weights_of_tokens_and_rows_multiply_the_policy_loss_alone():
     assert metrics["policy_loss"] == pytest.approx(-ADVANTAGE * float(weights.sum()) / 4)
     assert metrics["kl_loss"] == pytest.approx((LOGPROB - REF) ** 2 / 2)
     assert torch.allclose(gradient, (LOGPROB - REF - ADVANTAGE * weights) / 4)
+
+
+def test_weights_from_the_updates_own_log_probs():
+    """Policy / engine is 0.4, 0.8, 6 and 1; tis cuts it to [0.5, 5]. The gradient is that of
+    the same weights as constants."""
+    ratios = torch.tensor([[9.0, 0.4, 0.8], [9.0, 6.0, 1.0]])
+    flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
+    for kind, weights in (
+        ("tis", [[0.5, 0.8], [5.0, 1.0]]),
+        ("icepop", [[0.0, 0.8], [0.0, 1.0]]),
+    ):
+        _, metrics, gradient = loss_and_gradient(
+            rollout_logprobs=LOGPROB - ratios.log(),
+            correction=replace(flags, vllm_is_correction_type=kind),
+            kl_coef=1.0,
+            kl_estimator="k2",
+        )
+        weights = torch.tensor(weights)
+        assert metrics["policy_loss"] == pytest.approx(-ADVANTAGE * float(weights.sum()) / 4)
+        assert torch.allclose(gradient, (LOGPROB - REF - ADVANTAGE * weights) / 4)
 
 
 def test_what_the_engine_said_enters_neither_the_ratio_nor_ppo_kl():
