@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import SFTConfig
-from tests.e2e.runs import metrics, run
+from tests.e2e.runs import metrics
 from tests.tiny import tiny_model_dir
 
 
@@ -29,25 +29,32 @@ def make_flags(tmp_path, out):
         --device cpu --zero_stage 1 --save_steps 3 --save_path {out} --ckpt_path {out}/checkpoints""".split()
 
 
-def test_resume_equals_the_uninterrupted_run(tmp_path):
+def test_resume_equals_the_uninterrupted_run(tmp_path, capsys):
     """In the middle of a pass over a blend of two sources; with other rows it is refused."""
     out = tmp_path / "out"
     flags = make_flags(tmp_path, out)
-    assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
+
+    def train(*more):
+        argv = [*flags, *more]
+        return supervised_command(SFTConfig, prog="train_sft", description="", argv=argv)
+
+    assert train() == 0
     whole, losses = load_file(out / "model.safetensors"), [m["loss"] for m in metrics(out)]
     assert len(losses) == 6 and losses[-1] < losses[0]
     AutoModelForCausalLM.from_pretrained(out)
 
     shutil.rmtree(out / "checkpoints/step_000006")
-    output = run("train_sft", [*flags, "--load_checkpoint"])
-    assert "step_000003" in output
+    capsys.readouterr()
+    assert train("--load_checkpoint") == 0
+    assert "step_000003" in capsys.readouterr().out
     again = load_file(out / "model.safetensors")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert [m["loss"] for m in metrics(out)] == losses
 
     rows = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(rows.replace('"output": "5"', '"output": "6"'))
-    refused = run("train_sft", [*flags, "--load_checkpoint"], code=1)
+    assert train("--load_checkpoint") == 1
+    refused = capsys.readouterr().err
     assert "cannot resume the data order: the checkpoint has as many rows, but others" in refused
 
 
