@@ -56,7 +56,7 @@ def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
             assert split[name] == pytest.approx(whole[name], rel=1e-4), name
 
 
-def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path, capsys):
+def test_a_policy_is_trained_by_two_ranks_of_ulysses(ray_address, tmp_path, capsys):
     """Actor and reference of train_ppo_ray on Ray, two steps: the same rows, answers and gradients
     as of one rank each."""
     task = make_task(tmp_path)
@@ -66,8 +66,8 @@ def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path, capsys):
         "max_steps": 2,
         "rollout_batch_size": 4,
     }
-    ulysses = ppo_flags(task, tmp_path / "two", **small, actor_num_gpus_per_node=2, ulysses_size=2)
-    assert run_here(ulysses) == 0
+    two = {"actor_num_gpus_per_node": 2, "ulysses_size": 2, "ray_address": ray_address}
+    assert run_here(ppo_flags(task, tmp_path / "two", **small, **two)) == 0
     assert "each sequence is split over 2 ranks by Ulysses" in capsys.readouterr().out
     assert run_here(ppo_flags(task, tmp_path / "one", **small), without_ray) == 0
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):

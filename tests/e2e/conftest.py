@@ -1,0 +1,14 @@
+"""What runs of the main command share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.ray_forks import forking_cluster
+
+
+@pytest.fixture(scope="package")
+def ray_address() -> Iterator[str]:
+    """A cluster for runs whose proof is not the start of Ray or of a process."""
+    with forking_cluster(num_cpus=16) as address:
+        yield address
