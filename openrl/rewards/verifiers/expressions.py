@@ -158,7 +158,7 @@ def _read_label(text: str) -> Label:
     parsed: list[Any] = []
     _library()
     with contextlib.suppress(TooSlow), processor_time(SECONDS):
-        parsed = _parse(inside if "$" in inside else _boxed(inside))
+        parsed = _parse(inside if re.search(r"(?<!\\)\$", inside) else _boxed(inside))
     return Label(inside, plain(inside), whole_number(inside), parsed)
 
 

@@ -38,7 +38,7 @@ _SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\
 # What changes the value of a number: before it, as in \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; after it,
 # as in 2\pi, 5!, 5x, "5 million".
 _PART_OF = re.compile(
-    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]"
+    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]=?"
     r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot\b\s?\}?"
     r"|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)[A-Za-z]+(?:\[\d\])?"
     r")\s?\{?\s?\Z"

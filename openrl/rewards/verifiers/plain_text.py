@@ -84,7 +84,7 @@ def same_word(answer: str, label: str) -> bool | None:
     label_base, answer_base = _BASE.fullmatch(label), _BASE.fullmatch(answer)
     if label_base or answer_base:
         ours, theirs = (
-            (m[1], m[2]) if m else (text, None)
+            (m[1].casefold(), m[2]) if m else (text.casefold(), None)
             for m, text in ((answer_base, answer), (label_base, label))
         )
         return ours[0] == theirs[0] and (None in (ours[1], theirs[1]) or ours[1] == theirs[1])

@@ -109,6 +109,7 @@ def test_numbers_are_read_exactly(text, values):
         ("20%", 20, {"percent": "share"}, False),
         ("5 km", 5, {"unit": "km"}, True),
         ("5 miles", 5, {"unit": "km"}, False),
+        ("x <= 5", 5, {}, False),
         ("1e999", 1, {}, False),
         ("nan", 1, {}, False),
         ("", 0, {}, False),
