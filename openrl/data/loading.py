@@ -140,6 +140,8 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
         return _read(
             FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
         )
+    except RecursionError:
+        raise UserError(f"--{flag}: {path} has values that are nested too deeply") from None
     # StopIteration: the file holds only NULs
     except (DatasetGenerationError, ValueError, StopIteration) as error:
         if "corresponds to no data" in str(error):

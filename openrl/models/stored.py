@@ -134,7 +134,7 @@ def check_backbone(path: str, trust_remote_code: bool) -> None:
 
 
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
-    """Raise UserError if the reward model at ``path`` has no scalar head."""
+    """Raise UserError if the reward model at ``path`` has no head, or one of several outputs."""
     stored = stored_shapes(path)
     name = getattr(load_config(path, trust_remote_code), "value_head_prefix", None) or head
     if stored and f"{name}.weight" not in stored:
@@ -142,6 +142,11 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
             f"--reward_pretrain: {path} has no weights named {name}.weight, so it is not a reward"
             " model",
             "train one with train_rm, or name its head with --value_head_prefix",
+        )
+    if stored and (outputs := stored[f"{name}.weight"][0]) != 1:
+        raise UserError(
+            f"--reward_pretrain: {path} has {outputs} outputs per text, not a single reward",
+            "a model with num_labels 1, such as train_rm saves",
         )
 
 

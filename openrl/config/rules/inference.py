@@ -208,9 +208,11 @@ def base_exists(config: MergeConfig, given: Given) -> Problems:
 
 @check(MergeConfig, environment=True)
 def adapter_exists(config: MergeConfig, given: Given) -> Problems:
-    if not (Path(config.merge.lora_path) / "adapter_config.json").is_file():
-        message = f"{config.merge.lora_path} has no adapter_config.json"
-        yield Problem(("lora_path",), message, "a directory that peft saved")
+    adapter = Path(config.merge.lora_path)
+    for name in ("adapter_config.json", "adapter_model.*"):
+        if not any(adapter.glob(name)):
+            message = f"{config.merge.lora_path} has no {name}"
+            yield Problem(("lora_path",), message, "a directory that peft saved")
 
 
 @check(MergeConfig, environment=True)

@@ -208,7 +208,9 @@ def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems
         return  # under a launcher: rank 0 of this same run may have begun
     directory = Path(name).expanduser()
     model = Path(config.model.pretrain).expanduser()
-    if is_local(config.model.pretrain) and directory.resolve() == model.resolve():
+    # resolve() would raise for a link to itself
+    same = os.path.realpath(directory) == os.path.realpath(model)
+    if is_local(config.model.pretrain) and same:
         yield Problem(
             ("save_path", "pretrain"), "the model would be written over itself", "another path"
         )
