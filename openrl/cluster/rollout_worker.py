@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,9 +142,8 @@ class RolloutWorker:
         siblings = Siblings(request.ordinal)
         self._playing.add(siblings)
         try:
-            played, alone = await self._played(prompt, request, siblings)
-        except EngineDied as error:
-            raise WorkerDied(error.message, self.context.rank) from error
+            async with self._death_named():
+                played, alone = await self._played(prompt, request, siblings)
         finally:
             self._playing.remove(siblings)
         if any(t.end.is_failure for t in played + alone):
@@ -264,6 +263,15 @@ class RolloutWorker:
         except EngineDied as error:
             raise WorkerDied(error.message, self.context.rank) from error
 
+    @asynccontextmanager
+    async def _death_named(self) -> AsyncIterator[None]:
+        """Raise WorkerDied instead of any other error if a process of the engine died."""
+        try:
+            yield
+        except Exception:
+            await self.check()
+            raise
+
     async def pause(self, finish_running: bool) -> None:
         """Stop generating until ``resume``. With ``finish_running``, wait for running samples to
         finish. Otherwise they wait inside the engine, and continue afterwards with the weights that
@@ -271,13 +279,15 @@ class RolloutWorker:
         if finish_running:
             await self.gate.shut()
         else:
-            await self.engine.pause()
+            async with self._death_named():
+                await self.engine.pause()
 
     async def resume(self, finish_running: bool) -> None:
         if finish_running:
             await self.gate.open()
         else:
-            await self.engine.resume()
+            async with self._death_named():
+                await self.engine.resume()
 
     async def sync_endpoint(self) -> SyncEndpoint:
         return await self.engine.sync_endpoint()
@@ -287,11 +297,13 @@ class RolloutWorker:
 
     async def load_bucket(self, sent: SentBucket) -> int:
         """Load the weights of a bucket and return their size in bytes."""
-        await self.engine.load_bucket(sent)
+        async with self._death_named():
+            await self.engine.load_bucket(sent)
         return sent.nbytes
 
     async def finish_sync(self, version: int) -> int:
-        return await self.engine.finish_sync(version)
+        async with self._death_named():
+            return await self.engine.finish_sync(version)
 
     async def sleep(self, *parts: EnginePart) -> None:
         """Free these parts of the engine once no request runs."""

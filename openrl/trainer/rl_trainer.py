@@ -224,7 +224,7 @@ class RLTrainer:
             return {}
         with self.progress.stage("sync"):
             async with self.rollouts.engines_paused():
-                measured = await self.publisher.publish()
+                measured = await self.publisher.publish(self.rollouts.pool.call_living)
         self.unsent = 0
         return measured
 

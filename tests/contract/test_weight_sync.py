@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openrl.agents.build import AgentSetup
-from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
@@ -27,11 +27,13 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
+from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.weights.transport import Route
 from tests.experience import engine_spec, optim_spec
+from tests.loops import silent_progress
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -159,6 +161,43 @@ def test_an_engine_that_fails_in_the_middle_is_named_and_all_keep_their_weights(
     assert notes == ["raised by vllm rank 1 in load_bucket"] and versions == [0, 0]
     for logprobs in got:
         torch.testing.assert_close(logprobs, plain_logprobs(path), atol=1e-4, rtol=0)
+
+
+def test_an_engine_that_dies_in_the_middle_is_left_out_and_served_when_it_is_back(tmp_path):
+    path = tiny_model_dir(tmp_path)
+    policy, worker = policy_of(path)
+    engines = engines_of(path, 2)
+    publisher = Publisher(Roles(policy, engines), EngineFlags())
+    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+    versions = []
+
+    def versions_now():
+        return [engine.engine.policy_version for engine in engines._workers]
+
+    async def scenario():
+        await start(engines)
+        await publisher.publish()
+        with torch.no_grad():
+            for parameter in worker.engine.model.parameters():
+                parameter.mul_(1.5)
+        engines._workers[1].load_bucket = die
+        await publisher.publish(pool.call_living)
+        versions.append((versions_now(), [*pool.lost]))
+        del engines._workers[1].load_bucket
+        await publisher.send_to_restarted(1)
+        versions.append(versions_now())
+        got = await engine_logprobs(engines)
+        await engines.close()
+        return got
+
+    async def die(sent):
+        raise WorkerDied("it died", 1)
+
+    got = asyncio.run(scenario())
+    assert versions == [([2, 1], [1]), [2, 2]]
+    worker.export(str(tmp_path / "out"))
+    for logprobs in got:
+        torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)
 
 
 def test_adapters_are_announced_as_peft_names_them(tmp_path):

@@ -184,6 +184,52 @@ def test_an_engine_is_replaced(task, tmp_path, case):
         assert all(m["rollout/policy_version_min"] == m["step"] for m in steps)
 
 
+DIES_IN_A_SYNC = """
+import os, pathlib, signal
+import psutil
+from openrl.cluster.rollout_worker import RolloutWorker
+
+now = pathlib.Path(__file__).with_name("now")
+finish = RolloutWorker.finish_sync
+
+async def die_and_finish(self, version):
+    if self.context.rank == 0 and now.exists():
+        now.unlink()
+        vllm = [p for p in psutil.Process().children() if "EngineCore" in p.name()]
+        for process in vllm or [psutil.Process()]:
+            process.kill()
+    return await finish(self, version)
+
+RolloutWorker.finish_sync = die_and_finish
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+@pytest.mark.parametrize(
+    ("backend", "engines", "way"),
+    [("hf", 2, "on policy"), ("hf", 1, "async"), ("hf", 2, "async"), ("vllm", 1, "on policy")],
+)
+def test_an_engine_that_dies_in_a_sync_is_replaced(
+    task, tmp_path, monkeypatch, backend, engines, way
+):
+    (tmp_path / "deadly.py").write_text(DIES_IN_A_SYNC)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    flags = {"rollout_backend": backend, "vllm_num_engines": engines, "plugin": "deadly"}
+    flags |= {"max_steps": 12, "async_train": way == "async"}
+    end = ended(
+        begun(task, tmp_path / "out", **flags), lambda run: (tmp_path / "now").write_text("")
+    )
+    tell(f"one of {engines} {backend} engines in a sync, {way}", end)
+    assert end.code == 0 and not end.left and not (tmp_path / "now").exists()
+    assert "vllm rank 0 died in finish_sync" in end.output
+    steps = metrics(tmp_path / "out")
+    assert [m["step"] for m in steps] == list(range(1, 13))
+    assert sum(m["rollout/engines_replaced"] for m in steps) == 1
+    if way == "on policy":
+        assert all(m["actor/logprob_gap"] < 1e-4 for m in steps)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="on demand")
 def test_one_death_of_an_engine_too_many(task, tmp_path):

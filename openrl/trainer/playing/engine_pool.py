@@ -71,13 +71,13 @@ class EnginePool:
     def _living(self) -> list[int]:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
-    async def call_living(self, method: str) -> list[Any]:
+    async def call_living(self, method: str, *args: Any) -> list[Any]:
         """Call the method on all living engines and return their answers. An engine that dies
         meanwhile is lost."""
 
         async def one(rank: int) -> list[Any]:
             try:
-                return [await self.group.call_one(rank, method)]
+                return [await self.group.call_one(rank, method, *args)]
             except WorkerDied as died:
                 self._lose(rank, died)
                 return []
@@ -87,11 +87,11 @@ class EnginePool:
 
     async def pause(self) -> None:
         """Let no engine compute until ``resume``."""
-        await self.group.call("pause", not self.interrupts)
+        await self.call_living("pause", not self.interrupts)
         self.paused = True
 
     async def resume(self) -> None:
-        await self.group.call("resume", not self.interrupts)
+        await self.call_living("resume", not self.interrupts)
         self.paused = False
 
     # -- engines that die --------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class EnginePool:
             )
             with self.repair.progress.stage("engines"):
                 await self._restart(rank)
-                await self.repair.publisher.send_to_restarted([rank])
+                await self.repair.publisher.send_to_restarted(rank)
             async with self._admitted:
                 del self.lost[rank]
                 self._replaced += 1

@@ -10,7 +10,7 @@ from openrl.tracking.metrics import Metric
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell
-from openrl.trainer.workers.publisher import Publisher
+from openrl.trainer.workers.publisher import CallEngines, Publisher
 from openrl.trainer.workers.residency import Residency
 
 
@@ -47,6 +47,6 @@ class NoEngines(Publisher):
     def transport_description(self) -> str:
         return "no way: rollouts are replayed"
 
-    async def publish(self) -> dict[str, Metric]:
+    async def publish(self, call_living: CallEngines | None = None) -> dict[str, Metric]:
         self.version += 1
         return {}

@@ -4,7 +4,7 @@ publish, and keeps track of the version that the engines hold."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -15,6 +15,9 @@ from openrl.tracking.metrics import Last, Metric, Sum
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
 from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning
+
+CallEngines = Callable[..., Awaitable[list[Any]]]
+"""Calls a method by its name, with its arguments, on some engines; returns their answers."""
 
 
 class Publisher:
@@ -41,10 +44,15 @@ class Publisher:
         self.version = 0
         self._resent = 0
 
-    async def publish(self) -> dict[str, Metric]:
+    async def publish(self, call_living: CallEngines | None = None) -> dict[str, Metric]:
         """Send the policy's weights to all engines as the next version. Returns metrics of the
-        transfer."""
-        measured = await self._send(self.version + 1)
+        transfer.
+
+        ``call_living`` calls engines and leaves out those that die. Without it, and in a broadcast,
+        which needs every member, a death is raised as WorkerDied."""
+        hosted = self.route is not None and self.route.transport == "host"
+        call = call_living if call_living and hosted else self.rollout.call
+        measured = await self._send(self.version + 1, call)
         self.version += 1
         again, self._resent = self._resent, 0
         return measured | ({"sync/resent": Sum(float(again))} if again else {})
@@ -54,20 +62,25 @@ class Publisher:
         That happens if something else needs the GPUs between a sync and the next answers, such as a
         checkpoint or the check after the first sync."""
         if self.engines_forget and self.residency.sleeps(ENGINES, "weights"):
-            await self._send(self.version)
+            await self._send(self.version, self.rollout.call)
             self._resent += 1
 
-    async def send_to_restarted(self, ranks: Sequence[int]) -> None:
-        """Send the weights, as the current version, to engines that have just been restarted, while
-        the others continue. From then on all weights go through host memory, since a broadcast
-        group, for one, has lost a member."""
+    async def send_to_restarted(self, rank: int) -> None:
+        """Send the weights, as the current version, to an engine that has just been restarted,
+        while the others continue. From then on all weights go through host memory, since a
+        broadcast group, for one, has lost a member."""
         assert self.route is not None, "engines die after the first sync"
-        connected: Sequence[int] = ranks
-        if self.route.transport != "host":
-            self.route, connected = replace(self.route, transport="host"), range(self.rollout.size)
+        if self.route.transport == "host":
+            await self.rollout.call_one(rank, "connect", self.route, 0)
+        else:
+            self.route = replace(self.route, transport="host")
             await self.policy.call("connect", self.route)
-        await self._tell(connected, "connect", self.route, 0)
-        await self._send(self.version, ranks)
+            await self.rollout.call("connect", self.route, 0)
+
+        async def call(method: str, *args: Any) -> list[Any]:
+            return [await self.rollout.call_one(rank, method, *args)]
+
+        await self._send(self.version, call)
 
     @property
     def transport_description(self) -> str:
@@ -120,17 +133,9 @@ class Publisher:
             keeps_tower=self.keeps_tower,
         )
 
-    async def _tell(self, ranks: Sequence[int] | None, method: str, *args: Any) -> list[Any]:
-        """Call the method on these engines, or on all for None, and return their answers."""
-        if ranks is None:
-            return await self.rollout.call(method, *args)
-        return await all_or_first_error(
-            self.rollout.call_one(rank, method, *args) for rank in ranks
-        )
-
-    async def _send(self, version: int, to: Sequence[int] | None = None) -> dict[str, Metric]:
-        """Send the weights to the engines of the ranks ``to``, or to all, with one call to each per
-        bucket. On return the engines have confirmed ``version``.
+    async def _send(self, version: int, call: CallEngines) -> dict[str, Metric]:
+        """Send the weights to the engines that ``call`` reaches, with one call to each per bucket.
+        On return the engines have confirmed ``version``.
 
         Returns the bytes of weights, the calls to each engine, and the seconds that it all took."""
         async with self.residency.stage("publish"):
@@ -139,13 +144,11 @@ class Publisher:
             started, sent, calls = time.monotonic(), 0, 0
             size = self.flags.sync_bucket_mb * 2**20
             async for ranks in self.policy.stream_handles("send_weights", version, size):
-                sent += (await self._tell(to, "load_bucket", ranks[0]))[0]
+                sent += max(await call("load_bucket", ranks[0]), default=0)
                 calls += 1
-            confirmed = await self._tell(to, "finish_sync", version)
-            if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
-                raise RuntimeError(
-                    f"weights {version} were sent, but engines report {wrong} (engine: version)"
-                )
+            confirmed = await call("finish_sync", version)
+            if any(got != version for got in confirmed):
+                raise RuntimeError(f"weights {version} were sent, but engines report {confirmed}")
             await self.policy.call("end_sync")
             seconds = time.monotonic() - started
             await self.residency.log_memory("sync", "actor", ENGINES)

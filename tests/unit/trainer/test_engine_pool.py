@@ -10,6 +10,7 @@ from openrl.cluster.placement import PlacementPlan, Slot
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.tracking.metrics import Last
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
@@ -23,7 +24,8 @@ STEPS = 4
 
 
 class Run:
-    """``dies`` has (engine, how many requests it has answered when the next one kills it)."""
+    """``dies`` has (engine, how many requests it has answered when the next one kills it, or the
+    sync that kills it)."""
 
     def __init__(self, *dies):
         self.dies, self.version, self.events = list(dies), 1, []
@@ -49,19 +51,22 @@ class Engine:
         if self.dead:
             raise WorkerDied(f"engine {self.rank} is dead", self.rank)
 
-    async def play(self, prompt, request):
-        await asyncio.sleep(0)
-        if (self.rank, self.answered) in self.run.dies:
-            self.run.dies.remove((self.rank, self.answered))
+    async def check_at(self, moment):
+        if (self.rank, moment) in self.run.dies:
+            self.run.dies.remove((self.rank, moment))
             self.dead = True
         await self.check()
+
+    async def play(self, prompt, request):
+        await asyncio.sleep(0)
+        await self.check_at(self.answered)
         assert self.weights is not None
         self.answered += 1
         self.run.events.append(("played", self.rank, prompt.id, self.weights))
         return scored(prompt, self.weights)
 
     async def take(self, version):
-        await self.check()
+        await self.check_at(f"sync {version}")
         self.weights = version
 
     async def recorded(self):
@@ -74,12 +79,13 @@ class Engines(Publisher):
         super().__init__(run)
         self.group = group
 
-    async def send(self):
-        await self.group.call("take", self.run.version)
+    async def publish(self, call_living=None):
+        self.run.version += 1
+        await call_living("take", self.run.version)
+        return {"perf/sync_bytes": Last(8.0)}
 
-    async def send_to_restarted(self, ranks):
-        for rank in ranks:
-            await self.group.call_one(rank, "take", self.run.version)
+    async def send_to_restarted(self, rank):
+        await self.group.call_one(rank, "take", self.run.version)
 
 
 class Learner:
@@ -157,6 +163,17 @@ def test_an_engine_that_dies_while_nothing_is_asked_of_it():
     assert steps == first_prompts() and run.happened("started") == [("started", 1)]
     assert [m["rollout/engines_replaced"] for m in logged] == [0, 0, 1, 0]
     assert not any(m["rollout/prompts_moved"] for m in logged)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_that_dies_in_a_sync(engines):
+    """The others get the weights, and it is replaced before it is asked again."""
+    run = Run((0, "sync 3"))
+    steps, logged = asyncio.run(trained(run, deaths=1, engines=engines))
+    assert steps == first_prompts() and run.happened("started") == [("started", 0)]
+    played = {prompt: weights for _, _, prompt, weights in run.happened("played")}
+    assert all(played[p] == step for step, prompts in steps.items() for p in prompts)
+    assert [m["rollout/engines_replaced"] for m in logged] == [0, 0, 1, 0]
 
 
 def test_one_death_too_many_ends_the_run():

@@ -244,7 +244,7 @@ class Learner:
 class Engines(Publisher):
     """The version changes in the middle of a sync."""
 
-    async def publish(self):
+    async def publish(self, call_living=None):
         await self.run.seconds("before a sync", self.run.version)
         return await super().publish()
 
