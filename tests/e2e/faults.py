@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -30,11 +30,12 @@ class Faulty:
 
     process: subprocess.Popen[bytes]
     out: Path
+    checkpoints: Path
     said: Path  # what the driver prints
-    children: list[psutil.Process]
-    shared: set[str]  # files of shared memory that its processes map, as far as they have names
     # of its sockets and Ray's session; goes with this record
     folder: tempfile.TemporaryDirectory[str]
+    children: set[psutil.Process] = field(default_factory=set)  # all that were seen
+    shared: set[str] = field(default_factory=set)  # files of shared memory that they map
 
     @property
     def temporary(self) -> Path:
@@ -54,6 +55,15 @@ class Faulty:
 
     def kill(self, role: str, rank: int = 0) -> None:
         os.kill(self.pid(role, rank), signal.SIGKILL)
+
+    def look(self) -> None:
+        """Note the processes that live now, and their shared memory."""
+        with suppress(psutil.NoSuchProcess):
+            self.children.update(psutil.Process(self.process.pid).children(recursive=True))
+        for pid in (self.process.pid, *(child.pid for child in self.children)):
+            with suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                self.shared.update(re.findall(r"/dev/shm/\S+", maps))
 
     def traces(self) -> list[str]:
         """What lies outside of its own directories, and nobody uses."""
@@ -97,21 +107,24 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
         assert process.poll() is None, said.read_text()
         assert time.monotonic() < deadline, "the run never got there"
         time.sleep(0.02)  # polling a file of another process
-    children = psutil.Process(process.pid).children(recursive=True)
-    return Faulty(process, out, said, children, set(), folder)
+    checkpoints = changes.get("ckpt_path", out / "checkpoints")
+    return Faulty(process, out, Path(str(checkpoints)), said, folder)
 
 
 def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     """What became of the run after ``inject(run)``."""
-    run.children = psutil.Process(run.process.pid).children(recursive=True)
-    run.shared = shared_memory([run.process.pid, *(child.pid for child in run.children)])
+    run.look()
     started = time.monotonic()
     inject(run)
-    run.process.wait(timeout=PATIENCE)
+    while run.process.poll() is None:
+        assert time.monotonic() < started + PATIENCE, "the run does not end"
+        run.look()  # others take the places of those that died
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(timeout=1)
     seconds = time.monotonic() - started
     _, alive = psutil.wait_procs(run.children, timeout=60)  # Ray's agents look for their parent
     output = run.said.read_text()
-    saved = [int(p.name[5:]) for p in (run.out / "checkpoints").glob("step_*")]
+    saved = [int(p.name[5:]) for p in run.checkpoints.glob("step_*")]
     log = run.out / "metrics.jsonl"  # a full disk tears the last one
     trained = [m["step"] for m in read_jsonl(log)] if log.exists() else []
     left = [f"process {' '.join(p.cmdline()[:2])}" for p in alive]
@@ -123,12 +136,3 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     for process in alive:
         process.kill()
     return End(run.process.returncode, output, said, seconds, lost, left)
-
-
-def shared_memory(pids: list[int]) -> set[str]:
-    """Files of it that these processes map."""
-    found: set[str] = set()
-    for pid in pids:
-        with suppress(OSError):
-            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
-    return found
