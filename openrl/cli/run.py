@@ -19,7 +19,7 @@ from typing import Any
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli.hub import settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
-from openrl.flags.parser import as_typed, load
+from openrl.flags.parser import UnknownFlags, as_typed, load
 from openrl.flags.schema import collect_flags
 
 QUIET = {
@@ -43,14 +43,19 @@ def command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Return the exit code of ``run(config, prepare(config))``. --help, --dump_config and problems
-    with flags end the process in ``load``.
+    with flags end the process in ``load``; a misspelt flag ends it after ``prepare``, so that it
+    does not hide what is wrong with models and data.
 
     A UserError, wherever it was raised, becomes one message without a traceback and the exit code 2
     while preparing, which starts nothing, or 1 afterwards. Any other exception is a defect and
     passes through.
     """
     argv = sys.argv[1:] if argv is None else argv
-    config = load(config_type, argv, prog=prog, description=description)
+    misspelt = False
+    try:
+        config = load(config_type, argv, prog=prog, description=description)
+    except UnknownFlags as error:
+        config, misspelt = error.config, True
     silence()
     if warning := settle_for_cache(config):
         print(f"{prog}: warning: {warning}", file=sys.stderr)
@@ -60,6 +65,8 @@ def command(
     signal.signal(signal.SIGTERM, _end)
     try:
         inputs = prepare(config)
+        if misspelt:
+            return 2
         started = starts
         run(config, inputs)
     except KeyboardInterrupt:
@@ -70,6 +77,7 @@ def command(
         if user_error is None:
             raise
         said = printable(as_typed(str(user_error), collect_flags(config_type), argv))
+        said = f"apart from that: {said}" if misspelt else said
         print(f"{prog}: {said}" + ("" if started else "\nnothing was started"), file=sys.stderr)
         if isinstance(user_error, Interrupted):
             return 128 + user_error.number

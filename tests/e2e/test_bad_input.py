@@ -139,6 +139,16 @@ def test_supervised_flags_and_paths_are_reported_together(tmp_path):
         assert f". {flags}: " in output
 
 
+def test_a_misspelt_flag_hides_nothing_of_data_and_models(attempt, task, tmp_path):
+    misspelt = {"actor_lerning_rate": 1e-3}
+    known = "--actor_lerning_rate: no such flag\n       try: --actor_learning_rate\n"
+    message = attempt(ppo_flags(task, tmp_path / "out", **misspelt, input_key="question"))
+    flags, _, rest = message.partition("train_ppo_ray: apart from that: ")
+    assert flags.endswith(known) and "--input_key: " in rest
+    assert rest.endswith("nothing was started\n")
+    assert attempt(ppo_flags(task, tmp_path / "out", **misspelt)).endswith(known)
+
+
 @pytest.mark.parametrize("place", ["/proc/openrl", "/sys/openrl"])
 def test_a_place_that_not_even_root_can_write_to(attempt, task, place):
     flags = ppo_flags(task, Path(place))
