@@ -56,6 +56,12 @@ SOUND = {  # command -> its module, and flags that work
     ),
 }
 
+WORDS = {  # in bad_lines.txt -> flags that they stand for
+    "LONG": "x" * 300,
+    "CHAT": "--apply_chat_template --tokenizer_chat_template ./chat.jinja --prompt_max_len 64",
+    "SEEDS": "--remote_rm_url None --prompt_data None --label_key None",
+}
+
 
 def read_lines() -> list[tuple[str, str, str]]:
     """(command, flags that spoil it, what is said) of bad_lines.txt."""
@@ -68,7 +74,7 @@ LINES = read_lines()
 
 
 def test_there_are_enough_of_them():
-    assert len({line[:2] for line in LINES}) >= 300
+    assert len({line[:2] for line in LINES}) >= 400
 
 
 @pytest.mark.parametrize(("prog", "extra", "words"), LINES, ids=[f"{p} {e}" for p, e, _ in LINES])
@@ -78,7 +84,9 @@ def test_what_is_wrong_is_named(prog, extra, words, workshop, capsys, monkeypatc
     for name in ("OPENRL_RM_TOKEN", "RAY_ADDRESS", "WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     module, sound = SOUND[prog]
-    argv = shlex.split(f"{sound} {extra}".replace("LONG", "x" * 300))
+    for word, meaning in WORDS.items():
+        extra = extra.replace(word, meaning)
+    argv = shlex.split(f"{sound} {extra}")
     run = module.run if "--dry_run" in argv else must_not_run
     try:
         code = command(COMMANDS[prog], module.prepare, run, prog=prog, description="", argv=argv)
@@ -108,6 +116,7 @@ def workshop(tmp_path_factory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "d_empty").mkdir()
+    (folder / "loop").symlink_to("loop")
     return folder
 
 
@@ -139,8 +148,12 @@ def a_bert(model: Path) -> None:
     BertForMaskedLM(BertConfig(**small)).save_pretrained(model)
 
 
-def a_reward_model(model: Path) -> None:
-    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(model)
+def a_classifier(outputs: int) -> Callable[[Path], object]:
+    def spoil(model: Path) -> None:
+        kind = AutoModelForSequenceClassification
+        kind.from_pretrained(model, num_labels=outputs).save_pretrained(model)
+
+    return spoil
 
 
 OWN_CODE = {"AutoConfig": "conf.C", "AutoModelForCausalLM": "conf.M"}
@@ -153,7 +166,10 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_layers": with_config(num_hidden_layers=3),
     "m_drop": without_a_tensor,
     "m_bert": a_bert,
-    "m_rm": a_reward_model,
+    "m_rm": a_classifier(1),
+    "m_two": a_classifier(2),
+    "m_heads": with_config(num_attention_heads=3),
+    "m_index": lambda model: (model / "model.safetensors").rename(model / "model.index"),
     "m_nojson": lambda model: (model / "config.json").write_text("{"),
     "m_listcfg": lambda model: (model / "config.json").write_text("[]"),
     "m_unknown": with_config(model_type="nosuch"),
@@ -182,6 +198,8 @@ ROWS: dict[str, dict[str, object]] = {
     "imgs": {"input": "a", "label": "1", "images": ["nope.png"]},
     "noprefs": {"chosen": "a"},
     "emptyprefs": {"chosen": "", "rejected": "b"},
+    "sameprefs": {"chosen": "a", "rejected": "a"},
+    "surrogate": {"input": "\ud800", "label": "1"},
 }
 
 OK = f"{json.dumps(ROWS['ok'])}\n"
@@ -198,6 +216,10 @@ FILES: dict[str, str | bytes] = {
     "text.jsonl": "hello\n" * 5,
     "list.jsonl": "[1]\n" * 5,
     "cut.jsonl": (OK * 4)[:-8],
+    "deep.jsonl": f'{{"input": {"[" * 1100}{"]" * 1100}, "label": "1"}}\n',
+    "twice.jsonl": '{"input": "a", "input": "b", "label": "1"}\n' * 40,
+    "mixed.jsonl": OK * 20 + '{"input": {"a": 1}, "label": "1"}\n' * 20,
+    "x.jsonl.gz": b"junk",
     "x.parquet": b"PAR1junk",
     "x.arrow": b"junk",
     "x.txt": "x",
@@ -216,6 +238,12 @@ FILES: dict[str, str | bytes] = {
     "y_unknown.yaml": "lerning_rate: 1\n",
     "y_bin.yaml": b"\xff\xfe\0\0",
     "y_text.yaml": "hello",
+    "y_tag.yaml": "seed: !!python/object/apply:os.system ['id']\n",
+    "y_null.yaml": "seed:\n",
+    "y_two.yaml": "seed: 1\n---\nseed: 2\n",
+    "e_option.yaml": "bandit: {nosuch: 1}\n",
+    "e_tag.yaml": "nosuch: {x: 1}\n",
+    "route.yaml": "a: {nosuch: 1}\n",
     "r_syntax.py": "def reward_func(:\n",
     "r_none.py": "x=1\n",
     "r_import.py": "import nosuch\n",
@@ -225,6 +253,10 @@ FILES: dict[str, str | bytes] = {
     "r_raise.py": "1/0\n",
     "r_var.py": "reward_func=3\n",
     "t.jinja": "{{ content",
+    "chat.jinja": "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}",
+    "agent.py": "class Agent: pass\n",
+    "untyped.py": "def add(a, b):\n    return a + b\n",
+    "adapter/adapter_config.json": "{}",
     "occupied": "",
     "earlier/metrics.jsonl": '{"step": 1}\n',
     "ep.json": "{",
