@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from zipfile import is_zipfile
 
 from transformers import AutoConfig, PretrainedConfig
 
@@ -49,8 +50,8 @@ def load_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
 
 def stored_shapes(path: str) -> dict[str, Shape]:
     """Return the shape of each weight in a directory's safetensors files; empty if there are none,
-    or for a name of the Hub. Raises UserError for a file that is truncated, missing or of another
-    kind."""
+    or for a name of the Hub. Raises UserError for a file of weights that is truncated, missing or
+    of another kind."""
     directory = Path(path).expanduser()
     index = directory / INDEX
     files = sorted(directory.glob("*.safetensors"))
@@ -63,6 +64,11 @@ def stored_shapes(path: str) -> dict[str, Shape]:
         if absent := [file.name for file in files if not file.is_file()]:
             count = len(absent)
             raise UserError(f"{path}: {count} of its files missing, e.g. {absent[0]}", WHOLE)
+    for file in () if files else directory.glob("pytorch_model*.bin"):
+        with open(file, "rb") as opened:
+            old = opened.read(1) == b"\x80"  # a bare pickle, as PyTorch wrote before 1.6
+        if not old and not is_zipfile(file):
+            raise UserError(f"{file} is no file of PyTorch's weights, or is cut", WHOLE)
     return {name: shape for file in files for name, shape in shapes_in(file).items()}
 
 

@@ -136,6 +136,14 @@ def with_config(**fields: object) -> Callable[[Path], object]:
     return spoil
 
 
+def with_torch_file(content: bytes) -> Callable[[Path], object]:
+    def spoil(model: Path) -> None:
+        (model / "model.safetensors").rename(model / "pytorch_model.bin")
+        (model / "pytorch_model.bin").write_bytes(content)
+
+    return spoil
+
+
 def without_a_tensor(model: Path) -> None:
     path = model / "model.safetensors"
     tensors = load_file(path)
@@ -176,6 +184,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_owncode": with_config(model_type="own", auto_map=OWN_CODE),
     "m_notok": lambda model: [path.unlink() for path in model.glob("tokenizer*")],
     "m_badtok": lambda model: (model / "tokenizer.json").write_text("{}"),
+    "m_pickle": with_torch_file(b"junk"),
     "m_noweights": lambda model: (model / "model.safetensors").unlink(),
 }
 
