@@ -36,9 +36,8 @@ from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
-from openrl.training.engine import Forward, LossOf
 from openrl.training.optimizers import OptimSpec
-from openrl.training.updates import PolicyUpdate
+from openrl.training.updates import Forward, LossOf, PolicyUpdate
 
 ANSWERS = 8
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")

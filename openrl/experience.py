@@ -111,6 +111,11 @@ class ExperienceBatch:
     def replace(self, **columns: Any) -> Self:
         return replace(self, **columns)
 
+    def to(self, device: torch.device) -> Self:
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {n: c.to(device) for n, c in columns.items() if isinstance(c, torch.Tensor)}
+        return replace(self, **moved)
+
     def select(self, rows: list[int]) -> Self:
         """Return the given rows, cut to the longest of them. Row -1 is a dummy: one token, nothing
         to train.

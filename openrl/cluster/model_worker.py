@@ -19,11 +19,12 @@ from openrl.models.logits import Output
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
+from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
-from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.training.profiler import ProfileTool, StepProfiler
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
+from openrl.training.updates import LossOf, StepPart
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
@@ -55,8 +56,8 @@ class ModelWorker:
             del self.engine
             # engine and hooks form a reference cycle, and the next model needs the memory
             freeze_gc_heap()
-        self.engine: TrainEngine = build_engine(spec or self.spec)
-        self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
+        self.engine: DeepSpeedEngine = build_engine(spec or self.spec)
+        self.others = [build_engine(other) for other in self.other_specs]
         freeze_gc_heap()
 
     def sleep(self, *parts: SleepState) -> None:

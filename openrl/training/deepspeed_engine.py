@@ -7,13 +7,12 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
@@ -25,7 +24,6 @@ from openrl.models.headed import HeadedModel
 from openrl.models.logits import Output
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
-from openrl.training.engine import LossOf, StepPart
 from openrl.training.export import write_model
 from openrl.training.masters import Masters
 from openrl.training.moving_average import MovingAverage
@@ -41,12 +39,14 @@ from openrl.training.state import (
     restore_random_state,
     write_rank_state,
 )
+from openrl.training.updates import LossOf, StepPart
 from openrl.training.whole_weights import (
     adapter_weights,
     checkpoint_weights,
     deepspeed_module,
     nonfinite_weights,
     parameter_count,
+    shard,
 )
 
 ADAPTER_FOLDER = "adapter"
@@ -55,8 +55,9 @@ in."""
 
 
 class DeepSpeedEngine:
-    """Trains one model or, with ``optim`` None, only evaluates it. Needs an initialised process
-    group.
+    """One rank's share of a model that is trained or, with ``optim`` None, only evaluated. Needs an
+    initialised process group. All ranks must call the same methods in the same order, since the
+    methods run collectives.
 
     An engine that only evaluates uses DeepSpeed solely to split parameters (stage 3, tensor
     parallelism)."""
@@ -142,6 +143,8 @@ class DeepSpeedEngine:
     # ---- taking turns on a device
 
     def sleep(self, *parts: SleepState) -> None:
+        """Free the device memory of these parts. Methods that need one of them raise RuntimeError
+        until it is woken."""
         trained = (
             (self._inner, self._masters.tensors(), self._engine.optimizer)
             if self.optim is not None
@@ -151,6 +154,7 @@ class DeepSpeedEngine:
             self.sleeper.sleep(part, movable(part, self.model, *trained))
 
     def wake(self, *parts: SleepState) -> None:
+        """Restore these parts bit for bit. Raises RuntimeError if one is already awake."""
         self.sleeper.wake(*parts)
 
     # ---- running the model
@@ -164,6 +168,13 @@ class DeepSpeedEngine:
         *outputs: Output,
         as_reference: bool = False,
     ) -> dict[str, Tensor]:
+        """Run all rows of the shard without gradient.
+
+        Returns the model's "column", which holds log-probs or values (B, T), or rewards (B,),
+        depending on the kind of model, and the further outputs, each (B, T, ...) under its own
+        name. All are on the CPU, and 0 on tokens that are not trained and in rows that no
+        micro-batch holds; the column is fp32. With ``as_reference`` the model runs as it was before
+        its adapters were trained."""
         self.model.eval()
         found: dict[str, Tensor] = {}
         for rows in micro_batches:
@@ -207,8 +218,10 @@ class DeepSpeedEngine:
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
     ) -> dict[str, Metric]:
+        """Return the metrics of ``loss_of`` on the plan's micro-batches, without gradient or
+        step."""
         self.model.eval()
-        micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
+        micro_batches = [batch.select(rows).to(self.device) for rows in plan.micro_batches]
         return merge_all(
             loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches
         )
@@ -217,13 +230,20 @@ class DeepSpeedEngine:
     def train_step(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None
     ) -> dict[str, Metric]:
+        """Run forward and backward over the plan's micro-batches, then over those of ``also``, and
+        take one optimizer step on the sum of their gradients.
+
+        Returns this rank's metrics: those of the losses, ``grad_norm`` before clipping, ``lr`` and
+        ``nonfinite_steps``. A gradient with inf or NaN skips the step and leaves weights, optimizer
+        and schedule unchanged. In fp16, such a step counts as ``loss_scale_skips`` instead as long
+        as the loss scale can still fall."""
         self.model.train(self._train_mode)
         parts = [StepPart(batch, plan, loss_of), *([also] if also else [])]
         work = [(part, rows) for part in parts for rows in part.plan.micro_batches]
         metrics: list[dict[str, Metric]] = []
         for i, (part, rows) in enumerate(work):
             self._engine.set_gradient_accumulation_boundary(i == len(work) - 1)
-            micro_batch = _to(part.batch.select(rows), self.device)
+            micro_batch = part.batch.select(rows).to(self.device)
             loss, of_micro_batch = part.loss_of(self._run, micro_batch, part.plan.counts)
             metrics.append(of_micro_batch)
             self._engine.backward(loss * self._masters.missing_loss_scale(), scale_wrt_gas=False)
@@ -280,6 +300,9 @@ class DeepSpeedEngine:
 
     @needs("param", "optim")
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
+        """Write a Hugging Face model directory in safetensors, on rank 0, without a tokenizer.
+        ``config_fields`` are added to its config.json. If there is a moving average of the weights,
+        that is what is exported."""
         with self._averaged():
             weights = {}
             for name, tensor in self.named_weights():
@@ -312,6 +335,7 @@ class DeepSpeedEngine:
             self._masters.put(own)
 
     def adapter_config(self) -> dict[str, Any]:
+        """Return what peft writes into adapter_config.json next to the adapters."""
         assert self.model.adapters is not None
         return self.model.adapters.written_config()
 
@@ -325,6 +349,8 @@ class DeepSpeedEngine:
 
     @needs("param", "optim")
     def save(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        """Save everything that a bit-for-bit resume needs: every rank's weights, their moving
+        average, optimizer, schedule and random state."""
         tensors, values = random_state(self.device) if parts.random else ({}, {})
         tensors |= optimizer_tensors(self._inner, self._masters.tensors(), state=parts.optimizer)
         tensors |= self._average.named() if self._average else {}
@@ -341,6 +367,8 @@ class DeepSpeedEngine:
 
     @needs("param", "optim")
     def load(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        """Resume from a saved state. Raises UserError if the number of ranks, the ZeRO stage or the
+        type differs from the saved run's, or if one of ``parts`` was not saved."""
         tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
         if parts.random:
             restore_random_state(self.device, tensors, values)
@@ -370,27 +398,3 @@ class DeepSpeedEngine:
             "--enable_ema": self._average is not None,
             "parameters": self.parameter_count(),
         }
-
-
-def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
-    """Shard the parameters among the ranks, one parameter at a time, directly from the mapped pages
-    of the checkpoint file, which the ranks of a node share. DeepSpeed itself would first move the
-    whole model to every GPU."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    deepspeed = deepspeed_module()
-    groups = deepspeed.utils.groups
-    near = None
-    if config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1:
-        near = groups._get_zero_param_intra_parallel_group()  # an earlier engine may have made it
-    deepspeed.zero.Init(
-        module=model, config_dict_or_path=config, dtype=dtype, zero_param_parallel_group=near
-    )
-
-
-def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:
-    columns = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return batch.replace(
-        **{name: c.to(device) for name, c in columns.items() if isinstance(c, Tensor)}
-    )

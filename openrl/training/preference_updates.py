@@ -18,7 +18,7 @@ from openrl.algorithms.supervised_losses import answer_logprobs, pair_reward_los
 from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
 from openrl.tracking.metrics import Mean, Metric
-from openrl.training.engine import Forward
+from openrl.training.updates import Forward
 
 
 @dataclass(frozen=True)

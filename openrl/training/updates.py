@@ -3,6 +3,7 @@ micro-batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,11 +17,35 @@ from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
-from openrl.experience import ExperienceBatch, LossInputs, StepCounts
+from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan
 from openrl.extension_points import policy_losses
 from openrl.models.logits import Output
 from openrl.tracking.metrics import Max, Mean, Metric
-from openrl.training.engine import Forward, LossOf
+
+
+class Forward(Protocol):
+    """Runs the model on one micro-batch with gradient. Returns its column, and further outputs by
+    name."""
+
+    def __call__(
+        self, batch: ExperienceBatch, *outputs: Output
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+LossOf = Callable[[Forward, ExperienceBatch, StepCounts], tuple[Tensor, dict[str, Metric]]]
+"""``loss_of(forward, micro_batch, counts) -> (loss, metrics)`` computes the loss of one
+micro-batch, divided by the counts of the whole optimizer step and multiplied by dp_size. So the
+gradients, summed over micro-batches and averaged over ranks, are those of the whole step."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """The part of an optimizer step that one loss trains: rows of the rank's shard, with their own
+    plan and counts."""
+
+    batch: ExperienceBatch
+    plan: StepPlan
+    loss_of: LossOf
 
 
 class RoleUpdate(Protocol):

@@ -1,4 +1,5 @@
-"""Gathers the weights of a model that DeepSpeed divides among ranks, whole as in a checkpoint.
+"""Divides the weights of a model among ranks by DeepSpeed, and gathers them whole as in a
+checkpoint.
 
 All ranks must call these functions together and iterate to the end, since they run collectives."""
 
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import dequantised, of_adapter
@@ -21,11 +23,30 @@ from openrl.models.towers import tower_parameters
 from openrl.training.tensor_parallel import is_split, undivided_weight
 
 
+def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
+    """Shard the parameters among the ranks, one parameter at a time, directly from the mapped pages
+    of the checkpoint file, which the ranks of a node share. DeepSpeed itself would first move the
+    whole model to every GPU."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    deepspeed = deepspeed_module()
+    groups = deepspeed.utils.groups
+    near = None
+    if config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1:
+        near = groups._get_zero_param_intra_parallel_group()  # an earlier engine may have made it
+    deepspeed.zero.Init(
+        module=model, config_dict_or_path=config, dtype=dtype, zero_param_parallel_group=near
+    )
+
+
 @torch.no_grad()
 def checkpoint_weights(
     model: HeadedModel, stage: int, without_tower: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """See ``TrainEngine.named_weights``; ``stage`` is the ZeRO stage."""
+    """Yield the whole weights under the names that ``save_pretrained`` writes, in the type of the
+    parameters, and tied weights once. They are gathered layer by layer: every rank gets the
+    tensors. ``stage`` is the ZeRO stage; ``without_tower`` leaves out the vision tower."""
     left_out = tower_parameters(model.hf) if without_tower else []
     own = {
         name for named in (model.named_parameters, model.named_buffers) for name, _ in named()
@@ -42,14 +63,16 @@ def checkpoint_weights(
 
 @torch.no_grad()
 def adapter_weights(model: HeadedModel, stage: int) -> Iterator[tuple[str, Tensor]]:
-    """See ``TrainEngine.adapter_weights``."""
+    """Yield the adapters and every other trained parameter, whole, under the names of peft's files.
+    Every rank gets the tensors."""
     parts = {name: p for name, p in model.named_parameters() if p.requires_grad or of_adapter(name)}
     yield from model.to_adapter(_whole(parts, stage)).items()
 
 
 @torch.no_grad()
 def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
-    """See ``TrainEngine.nonfinite_weights``. The ranks combine their findings on ``device``."""
+    """Return the names of parameters that hold inf or NaN on any rank. Each rank checks its own
+    share; they combine their findings on ``device``."""
     named = list(model.named_parameters())
     shares = [getattr(p, "ds_tensor", p) for _, p in named]
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()

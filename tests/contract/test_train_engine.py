@@ -20,10 +20,9 @@ from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
-from openrl.training.engine import StepPart
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
-from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate, balanced
+from openrl.training.updates import PolicyUpdate, StepPart, SupervisedUpdate, ValueUpdate, balanced
 from openrl.weights.transport import Route
 from tests.experience import (
     alike,

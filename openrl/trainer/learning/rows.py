@@ -26,7 +26,7 @@ from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.logits import Output
 from openrl.tracking.metrics import Mean, Metric, merge_all
 from openrl.trainer.learning.nonfinite import Reports
-from openrl.training.engine import LossOf
+from openrl.training.updates import LossOf
 
 
 @dataclass(frozen=True)

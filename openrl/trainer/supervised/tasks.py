@@ -26,9 +26,8 @@ from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
 from openrl.training.build import EngineKind
-from openrl.training.engine import LossOf
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
-from openrl.training.updates import SupervisedUpdate, balanced
+from openrl.training.updates import LossOf, SupervisedUpdate, balanced
 
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 
