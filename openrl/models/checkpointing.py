@@ -19,15 +19,10 @@ from openrl.models.towers import empty_model
 Method = Literal["uniform", "block", "selective", "moe"]
 
 
-def is_attention(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Attention")
-
-
-def has_experts(module: nn.Module) -> bool:
-    return any(name == "experts" for name, _ in module.named_children())
-
-
-PARTS: dict[str, Callable[[nn.Module], bool]] = {"selective": is_attention, "moe": has_experts}
+PARTS: dict[str, Callable[[nn.Module], bool]] = {
+    "selective": lambda module: type(module).__name__.endswith("Attention"),
+    "moe": lambda module: "experts" in dict(module.named_children()),
+}
 """Method -> the parts of a layer that it recomputes."""
 
 

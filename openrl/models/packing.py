@@ -171,11 +171,14 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
 
 def check_layers(path: str, config: PretrainedConfig) -> None:
     """Raise UserError if the model has layers that do not know where a packed row begins."""
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
-    if kinds:
-        raise _unpackable(
-            path, f"layers of type {', '.join(sorted(kinds))} take all packed rows for one"
-        )
+    if kinds := unpackable_layers(config):
+        raise _unpackable(path, f"layers of type {kinds} take all packed rows for one")
+
+
+def unpackable_layers(config: PretrainedConfig) -> str:
+    """Name the kinds of layers that count tokens from the start of the whole row."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    return ", ".join(sorted(set(kinds) - PACKABLE_LAYERS))
 
 
 @torch.no_grad()

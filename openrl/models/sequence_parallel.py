@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN
-from openrl.models.packing import PACKABLE_LAYERS, Rows
+from openrl.models.packing import Rows, unpackable_layers
 from openrl.models.ring_attention import Ring, ring_attention
 from openrl.models.stored import load_config
 from openrl.models.trial import Trial
@@ -343,7 +343,7 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    if others := _other_layers(text):
+    if others := unpackable_layers(config):
         raise _unsplittable(flags, path, f"layers of type {others} need all tokens before a token")
     # what one tensor-parallel rank has of them
     heads, kv_heads = (n // flags.ds_tensor_parallel_size for n in (heads, kv_heads))
@@ -357,10 +357,6 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
             f" heads of {path}",
             "--ring_head_stride 1",
         )
-
-
-def _other_layers(text: PretrainedConfig) -> str:
-    return ", ".join(sorted(set(getattr(text, "layer_types", None) or ()) - PACKABLE_LAYERS))
 
 
 def _unsplittable(

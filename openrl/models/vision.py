@@ -49,7 +49,9 @@ class Vision:
         none."""
         found = [placed.image for of_row in images or () for placed in of_row]
         with self.reading.running(on_gpu=False):
-            return self.processor.batch(found or [_blank()])
+            return self.processor.batch(
+                found or [png_image(Picture.new("RGB", (BLANK_SIDE, BLANK_SIDE)))]
+            )
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds since the last call: to turn images into tensors, and to run the
@@ -102,10 +104,6 @@ class Vision:
         nothing = sum(tensor.sum() for tensor in _tensors(seen)) * 0.0
         found.last_hidden_state = found.last_hidden_state + nothing
         return found
-
-
-def _blank() -> Any:
-    return png_image(Picture.new("RGB", (BLANK_SIDE, BLANK_SIDE)))
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

@@ -37,7 +37,12 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     if world % each:
         yield from shards_divide(config.parallel, world, "actor")
     elif config.dynamic.use_dynamic_batch:
-        yield from every_rank_has_a_row(batch, ranks, called)
+        if batch < ranks:
+            yield Problem(
+                ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
+                f"{batch} samples are too few: some of the {ranks} {called} would have no work",
+                f"--train_batch_size {ranks}",
+            )
     elif batch % ranks:
         fitting = nearest_divisor(config.batch.samples_per_step, batch, ranks)
         fewer = (
@@ -54,16 +59,6 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
             f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
             f" {called})",
             f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}",
-        )
-
-
-def every_rank_has_a_row(batch: int, ranks: int, called: str) -> Problems:
-    if batch < ranks:
-        message = f"{batch} samples are too few: some of the {ranks} {called} would have no work"
-        yield Problem(
-            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            message,
-            f"--train_batch_size {ranks}",
         )
 
 

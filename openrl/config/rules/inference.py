@@ -19,13 +19,7 @@ from openrl.config.rules.machine import (
     model_problems,
     output_problems,
 )
-from openrl.config.rules.reward import (
-    SOURCES,
-    asked_sources,
-    file_problems,
-    source_problems,
-    token_problems,
-)
+from openrl.config.rules.reward import SOURCES, asked_sources
 from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 
@@ -45,15 +39,8 @@ for rule in (
 # -- rewards ---------------------------------------------------------------------------------------
 
 
-@check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
-def reward_sources_are_known(config: ServeConfig | Answering, given: Given) -> Problems:
-    yield from source_problems(config.reward, config.rm.reward_pretrain)
-
-
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
-def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Problems:
-    yield from file_problems(config.reward)
-    yield from token_problems()
+def reward_models_exist(config: ServeConfig | Answering, given: Given) -> Problems:
     for name in split(config.rm.reward_pretrain):
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
@@ -63,7 +50,7 @@ def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Probl
 
 @check(ServeConfig)
 def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
-    served = asked_sources(config.reward, config.rm.reward_pretrain)
+    served = asked_sources(config)
     if not served:
         yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
@@ -155,8 +142,8 @@ def output_can_be_written(config: Answering, given: Given) -> Problems:
 
 @check(BatchInferenceConfig)
 def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> Problems:
-    task, asked = config.task, asked_sources(config.reward, config.rm.reward_pretrain)
-    if task.post_processor and task.eval_task != "rm" and not asked:
+    task = config.task
+    if task.post_processor and task.eval_task != "rm" and not asked_sources(config):
         yield Problem(
             ("post_processor", *SOURCES),
             "there are no rewards to choose by",
@@ -172,8 +159,7 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
 
 @check(EvaluateConfig)
 def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
-    asked = asked_sources(config.reward, config.rm.reward_pretrain)
-    if not asked and not {*agents_of(config)} - {"tools"}:
+    if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 

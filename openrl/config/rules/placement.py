@@ -86,9 +86,9 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
     apart = config.asynchrony.async_train
     for role, leader in config.hybrid.leaders(model_roles(config), apart).items():
         if role == ENGINES:
-            yield from engines_match(
-                config, config.placement.ranks_of("actor", config.device.device)
-            )
+            world = config.placement.ranks_of("actor", config.device.device)
+            if world is not None:
+                yield from _engines_fill(config, world, ("colocate_all_models",))
             continue
         shapes = zip(config.placement.shape(role), config.placement.shape(leader), strict=True)
         for name, (own, its) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
@@ -99,14 +99,6 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
                     f"{role} and {leader} share places, so their numbers must be equal",
                     f"leave --{flag} out",
                 )
-
-
-def engines_match(config: PPOConfig, world: int | None) -> Problems:
-    """Check that engines which share the actor's places fill them; called again at start if only
-    the cluster knows the actor's ranks."""
-    apart = config.asynchrony.async_train
-    if world is not None and config.hybrid.colocate_all_models and not apart:
-        yield from _engines_fill(config, world, ("colocate_all_models",))
 
 
 # -- sleep and offload -----------------------------------------------------------------------------

@@ -4,49 +4,49 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.config.commands import EvaluateConfig, PPOConfig
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig, ServeConfig
 from openrl.config.derived import agents_of
-from openrl.config.groups.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
+from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
 
+Scoring = PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig
+
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
 
-def asked_sources(flags: RewardSourceFlags, models: str | None) -> tuple[str, ...]:
+def reward_models(config: Scoring) -> str | None:
+    return (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
+
+
+def asked_sources(config: Scoring) -> tuple[str, ...]:
     """Return the flags in use that name reward sources."""
-    values = (flags.remote_rm_url, flags.reward_funcs, models)
+    values = (config.reward.remote_rm_url, config.reward.reward_funcs, reward_models(config))
     return tuple(name for name, value in zip(SOURCES, values, strict=True) if value)
 
 
 @check(PPOConfig)
 def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
-    asked = asked_sources(config.reward, config.others.reward_pretrain)
-    if not asked and not {*agents_of(config)} - {"tools"}:
+    if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
 
 
 @check(PPOConfig, EvaluateConfig)
 def environments_reward(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
-    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
-    asked = asked_sources(config.reward, models)
+    asked = asked_sources(config)
     if config.environments.env_tags and asked:
         message = "environments give the rewards themselves"
         yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
 
 
-@check(PPOConfig)
-def reward_sources_are_known(config: PPOConfig, given: Given) -> Problems:
-    yield from source_problems(config.reward, config.others.reward_pretrain)
-
-
-def source_problems(flags: RewardSourceFlags, models: str | None) -> Problems:
-    yield from unknown_names("reward_funcs", flags.reward_funcs, verifiers)
-    sources = reward_sources(flags, models)
-    source_weights(flags, sources)
-    source_kwargs(flags, sources)
+@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig)
+def reward_sources_are_known(config: Scoring, given: Given) -> Problems:
+    yield from unknown_names("reward_funcs", config.reward.reward_funcs, verifiers)
+    sources = reward_sources(config.reward, reward_models(config))
+    source_weights(config.reward, sources)
+    source_kwargs(config.reward, sources)
 
 
 @check(PPOConfig)
@@ -56,18 +56,10 @@ def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
         yield Problem(flags, "both set the weights of reward sources", "leave --reward_weights out")
 
 
-@check(PPOConfig, environment=True)
-def reward_files_exist(config: PPOConfig, given: Given) -> Problems:
-    yield from file_problems(config.reward)
-    yield from token_problems()
-    routing = config.reward.reward_routing
-    if routing is not None and not Path(routing).expanduser().is_file():
-        yield Problem(("reward_routing",), f"no such file: {routing}")
-
-
-def file_problems(flags: RewardSourceFlags) -> Problems:
+@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
+def reward_files_exist(config: Scoring, given: Given) -> Problems:
     try:
-        sources = reward_sources(flags)
+        sources = reward_sources(config.reward)
     except UserError:
         return  # another rule reports it
     for source in sources:
@@ -75,9 +67,16 @@ def file_problems(flags: RewardSourceFlags) -> Problems:
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
 
 
-def token_problems() -> Problems:
-    """Refuse a token that a header cannot carry: otherwise the error of every request would show
-    it."""
+@check(PPOConfig, environment=True)
+def routes_exist(config: PPOConfig, given: Given) -> Problems:
+    routing = config.reward.reward_routing
+    if routing is not None and not Path(routing).expanduser().is_file():
+        yield Problem(("reward_routing",), f"no such file: {routing}")
+
+
+@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
+def a_header_can_carry_the_token(config: Scoring, given: Given) -> Problems:
+    """Otherwise the error of every request would show it."""
     token = bearer_token()
     if token is not None and not (token.isascii() and token.isprintable()):
         message = f"${TOKEN_VARIABLE} has characters that an HTTP header cannot contain"
