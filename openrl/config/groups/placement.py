@@ -16,6 +16,7 @@ from openrl.config.conditions import (
     SECOND_REFERENCE,
     VLLM,
 )
+from openrl.errors import UserError
 from openrl.flags.schema import flag, given, group
 
 SleepState = Literal["param", "optim", "grad"]
@@ -124,15 +125,15 @@ class PlacementFlags(ClusterFlags):
     @property
     def explicit_places(self) -> dict[str, tuple[int, ...]]:
         """--placement as role -> its places in rank order; empty if the flag is not given. Raises
-        ValueError."""
+        UserError."""
         roles = {name: role for role, name in FLAG_NAMES.items()}
         places: dict[str, tuple[int, ...]] = {}
         for entry in filter(None, (part.strip() for part in (self.placement or "").split(";"))):
             name, _, text = (word.strip() for word in entry.partition("="))
             if name not in roles:
-                raise ValueError(f"{name!r} is not one of {', '.join(roles)}")
+                raise _unreadable(f"{name!r} is not one of {', '.join(roles)}")
             if roles[name] in places:
-                raise ValueError(f"{name} is named twice")
+                raise _unreadable(f"{name} is named twice")
             places[roles[name]] = _numbers(name, text)
         return places
 
@@ -151,10 +152,8 @@ class PlacementFlags(ClusterFlags):
         """Return the ranks of a model role; None if only the cluster knows them: every GPU of a
         node, unless on a CPU."""
         if self.placement is not None:
-            try:
-                return len(self.explicit_places[role])
-            except (ValueError, KeyError):
-                return None  # another rule reports what is wrong
+            places = self.explicit_places
+            return len(places[role]) if role in places else None
         nodes, per_node = self.shape(role)
         if per_node is None and device != "cpu":
             return None
@@ -264,10 +263,16 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{item.strip()!r} of {name} is neither a number nor a range like 0-3")
+            raise _unreadable(
+                f"{item.strip()!r} of {name} is neither a number nor a range like 0-3"
+            )
         if int(last or first) > MOST_PLACES:
-            raise ValueError(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
+            raise _unreadable(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
         numbers += range(int(first), int(last or first) + 1)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"{name}={text} is empty, or names a place twice")
+        raise _unreadable(f"{name}={text} is empty, or names a place twice")
     return tuple(sorted(numbers))
+
+
+def _unreadable(why: str) -> UserError:
+    return UserError(f"--placement: {why}", '--placement "actor=0-3;vllm=4-7"')

@@ -9,7 +9,6 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import agents_of, reward_norm_scopes
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
-from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.registry import Entry
@@ -117,13 +116,9 @@ def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
 
 
 def source_kinds(config: PPOConfig) -> set[str]:
-    """Return the kinds of the reward sources; empty if they cannot be read, which another rule
-    reports."""
-    try:
-        sources = reward_sources(config.reward, config.others.reward_pretrain)
-        return {source.kind for source in sources}
-    except UserError:
-        return set()
+    """Return the kinds of the reward sources. Raises UserError."""
+    sources = reward_sources(config.reward, config.others.reward_pretrain)
+    return {source.kind for source in sources}
 
 
 @check(PPOConfig)

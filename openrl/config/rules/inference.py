@@ -20,7 +20,6 @@ from openrl.config.rules.machine import (
     output_problems,
 )
 from openrl.config.rules.reward import SOURCES, asked_sources
-from openrl.errors import UserError
 from openrl.flags.checks import Given, Problem, Problems, check
 
 Answering = BatchInferenceConfig | EvaluateConfig
@@ -63,11 +62,7 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
         yield Problem(
             ("reward_pretrain",), "a server can have only one model", "start one server per model"
         )
-    try:
-        kinds = {source.kind for source in reward_sources(config.reward)}
-    except UserError:
-        return  # another rule reports it
-    if "http" in kinds:
+    if "http" in {source.kind for source in reward_sources(config.reward)}:
         yield Problem(
             ("remote_rm_url",),
             "a server cannot pass requests on to another server",

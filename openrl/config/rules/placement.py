@@ -29,12 +29,7 @@ def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
             "--placement already says where every rank runs",
             "leave the others out",
         )
-    try:
-        places = config.placement.explicit_places
-    except ValueError as error:
-        yield Problem(("placement",), str(error), '--placement "actor=0-3;vllm=4-7"')
-        return
-    yield from _places_fit(config, places)
+    yield from _places_fit(config, config.placement.explicit_places)
 
 
 def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Problems:
@@ -105,14 +100,10 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
 
 
 def roles_on_shared_places(config: PPOConfig) -> set[str]:
-    """Return the models and engines that share a place with another role; none for a --placement
-    that cannot be parsed."""
+    """Return the models and engines that share a place with another role. Raises UserError."""
     roles = model_roles(config)
     if config.placement.placement is not None:
-        try:
-            places = config.placement.explicit_places
-        except ValueError:
-            return set()  # another rule reports what is wrong
+        places = config.placement.explicit_places
         return {
             r
             for r, own in places.items()

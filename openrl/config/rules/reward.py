@@ -8,7 +8,6 @@ from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConf
 from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
-from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
 
@@ -58,11 +57,7 @@ def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
 def reward_files_exist(config: Scoring, given: Given) -> Problems:
-    try:
-        sources = reward_sources(config.reward)
-    except UserError:
-        return  # another rule reports it
-    for source in sources:
+    for source in reward_sources(config.reward):
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
 

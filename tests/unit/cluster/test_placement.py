@@ -251,5 +251,5 @@ def test_roles_may_overlap_in_part():
     ],
 )
 def test_placement_that_cannot_be_read(text, reason):
-    with pytest.raises(ValueError, match="^" + re.escape(reason) + "$"):
+    with pytest.raises(UserError, match="^" + re.escape(f"--placement: {reason}\n")):
         _ = PlacementFlags(placement=text).explicit_places
