@@ -10,11 +10,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import load_peft_weights
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError

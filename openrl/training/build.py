@@ -25,12 +25,7 @@ from openrl.models.headed import HeadedModel
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
-from openrl.models.scalar_model import (
-    RewardModel,
-    ValueModel,
-    load_scalar_model,
-    stored_moments,
-)
+from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
 from openrl.models.trial import Trial
 from openrl.training.deepspeed_engine import DeepSpeedEngine
