@@ -11,12 +11,7 @@ from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.extension_points import preference_losses
 
 if TYPE_CHECKING:  # the groups below take their conditions from this module
-    from openrl.config.commands import (
-        DPOConfig,
-        EvaluateConfig,
-        PPOConfig,
-        SupervisedConfig,
-    )
+    from openrl.config.commands import DPOConfig, EvaluateConfig, PPOConfig, SupervisedConfig
     from openrl.config.groups.lora import LoRAFlags
     from openrl.config.groups.model import Dtype, ModelFlags
     from openrl.config.groups.reward_shaping import NormScope

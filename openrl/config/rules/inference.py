@@ -8,11 +8,7 @@ from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeCo
 from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules import (
-    data,
-    machine,
-    rollout_engine,
-)
+from openrl.config.rules import data, machine, rollout_engine
 from openrl.config.rules.machine import (
     MODEL_FILES,
     TOKENIZER_FILES,
