@@ -156,16 +156,15 @@ def test_terms_of_the_kl(bench, tmp_path, changes):
     assert ("actor/kl_loss" in steps[1]) == changes.get("use_kl_loss", False)
 
 
-def test_rollout_correction_in_the_loss(bench, tmp_path):
-    changes = {
-        "enable_vllm_is_correction": True,
-        "rollout_rs": "seq_mean_k1",
-        "rollout_rs_threshold": "2",
-    }
-    steps = bench(tmp_path, **changes)
+@pytest.mark.parametrize(
+    "changes", [ONE_STEP, {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "2"}]
+)
+def test_rollout_correction_in_the_loss(bench, tmp_path, changes):
+    """In the update, and before it."""
+    steps = bench(tmp_path, enable_vllm_is_correction=True, **changes)
     check(steps)
     assert steps[1]["mismatch/is_weight_mean"] == pytest.approx(1, abs=1e-2)
-    assert steps[1]["mismatch/rejected_sequences"] == 0
+    assert steps[1].get("mismatch/rejected_sequences") == (0 if "rollout_rs" in changes else None)
 
 
 def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
