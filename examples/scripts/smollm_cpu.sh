@@ -27,7 +27,7 @@ python -m openrl.cli.train_ppo_ray \
     --input_key input --label_key label --input_template examples/python/smollm/prompt.jinja \
     --reward_funcs reasoning_gym --reward_func_kwargs '{"where": "whole"}' --reward_num_workers 1 \
     --prompt_max_len 64 --generate_max_len 6 --stop $'\n' --temperature 1.0 \
-    --actor_num_nodes 1 --actor_num_gpus_per_node 1 --vllm_num_engines 1 --enable_prefix_caching --vllm_block_size 32 \
+    --actor_num_nodes 1 --actor_num_gpus_per_node 1 --vllm_num_engines 1 --enable_prefix_caching \
     --device cpu --param_dtype bf16 --zero_stage 0 --prefix_grouper \
     --advantage_estimator group_norm --init_kl_coef 0 \
     --rollout_batch_size 32 --n_samples_per_prompt 8 --train_batch_size 256 \

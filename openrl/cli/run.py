@@ -7,6 +7,7 @@ SIGTERM.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -64,7 +65,11 @@ def command(
     started = False
     signal.signal(signal.SIGTERM, _end)
     try:
-        inputs = prepare(config)
+        gc.disable()  # it takes a fifth of the time in which modules load, and finds nothing
+        try:
+            inputs = prepare(config)
+        finally:
+            gc.enable()
         if misspelt:
             return 2
         started = starts

@@ -15,8 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import Play
@@ -118,14 +120,15 @@ class Endpoint:
             del self._sessions[key]
             await session.close()
 
-    def _app(self) -> FastAPI:
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    def _app(self) -> Starlette:
+        routes = []
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
-                app.add_route(prefix + dialect.path, self._handler(dialect), methods=["POST"])
-            app.add_route(f"{prefix}/v1/reward", self._reward, methods=["POST"])
-            app.add_route(f"{prefix}/v1/models", self._models, methods=["GET"])
-        return app
+                handler = self._handler(dialect)
+                routes.append(Route(prefix + dialect.path, handler, methods=["POST"]))
+            routes.append(Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]))
+            routes.append(Route(f"{prefix}/v1/models", self._models, methods=["GET"]))
+        return Starlette(routes=routes)
 
     def _handler(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
