@@ -40,7 +40,7 @@ class Engine:
 
     def __init__(self, context, run):
         self.run, self.rank, self.answered = run, context.rank, 0
-        self.weights, self.dead = None, False
+        self.weights, self.dead, self.paused = None, False, False
         run.events.append(("made", self.rank))
         run.engines[self.rank] = self
 
@@ -59,6 +59,8 @@ class Engine:
 
     async def play(self, prompt, request):
         await asyncio.sleep(0)
+        while self.paused:
+            await asyncio.sleep(0)
         await self.check_at(self.answered)
         assert self.weights is not None
         self.answered += 1
@@ -68,6 +70,14 @@ class Engine:
     async def take(self, version):
         await self.check_at(f"sync {version}")
         self.weights = version
+
+    async def pause(self, finish_running):
+        self.paused = True
+        await self.check_at(f"pause {self.weights}")
+
+    async def resume(self, finish_running):
+        self.paused = False
+        await self.check_at(f"resume {self.weights}")
 
     async def recorded(self):
         await self.check()
@@ -101,7 +111,7 @@ class Learner:
         return True
 
 
-async def trained(run, deaths, engines=2, learner=None):
+async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
     """(prompts of each step, metrics of each step) of a run that replaces ``deaths`` engines."""
     group, trackers = LocalGroup.create("vllm", engines, Engine, run), Trackers()
     learner = learner or Learner()
@@ -110,7 +120,7 @@ async def trained(run, deaths, engines=2, learner=None):
     trainer = RLTrainer(
         Rollouts(
             group,
-            RolloutBuffer(numbered_prompts(), BufferLimits(4)),
+            RolloutBuffer(numbered_prompts(), limits),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1))),
             repair=EngineRepair(deaths, publisher, progress) if deaths else None,
@@ -174,6 +184,20 @@ def test_an_engine_that_dies_in_a_sync(engines):
     played = {prompt: weights for _, _, prompt, weights in run.happened("played")}
     assert all(played[p] == step for step, prompts in steps.items() for p in prompts)
     assert [m["rollout/engines_replaced"] for m in logged] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("moment", ["pause 2", "sync 3", "resume 3"])
+def test_an_engine_that_dies_around_a_sync_while_others_play(engines, moment):
+    """Rollouts are a step ahead, so every engine is paused for a sync."""
+    run = Run((0, moment))
+    ahead = BufferLimits(4, steps_ahead=1, max_staleness=1)
+    steps, logged = asyncio.run(trained(run, deaths=1, engines=engines, limits=ahead))
+    assert not run.dies and run.happened("started") == [("started", 0)]
+    assert {step: sorted(prompts) for step, prompts in steps.items()} == {
+        step: sorted(prompts) for step, prompts in first_prompts().items()
+    }
+    assert sum(m["rollout/engines_replaced"] for m in logged) == 1
 
 
 def test_one_death_too_many_ends_the_run():
