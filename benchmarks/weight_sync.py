@@ -2,11 +2,12 @@
 
     python -m benchmarks.weight_sync
 
-A receiver in a process of its own stands for an engine: it maps each bucket and copies every tensor
-into parameters of its own, as vLLM's loaders do. The sender cuts, packs and announces buckets as
-the trainer's rank 0 does. Beside each sync the same bytes are copied twice, tensor by tensor,
-between ordinary memory. Prints the ratio and the number of calls that the receiver was sent. One
-thread each, pairs interleaved; refuses to print on a machine with other work."""
+A receiver in a process of its own stands for an engine: once all buckets are announced, it maps them
+and copies every tensor into parameters of its own, as vLLM's loaders do. Until then it keeps its old
+weights, so the two copies of a sync come one after the other. The sender cuts, packs and announces
+buckets as the trainer's rank 0 does. Beside each sync the same bytes are copied twice, tensor by
+tensor, between ordinary memory. Prints the ratio, of both processes' processor seconds and, on a
+machine without other work, of the wall. One thread each, pairs interleaved."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ import math
 import multiprocessing
 import os
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import median
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch
 
@@ -31,6 +34,7 @@ from openrl.weights.transport import Route, make_receiver, make_sender, read_mes
 CPU = torch.device("cpu")
 PATIENCE_S = 60.0
 MIB = 2**20
+END = "end of a sync"
 
 
 def model_weights(total: int, hidden: int, device: str) -> dict[str, Tensor]:
@@ -53,20 +57,32 @@ def model_weights(total: int, hidden: int, device: str) -> dict[str, Tensor]:
 
 
 def receive(connection: Connection, hidden: int, total: int, device: str) -> None:
-    """Answers each announcement once its tensors are copied."""
+    """Loads the buckets announced when told the end of a sync, and answers with the processor
+    seconds since the last answer."""
     torch.set_num_threads(1)
     receiver = make_receiver(Route(), 1, CPU)
     parameters = {
-        name: torch.empty_like(weight)
+        name: torch.zeros_like(weight)
         for name, weight in model_weights(total, hidden, device).items()
     }
     connection.send("ready")
+    started, received = time.process_time(), []
     while (message := connection.recv()) is not None:
-        sent = read_message(message)
-        for name, tensor in Bucket(sent.manifest, receiver.open(sent)).tensors():
-            parameters[name].copy_(tensor)
+        if message != END:
+            received.append(read_message(message))
+            continue
+        for sent in received:
+            for name, tensor in Bucket(sent.manifest, receiver.open(sent)).tensors():
+                parameters[name].copy_(tensor)
         busy_seconds(device)  # waits for a GPU
-        connection.send(sent.manifest.version)
+        connection.send(time.process_time() - started)
+        started, received = time.process_time(), []
+
+
+@dataclass(frozen=True)
+class Seconds:
+    wall: float
+    processor: float  # of both processes
 
 
 def main() -> None:
@@ -97,52 +113,58 @@ def main() -> None:
     engine.start()
     sender = make_sender(Route(), 0, CPU)
 
-    def answer() -> object:
+    def answer() -> Any:
         if not ours.poll(PATIENCE_S):
             raise TimeoutError(f"the receiver has not answered within {PATIENCE_S:g} s")
         return ours.recv()
 
-    def sync(version: int) -> tuple[float, int]:
-        """(seconds, calls)"""
-        started, calls = time.perf_counter(), 0
+    def sync(version: int) -> tuple[Seconds, int]:
+        """(seconds, buckets)"""
+        wall, processor, buckets = time.perf_counter(), time.process_time(), 0
         sender.begin()
         for named in split_into_buckets(weights.items(), args.bucket_mb * MIB):
             ours.send(sender.announce(pack(named, version, sender.allocate)).message())
-            calls += 1
-            answer()
+            buckets += 1
+        processor -= time.process_time()  # waiting is no work
+        ours.send(END)
+        theirs = answer()
         sender.end()
-        return time.perf_counter() - started, calls
+        return Seconds(time.perf_counter() - wall, theirs - processor), buckets
 
-    def copy_twice() -> float:
-        started = time.perf_counter()
+    def copy_twice() -> Seconds:
+        wall, processor = time.perf_counter(), time.process_time()
         for source, target in ((weights, copies[0]), (copies[0], copies[1])):
             for name, weight in source.items():
                 target[name].copy_(weight)
         busy_seconds(args.device)
-        return time.perf_counter() - started
+        return Seconds(time.perf_counter() - wall, time.process_time() - processor)
 
     answer()
-    first, calls = sync(0)  # takes the pages
+    first, buckets = sync(0)  # takes the pages
     copy_twice()
-    quiet: QuietPairs[tuple[float, float]] = QuietPairs(args.pairs)
+    pairs: list[tuple[Seconds, Seconds]] = []
+    quiet: QuietPairs[tuple[Seconds, Seconds]] = QuietPairs(args.pairs)
     for version, _ in enumerate(quiet, 1):
-        quiet.add((sync(version)[0], copy_twice()))
+        pairs.append((sync(version)[0], copy_twice()))
+        quiet.add(pairs[-1])
     ours.send(None)
     engine.join(PATIENCE_S)
 
-    console = Console()
-    if reason := quiet.verdict():
-        console.print(reason)
-        raise SystemExit(1)
-    pairs = quiet.kept
-    console.print(
-        f"{size / MIB:.0f} MiB of {len(weights)} tensors in {calls} calls (bytes / bucket ="
+    def figures(kind: str, kept: list[tuple[Seconds, Seconds]]) -> str:
+        syncs, twice = (
+            [getattr(seconds, kind) for seconds in side] for side in zip(*kept, strict=True)
+        )
+        return (
+            f"{kind}: sync {1000 * median(syncs):.0f} ms, two copies {1000 * median(twice):.0f} ms,"
+            f" ratio {spread([a / b for a, b in zip(syncs, twice, strict=True)], 2)} over"
+            f" {len(kept)} pairs; first sync {1000 * getattr(first, kind):.0f} ms"
+        )
+
+    Console().print(
+        f"{size / MIB:.0f} MiB of {len(weights)} tensors in {buckets} buckets (bytes / bucket ="
         f" {math.ceil(size / MIB / args.bucket_mb)})",
-        f"sync {1000 * median(a for a, _ in pairs):.0f} ms, two copies"
-        f" {1000 * median(b for _, b in pairs):.0f} ms, ratio"
-        f" {spread([a / b for a, b in pairs], 2)} over {args.pairs} pairs; the first sync, which"
-        f" takes the pages: {1000 * first:.0f} ms",
-        str(quiet),
+        figures("processor", pairs),
+        quiet.verdict() or figures("wall", quiet.kept),
         sep="\n",
     )
 

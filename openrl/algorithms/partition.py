@@ -64,13 +64,16 @@ def _spread(deal: list[Part], parts: int) -> float:
 
 
 def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
-    """Merge part i of the one deal, counted from the largest, with part -i of the other."""
+    """Merge part i of the one deal, counted from the largest, with part -i of the other. The deals
+    are used up."""
     more, fewer = (first, second) if len(first) >= len(second) else (second, first)
     merged = list(more)
     for place, (load, members) in enumerate(fewer):
         opposite = parts - 1 - place
         if opposite < len(more):
-            merged[opposite] = (more[opposite][0] + load, more[opposite][1] + members)
+            total, own = more[opposite]
+            own.extend(members)  # in place: a copy would cost as much as all merges before it
+            merged[opposite] = (total + load, own)
         else:
             merged.append((load, members))
     return sorted(merged, key=lambda part: -part[0])
