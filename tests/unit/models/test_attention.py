@@ -24,7 +24,7 @@ from openrl.models.attention import (
 from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
-from tests.experience import engine_spec, ragged_batch
+from tests.experience import column_of, engine_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -142,7 +142,7 @@ CUT = [[3, 0, -1, 6], [5, 1, 2], [7, 4]]
 def test_models_get_what_sdpa_gives(tmp_path, arch, fields, packing):
     path, batch = tiny_model_dir(tmp_path, arch=arch, **fields), ragged_batch()
     expected, found = (
-        build_engine(engine_spec(path, attention=name, packing=packed)).forward(batch, CUT)
+        column_of(build_engine(engine_spec(path, attention=name, packing=packed)), batch, CUT)
         for name, packed in (("sdpa", False), ("varlen", packing))
     )
     assert float(expected.abs().max()) > 1
