@@ -21,7 +21,7 @@ SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path th
 
 
 @check(PPOConfig, EvaluateConfig)
-def one_plays(config: Playing, given: Given) -> Problems:
+def one_plays(config: Playing) -> Problems:
     asked = agents_of(config)
     if len(asked) < 2:
         return
@@ -34,7 +34,7 @@ def one_plays(config: Playing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def chats_have_a_template(config: Playing, given: Given) -> Problems:
+def chats_have_a_template(config: Playing) -> Problems:
     users = {
         "tools": "tools are described to the model by its chat template",
         "agent_command": "the endpoint renders chats by the model's chat template",
@@ -45,7 +45,7 @@ def chats_have_a_template(config: Playing, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
+def turns_have_a_token_each(config: PPOConfig) -> Problems:
     turns, tokens = config.agents.max_turns, config.sampling.lengths.response
     if turns is not None and turns > tokens:
         message = f"{tokens} tokens are fewer than one for each of {turns} turns"
@@ -58,14 +58,14 @@ def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def tags_are_known(config: Playing, given: Given) -> Problems:
+def tags_are_known(config: Playing) -> Problems:
     yield from unknown_names("env_tags", config.environments.env_tags, environments)
     if len({*config.environments.env_tags}) < len(config.environments.env_tags):
         yield Problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
 
 
 @check(PPOConfig)
-def groups_add_up(config: PPOConfig, given: Given) -> Problems:
+def groups_add_up(config: PPOConfig) -> Problems:
     flags, running = config.environments, prompts_running(config)
     per_tag, tags = flags.env_groups_per_tag, flags.env_tags
     if not tags:
@@ -100,7 +100,7 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
-def environment_settings_are_known(config: Playing, given: Given) -> None:
+def environment_settings_are_known(config: Playing) -> None:
     if config.environments.env_config is not None:
         read_env_config(config.environments.env_config, config.environments.env_tags)
 
@@ -109,7 +109,7 @@ def environment_settings_are_known(config: Playing, given: Given) -> None:
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
-def agents_exist(config: Playing, given: Given) -> Problems:
+def agents_exist(config: Playing) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
     if path is not None and not path.startswith(SERVERS):
         file, _ = split_agent_path(path)
@@ -129,12 +129,12 @@ def agents_exist(config: Playing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
-def episodes_can_be_written(config: Playing, given: Given) -> Problems:
+def episodes_can_be_written(config: Playing) -> Problems:
     yield from output_problems("render_save_dir", config.agents.render_save_dir)
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
-def endpoint_port_is_free(config: Playing, given: Given) -> Problems:
+def endpoint_port_is_free(config: Playing) -> Problems:
     first = config.agents.agent_endpoint_port
     engines = config.engine.vllm_num_engines if isinstance(config, PPOConfig) else None
     for port in range(first, first + (engines or 1)) if first else ():

@@ -10,7 +10,7 @@ from openrl.config.derived import agents_of, reward_norm_scopes
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 from openrl.registry import Entry
 
 
@@ -62,7 +62,7 @@ NEEDS = {
 
 
 @check(PPOConfig)
-def components_have_what_they_need(config: PPOConfig, given: Given) -> Problems:
+def components_have_what_they_need(config: PPOConfig) -> Problems:
     yield from _unmet("advantage_estimator", config.algorithm.estimator, config)
     yield from _unmet("policy_loss_type", config.algorithm.policy_loss, config)
 
@@ -79,7 +79,7 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 
 @check(PPOConfig)
-def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
+def clips_are_distances_from_one(config: PPOConfig) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
         message = (
@@ -92,7 +92,7 @@ def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Problems:
+def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
         message = (
@@ -105,7 +105,7 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Pr
 
 
 @check(PPOConfig)
-def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
+def group_scopes_have_siblings(config: PPOConfig) -> Problems:
     asked = "siblings" not in config.algorithm.estimator.needs and "group" in reward_norm_scopes(
         config
     )
@@ -122,7 +122,7 @@ def source_kinds(config: PPOConfig) -> set[str]:
 
 
 @check(PPOConfig)
-def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
+def pass_rates_tell_difficulty(config: PPOConfig) -> Problems:
     if not config.shaping.difficulty_loss_weight or config.shaping.difficulty_key != "auto":
         return
     if config.batch.n_samples_per_prompt == 1:
@@ -138,7 +138,7 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def verdicts_choose_the_best_checkpoint(config: PPOConfig, given: Given) -> Problems:
+def verdicts_choose_the_best_checkpoint(config: PPOConfig) -> Problems:
     key = config.checkpoint.best_metric_key
     of_verdicts = key == "eval/pass_rate" or (key.startswith("val-core/") and "/acc/" in key)
     if of_verdicts and source_kinds(config) == {"model"}:
@@ -156,7 +156,7 @@ def _is_ours(verifier: str) -> bool:
 
 
 @check(PPOConfig)
-def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
+def somebody_reads_actions(config: PPOConfig) -> Problems:
     """Agents count actions that they could not read; files and servers report them in
     extra_logs."""
     foreign = [name for name in config.reward.reward_funcs if not _is_ours(name)]
@@ -169,12 +169,12 @@ def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> None:
+def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
     part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
 
 
 @check(PPOConfig)
-def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
+def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
@@ -184,7 +184,7 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
+def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
     makes it 0, a larger one negative."""
     samples, horizon = config.batch.samples_per_step, config.kl.kl_horizon
@@ -198,7 +198,7 @@ def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
+def the_actor_has_a_loss(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
@@ -206,7 +206,7 @@ def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problems:
+def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
     in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
         message = "a full KL in the reward needs a forward pass of the policy before its update"
@@ -214,7 +214,7 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problem
 
 
 @check(PPOConfig)
-def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
+def supervised_rows_have_answers(config: PPOConfig) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
         yield Problem(
             ("ptx_data", "output_key"),
@@ -224,7 +224,7 @@ def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
+def penalties_fit_the_response(config: PPOConfig) -> Problems:
     shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
         message = (
@@ -245,7 +245,7 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
+def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = (
             "with one reward at the end of an answer, whitening gives every token before it the"

@@ -6,11 +6,11 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import prompts_running
 from openrl.config.groups.placement import ENGINES
 from openrl.config.rules.placement import roles_on_shared_places
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(PPOConfig)
-def engines_of_their_own_generate_ahead(config: PPOConfig, given: Given) -> Problems:
+def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
     if not config.asynchrony.async_train:
         return
     if ENGINES in roles_on_shared_places(config):
@@ -28,7 +28,7 @@ def engines_of_their_own_generate_ahead(config: PPOConfig, given: Given) -> Prob
 
 
 @check(PPOConfig)
-def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems:
+def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
     flags = config.asynchrony
     if not flags.partial_rollout:
         return
@@ -59,7 +59,7 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
 
 
 @check(PPOConfig)
-def one_number_of_running_prompts(config: PPOConfig, given: Given) -> Problems:
+def one_number_of_running_prompts(config: PPOConfig) -> Problems:
     flags = ("oversample_ratio", "vllm_generate_batch_size")
     size = config.collecting.vllm_generate_batch_size
     if config.asynchrony.oversample_ratio > 1 and size is not None:
@@ -67,7 +67,7 @@ def one_number_of_running_prompts(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) -> Problems:
+def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
     users = off_policy_flags(config)
     if users and config.collecting.rollout_scheduler == "batch":
         yield Problem(
@@ -78,7 +78,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) 
 
 
 @check(PPOConfig)
-def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Problems:
+def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
     """The speed of the engines must not decide what is trained on."""
     in_step = config.asynchrony.async_train and config.asynchrony.staleness_bound == 0
     users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
@@ -89,7 +89,7 @@ def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Proble
 
 
 @check(PPOConfig)
-def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
+def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
     surplus = off_policy_flags(config)
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
     if surplus and not config.asynchrony.carries_over and not refused:
@@ -101,7 +101,7 @@ def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
+def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
     correction, interval = config.correction, config.engine.weight_sync_interval
     age = config.asynchrony.staleness_bound * interval + interval - 1
     if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.rules.deepspeed import shards_divide
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(PPOConfig)
-def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Problems:
+def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
     batch, samples = config.batch, config.batch.samples_per_step
     if samples % batch.train_batch_size:
         yield Problem(
@@ -22,7 +22,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Pro
 
 
 @check(PPOConfig)
-def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
+def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
     world = config.placement.ranks_of("actor", config.device.device)
     if world is not None:
         yield from ranks_share_a_step(config, world)
@@ -63,7 +63,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
 
 
 @check(*SUPERVISED)
-def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
+def micro_batches_divide(config: SupervisedConfig) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     if batch % micro and not config.dynamic.use_dynamic_batch:
         yield Problem(
@@ -74,7 +74,7 @@ def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems:
+def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
     longest, split = config.sampling.lengths.both, config.parallel.sequence_size
     lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
@@ -89,7 +89,7 @@ def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems
 
 
 @check(*SUPERVISED)
-def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
+def token_cap_holds_the_longest_row(config: SupervisedConfig) -> Problems:
     split = config.parallel.sequence_size
     cap = config.dynamic.train_max_tokens_per_gpu * split
     rated = isinstance(config, DPOConfig) and config.preference.rated

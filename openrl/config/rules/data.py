@@ -11,11 +11,11 @@ from openrl.config.commands import (
     TrainingConfig,
 )
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(*TRAINING)
-def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
+def template_has_a_place(config: TrainingConfig) -> Problems:
     template = config.templates.input_template
     if template is None or template.endswith(JINJA_SUFFIXES):
         return
@@ -29,7 +29,7 @@ def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def there_are_prompts(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
     idle = isinstance(config, PPOConfig) and config.evaluation.eval_only
     others = config.environments.env_tags or idle
     if config.data.prompt_data is None and not others:
@@ -40,14 +40,14 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig, given: Given) -> Probl
 
 
 @check(PPOConfig)
-def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
+def probabilities_match_prompt_data(config: PPOConfig) -> Problems:
     names = config.data.prompt_data
     if names is not None:
         yield from probability_problems("prompt_data", names, config.data.prompt_data_probs)
 
 
 @check(*SUPERVISED)
-def probabilities_match_dataset(config: SupervisedConfig, given: Given) -> Problems:
+def probabilities_match_dataset(config: SupervisedConfig) -> Problems:
     yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
 
 
@@ -71,7 +71,7 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
 
 
 @check(PPOConfig)
-def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
+def evaluation_is_asked_for(config: PPOConfig) -> Problems:
     evaluation = config.evaluation
     if evaluation.eval_dataset is None and not config.environments.env_tags:
         if evaluation.eval_only:
@@ -91,7 +91,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
+def resume_or_start_fresh(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     asked = {
         "load_checkpoint": flags.load_checkpoint,
@@ -106,7 +106,7 @@ def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def checkpoints_hold_something(config: TrainingConfig, given: Given) -> Problems:
+def checkpoints_hold_something(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
         yield Problem(

@@ -50,7 +50,7 @@ def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 
 
 @check(*TRAINING)
-def overrides_are_further_settings(config: TrainingConfig, given: Given) -> Problems:
+def overrides_are_further_settings(config: TrainingConfig) -> Problems:
     for name in dotted_names(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
             yield Problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
@@ -61,7 +61,7 @@ def overrides_are_further_settings(config: TrainingConfig, given: Given) -> Prob
 
 
 @check(*TRAINING)
-def stages_shard_what_is_offloaded(config: TrainingConfig, given: Given) -> Problems:
+def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
         yield Problem(
@@ -84,7 +84,7 @@ def stages_shard_what_is_offloaded(config: TrainingConfig, given: Given) -> Prob
 
 
 @check(*TRAINING)
-def copies_divide_the_ranks(config: TrainingConfig, given: Given) -> Problems:
+def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
     flags, ranks = config.deepspeed, trained_ranks(config)
     if flags.zpg == 1:
         return
@@ -117,7 +117,7 @@ def trained_ranks(config: TrainingConfig) -> int | None:
 
 
 @check(*TRAINING)
-def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig, given: Given) -> Problems:
+def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Problems:
     asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
     if asked is None:
         return
@@ -137,7 +137,7 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig, given: Gi
 
 
 @check(*TRAINING)
-def what_is_recomputed_can_be(config: TrainingConfig, given: Given) -> Problems:
+def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     method = flags.gradient_checkpointing_method
     reentrant = flags.gradient_checkpointing_use_reentrant
@@ -157,7 +157,7 @@ def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
+def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = (
             "Muon orthogonalises whole matrices, but from ZeRO stage 1 on the optimizer sees only"
@@ -170,7 +170,7 @@ def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def bf16_moments_can_follow(config: TrainingConfig, given: Given) -> Problems:
+def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
     """A moving average moves by (1 - beta) of the difference to each new value, and bf16 rounds
     away anything below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
@@ -204,7 +204,7 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
 
 
 @check(PPOConfig)
-def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
+def ranks_of_every_role_divide(config: PPOConfig) -> Problems:
     """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
     for role in model_roles(config):
         world = config.placement.ranks_of(role, config.device.device)
@@ -213,20 +213,20 @@ def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(*SUPERVISED)
-def ranks_of_the_model_divide(config: SupervisedConfig, given: Given) -> Problems:
+def ranks_of_the_model_divide(config: SupervisedConfig) -> Problems:
     world = trained_ranks(config)
     if world is not None:
         yield from shards_divide(config.parallel, world, "model")
 
 
 @check(*TRAINING)
-def one_way_to_split_a_sequence(config: TrainingConfig, given: Given) -> Problems:
+def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
     if set(SPLITS) <= set(asked(config.parallel)):
         yield Problem(SPLITS, "both split sequences", "leave one at 1")
 
 
 @check(*TRAINING)
-def split_attention_is_replaced(config: TrainingConfig, given: Given) -> Problems:
+def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
@@ -238,7 +238,7 @@ def split_attention_is_replaced(config: TrainingConfig, given: Given) -> Problem
 
 
 @check(*TRAINING)
-def prefixes_can_be_shared(config: TrainingConfig, given: Given) -> Problems:
+def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
     if not config.packing.shares_prefixes:
         return
     name = config.model.attn_implementation
@@ -254,7 +254,7 @@ def prefixes_can_be_shared(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def layers_can_be_split(config: TrainingConfig, given: Given) -> Problems:
+def layers_can_be_split(config: TrainingConfig) -> Problems:
     if config.parallel.ds_tensor_parallel_size == 1:
         return
     if config.model.param_dtype == "fp32":

@@ -35,7 +35,7 @@ for rule in (
 
 
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
-def reward_models_exist(config: ServeConfig | Answering, given: Given) -> Problems:
+def reward_models_exist(config: ServeConfig | Answering) -> Problems:
     for name in split(config.rm.reward_pretrain):
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
@@ -44,7 +44,7 @@ def reward_models_exist(config: ServeConfig | Answering, given: Given) -> Proble
 
 
 @check(ServeConfig)
-def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
+def one_thing_is_served(config: ServeConfig) -> Problems:
     served = asked_sources(config)
     if not served:
         yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
@@ -67,7 +67,7 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
 
 
 @check(ServeConfig)
-def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problems:
+def packed_weights_compute_in_bf16(config: ServeConfig) -> Problems:
     if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
         yield Problem(
             ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
@@ -75,7 +75,7 @@ def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problem
 
 
 @check(ServeConfig, environment=True)
-def token_is_set(config: ServeConfig, given: Given) -> Problems:
+def token_is_set(config: ServeConfig) -> Problems:
     if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to require"
         yield Problem(
@@ -84,7 +84,7 @@ def token_is_set(config: ServeConfig, given: Given) -> Problems:
 
 
 @check(ServeConfig)
-def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
+def open_server_wants_a_token(config: ServeConfig) -> Problems:
     server = config.server
     if server.host not in LOCAL and not server.require_token:
         message = f"everyone who can reach {server.host} can ask for rewards"
@@ -95,7 +95,7 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
 
 
 @check(BatchInferenceConfig, EvaluateConfig)
-def answers_fit_the_engine(config: Answering, given: Given) -> Problems:
+def answers_fit_the_engine(config: Answering) -> Problems:
     yield from rollout_engine.samples_fit(
         config.engine.vllm_max_model_len, config.sampling.lengths.both
     )
@@ -119,7 +119,7 @@ def samples_differ(config: Answering, given: Given) -> Problems:
 
 
 @check(BatchInferenceConfig, EvaluateConfig, environment=True)
-def output_can_be_written(config: Answering, given: Given) -> Problems:
+def output_can_be_written(config: Answering) -> Problems:
     path = (
         config.task.output_path
         if isinstance(config, BatchInferenceConfig)
@@ -132,7 +132,7 @@ def output_can_be_written(config: Answering, given: Given) -> Problems:
 
 
 @check(BatchInferenceConfig)
-def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> Problems:
+def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
     task = config.task
     if task.post_processor and task.eval_task != "rm" and not asked_sources(config):
         yield Problem(
@@ -149,13 +149,13 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
 
 
 @check(EvaluateConfig)
-def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
+def evaluation_has_a_reward(config: EvaluateConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 
 @check(EvaluateConfig)
-def k_is_possible(config: EvaluateConfig, given: Given) -> Problems:
+def k_is_possible(config: EvaluateConfig) -> Problems:
     n = config.evaluate.n_samples_per_prompt
     if bad := [k for k in config.evaluate.k if not 1 <= k <= n]:
         message = f"k is {bad[0]}, but each prompt has {n} answers"
@@ -165,7 +165,7 @@ def k_is_possible(config: EvaluateConfig, given: Given) -> Problems:
 
 
 @check(EvaluateConfig)
-def figures_are_json(config: EvaluateConfig, given: Given) -> Problems:
+def figures_are_json(config: EvaluateConfig) -> Problems:
     path = config.evaluate.output_path
     if path is not None and Path(path).suffix != ".json":
         yield Problem(
@@ -179,12 +179,12 @@ def figures_are_json(config: EvaluateConfig, given: Given) -> Problems:
 
 
 @check(MergeConfig, environment=True)
-def base_exists(config: MergeConfig, given: Given) -> Problems:
+def base_exists(config: MergeConfig) -> Problems:
     yield from model_problems("model_path", config.merge.model_path, MODEL_FILES | TOKENIZER_FILES)
 
 
 @check(MergeConfig, environment=True)
-def adapter_exists(config: MergeConfig, given: Given) -> Problems:
+def adapter_exists(config: MergeConfig) -> Problems:
     adapter = Path(config.merge.lora_path)
     for name in ("adapter_config.json", "adapter_model.*"):
         if not any(adapter.glob(name)):
@@ -193,7 +193,7 @@ def adapter_exists(config: MergeConfig, given: Given) -> Problems:
 
 
 @check(MergeConfig, environment=True)
-def output_is_free(config: MergeConfig, given: Given) -> Problems:
+def output_is_free(config: MergeConfig) -> Problems:
     output = Path(config.merge.output_path)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         yield Problem(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from openrl.config.commands import TRAINING, TrainingConfig
 from openrl.extension_points import trackers
-from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
+from openrl.flags.checks import Problem, Problems, check, unknown_names
 from openrl.flags.values import looks_secret
 
 
 @check(*TRAINING)
-def trackers_are_known(config: TrainingConfig, given: Given) -> Problems:
+def trackers_are_known(config: TrainingConfig) -> Problems:
     yield from unknown_names("track_with", config.logging.track_with, trackers)
 
 
 @check(*TRAINING)
-def arguments_hold_no_secret(config: TrainingConfig, given: Given) -> Problems:
+def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
     reward = getattr(config, "reward", None)
     settings = {"tracker_kwargs": config.logging.tracker_kwargs}
     settings |= {"reward_func_kwargs": reward.reward_func_kwargs} if reward else {}
@@ -29,7 +29,7 @@ def arguments_hold_no_secret(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def arguments_have_their_tracker(config: TrainingConfig, given: Given) -> Problems:
+def arguments_have_their_tracker(config: TrainingConfig) -> Problems:
     running = config.logging.trackers
     for name, arguments in config.logging.tracker_kwargs.items():
         if name not in running:

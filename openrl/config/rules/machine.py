@@ -24,7 +24,7 @@ from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 from openrl.locks import owner_of, refusal
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
@@ -43,7 +43,7 @@ def is_local(name: str) -> bool:
 
 
 @check(PPOConfig, environment=True)
-def models_exist(config: PPOConfig, given: Given) -> Problems:
+def models_exist(config: PPOConfig) -> Problems:
     others = config.others
     yield from model_problems("ref_pretrain", others.ref_pretrain)
     yield from model_problems("critic_pretrain", others.critic_pretrain)
@@ -52,7 +52,7 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def policy_exists(config: TrainingConfig, given: Given) -> Problems:
+def policy_exists(config: TrainingConfig) -> Problems:
     own_tokenizer = config.model.tokenizer_path is None
     yield from model_problems(
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
@@ -98,24 +98,24 @@ def model_problems(
 
 
 @check(PPOConfig, environment=True)
-def prompts_exist(config: PPOConfig, given: Given) -> Problems:
+def prompts_exist(config: PPOConfig) -> Problems:
     yield from data_problems("prompt_data", config.data.prompt_data)
 
 
 @check(PPOConfig, environment=True)
-def other_rows_exist(config: PPOConfig, given: Given) -> Problems:
+def other_rows_exist(config: PPOConfig) -> Problems:
     yield from data_problems("ptx_data", config.ptx.ptx_data)
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
 @check(*SUPERVISED, environment=True)
-def rows_exist(config: SupervisedConfig, given: Given) -> Problems:
+def rows_exist(config: SupervisedConfig) -> Problems:
     yield from data_problems("dataset", config.data.dataset)
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
 @check(DPOConfig, environment=True)
-def reference_exists(config: DPOConfig, given: Given) -> Problems:
+def reference_exists(config: DPOConfig) -> Problems:
     yield from model_problems("ref_pretrain", config.reference.ref_pretrain)
 
 
@@ -132,7 +132,7 @@ def data_problems(flag: str, names: str | None) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def template_files_exist(config: TrainingConfig, given: Given) -> Problems:
+def template_files_exist(config: TrainingConfig) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag)
         if (
@@ -147,7 +147,7 @@ def template_files_exist(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
+def outputs_are_writable(config: TrainingConfig) -> Problems:
     yield from output_problems("save_path", config.checkpoint.save_path)
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
@@ -181,7 +181,7 @@ def output_problems(flag: str, name: str | None) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
+def no_other_run_writes_there(config: TrainingConfig) -> Problems:
     if hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0":
         return  # under a launcher: rank 0 of this same run has it
     for flag in ("save_path", "ckpt_path"):
@@ -192,7 +192,7 @@ def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
+def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
     if found and not (flags.resumes or flags.overwrite_ckpt):
@@ -202,7 +202,7 @@ def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Prob
 
 
 @check(*TRAINING, environment=True)
-def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
+def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags, name = config.checkpoint, config.checkpoint.save_path
     if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
         return  # under a launcher: rank 0 of this same run may have begun
@@ -220,7 +220,7 @@ def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems
 
 
 @check(*TRAINING, environment=True)
-def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -> Problems:
+def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
     name = config.checkpoint.resume_from_checkpoint
     if name is None:
         return
@@ -237,7 +237,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -
 
 
 @check(PPOConfig, environment=True)
-def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
+def rollouts_can_run(config: PPOConfig) -> Problems:
     yield from package_problems((), "ray", INSTALL)
     if config.engine.rollout_backend == "vllm" and not config.collecting.replays:
         yield from package_problems(
@@ -246,18 +246,18 @@ def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(*SUPERVISED, environment=True)
-def ranks_can_run(config: SupervisedConfig, given: Given) -> Problems:
+def ranks_can_run(config: SupervisedConfig) -> Problems:
     if config.ranks.under_ray:
         yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
 
 
 @check(*TRAINING, environment=True)
-def training_can_run(config: TrainingConfig, given: Given) -> Problems:
+def training_can_run(config: TrainingConfig) -> Problems:
     yield from package_problems((), "deepspeed", INSTALL)
 
 
 @check(*TRAINING, environment=True)
-def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
+def kernels_can_run(config: TrainingConfig) -> Problems:
     if not config.changes.use_liger_kernel:
         return
     if config.device.device == "cpu":
@@ -270,14 +270,14 @@ def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def a_gpu_has_allocations(config: TrainingConfig, given: Given) -> Problems:
+def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
     if config.debug.profile_tool == "memory" and config.device.device == "cpu":
         message = "memory records GPU allocations only"
         yield Problem(("profile_tool", "device"), message, "--profile_tool torch")
 
 
 @check(*TRAINING, environment=True)
-def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
+def trackers_can_run(config: TrainingConfig) -> Problems:
     flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
     for name in set(config.logging.trackers) & set(trackers.names()):
         switch = flags.get(name, "")
@@ -287,7 +287,7 @@ def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def wandb_has_a_key(config: TrainingConfig, given: Given) -> Problems:
+def wandb_has_a_key(config: TrainingConfig) -> Problems:
     flags = config.logging
     mode = flags.wandb_mode or os.environ.get("WANDB_MODE", "online")
     if "wandb" not in flags.trackers or mode != "online":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from openrl.config.commands import TRAINING, TrainingConfig
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(*TRAINING)
-def attention_fits(config: TrainingConfig, given: Given) -> Problems:
+def attention_fits(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation or ""
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
         yield Problem(
@@ -24,7 +24,7 @@ def attention_fits(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def patterns_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
+def patterns_can_be_matched(config: TrainingConfig) -> Problems:
     patterns = {
         "lora_exclude_modules": (config.lora.lora_exclude_modules, "'.*\\.(k|v)_proj'"),
         "freeze_modules": (config.changes.freeze_modules, "'embed_tokens|layers\\.0\\.'"),
@@ -37,7 +37,7 @@ def patterns_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING)
-def packed_weights_carry_adapters(config: TrainingConfig, given: Given) -> Problems:
+def packed_weights_carry_adapters(config: TrainingConfig) -> Problems:
     if not config.lora.load_in_4bit:
         return
     if not config.lora.adapts:

@@ -73,7 +73,7 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
 
 
 @check(PPOConfig)
-def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
+def colocated_roles_are_equal(config: PPOConfig) -> Problems:
     """A role that shares places must have as many ranks, on as many nodes, as the role it shares
     them with."""
     if config.placement.placement is not None:
@@ -114,7 +114,7 @@ def roles_on_shared_places(config: PPOConfig) -> set[str]:
 
 
 @check(PPOConfig)
-def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
+def who_sleeps_shares_places(config: PPOConfig) -> Problems:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
     apart = config.asynchrony.async_train  # another rule says that engines do not sleep then
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
@@ -140,7 +140,7 @@ def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def dropped_weights_are_sent_again(config: PPOConfig, given: Given) -> Problems:
+def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
     """Level 2 leaves an engine without weights until a sync, so a sync must bring every weight in
     the form that the engine computes with."""
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:

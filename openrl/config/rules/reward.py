@@ -9,7 +9,7 @@ from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
+from openrl.flags.checks import Problem, Problems, check, unknown_names
 
 Scoring = PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig
 
@@ -27,13 +27,13 @@ def asked_sources(config: Scoring) -> tuple[str, ...]:
 
 
 @check(PPOConfig)
-def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
+def there_is_a_reward(config: PPOConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
 
 
 @check(PPOConfig, EvaluateConfig)
-def environments_reward(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+def environments_reward(config: PPOConfig | EvaluateConfig) -> Problems:
     asked = asked_sources(config)
     if config.environments.env_tags and asked:
         message = "environments give the rewards themselves"
@@ -41,7 +41,7 @@ def environments_reward(config: PPOConfig | EvaluateConfig, given: Given) -> Pro
 
 
 @check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig)
-def reward_sources_are_known(config: Scoring, given: Given) -> Problems:
+def reward_sources_are_known(config: Scoring) -> Problems:
     yield from unknown_names("reward_funcs", config.reward.reward_funcs, verifiers)
     sources = reward_sources(config.reward, reward_models(config))
     source_weights(config.reward, sources)
@@ -49,28 +49,28 @@ def reward_sources_are_known(config: Scoring, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
+def weights_stand_in_one_place(config: PPOConfig) -> Problems:
     if config.reward.reward_routing is not None and config.reward.reward_weights is not None:
         flags = ("reward_routing", "reward_weights")
         yield Problem(flags, "both set the weights of reward sources", "leave --reward_weights out")
 
 
 @check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
-def reward_files_exist(config: Scoring, given: Given) -> Problems:
+def reward_files_exist(config: Scoring) -> Problems:
     for source in reward_sources(config.reward):
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
 
 
 @check(PPOConfig, environment=True)
-def routes_exist(config: PPOConfig, given: Given) -> Problems:
+def routes_exist(config: PPOConfig) -> Problems:
     routing = config.reward.reward_routing
     if routing is not None and not Path(routing).expanduser().is_file():
         yield Problem(("reward_routing",), f"no such file: {routing}")
 
 
 @check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
-def a_header_can_carry_the_token(config: Scoring, given: Given) -> Problems:
+def a_header_can_carry_the_token(config: Scoring) -> Problems:
     """Otherwise the error of every request would show it."""
     token = bearer_token()
     if token is not None and not (token.isascii() and token.isprintable()):

@@ -8,7 +8,7 @@ from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)
-def rejection_tests_are_sound(config: PPOConfig, given: Given) -> None:
+def rejection_tests_are_sound(config: PPOConfig) -> None:
     rejection_tests(config.correction)
 
 
@@ -25,7 +25,7 @@ def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) -> Problems:
+def engines_log_probs_are_compared_with_others(config: PPOConfig) -> Problems:
     users = [
         name
         for name in ("enable_vllm_is_correction", "rollout_rs")
@@ -39,7 +39,7 @@ def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) 
 
 
 @check(PPOConfig)
-def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Problems:
+def correction_sees_whole_distributions(config: PPOConfig) -> Problems:
     correction, cut = config.correction, config.sampling.cuts
     users = [
         name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)

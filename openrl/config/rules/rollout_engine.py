@@ -7,7 +7,7 @@ from pathlib import Path
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
 from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 from openrl.flags.schema import collect_flags
 from openrl.flags.values import looks_secret
 
@@ -53,7 +53,7 @@ RESERVED = (
 
 @check(PPOConfig, BatchInferenceConfig, EvaluateConfig)
 def engine_kwargs_are_further_ones(
-    config: PPOConfig | BatchInferenceConfig | EvaluateConfig, given: Given
+    config: PPOConfig | BatchInferenceConfig | EvaluateConfig,
 ) -> Problems:
     flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
@@ -68,7 +68,7 @@ def engine_kwargs_are_further_ones(
 
 
 @check(PPOConfig)
-def experts_have_several_places(config: PPOConfig, given: Given) -> Problems:
+def experts_have_several_places(config: PPOConfig) -> Problems:
     if config.engine.vllm_enable_expert_parallel and config.engine.sizes.width == 1:
         message = "an engine with one GPU cannot split experts"
         yield Problem(
@@ -79,7 +79,7 @@ def experts_have_several_places(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def rollouts_are_filled(config: PPOConfig, given: Given) -> Problems:
+def rollouts_are_filled(config: PPOConfig) -> Problems:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
     name = "vllm_generate_batch_size"
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
@@ -95,7 +95,7 @@ def rollouts_are_filled(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
+def environment_is_readable(config: PPOConfig) -> Problems:
     for pair in config.placement.system_envs:
         name, equals, _ = pair.partition("=")
         if not equals or not name.isidentifier():
@@ -114,7 +114,7 @@ def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def blocks_are_of_a_size_that_kernels_know(config: PPOConfig, given: Given) -> Problems:
+def blocks_are_of_a_size_that_kernels_know(config: PPOConfig) -> Problems:
     size, unit = config.engine.vllm_block_size, 32 if config.device.device == "cpu" else 16
     if config.engine.rollout_backend == "vllm" and size is not None and size % unit:
         message = f"a block of {size} tokens is not a multiple of {unit}"
@@ -123,7 +123,7 @@ def blocks_are_of_a_size_that_kernels_know(config: PPOConfig, given: Given) -> P
 
 
 @check(PPOConfig)
-def a_step_has_a_token_of_each_sequence(config: PPOConfig, given: Given) -> Problems:
+def a_step_has_a_token_of_each_sequence(config: PPOConfig) -> Problems:
     tokens, sequences = config.engine.vllm_max_num_batched_tokens, config.engine.vllm_max_num_seqs
     if config.engine.rollout_backend == "vllm" and tokens and sequences and tokens < sequences:
         message = f"{sequences} sequences at a time need {sequences} tokens per step, not {tokens}"
@@ -132,7 +132,7 @@ def a_step_has_a_token_of_each_sequence(config: PPOConfig, given: Given) -> Prob
 
 
 @check(PPOConfig)
-def samples_fit_the_engine(config: PPOConfig, given: Given) -> Problems:
+def samples_fit_the_engine(config: PPOConfig) -> Problems:
     yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
 
 
@@ -147,7 +147,7 @@ def samples_fit(limit: int | None, longest: int) -> Problems:
 
 
 @check(PPOConfig)
-def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problems:
+def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
     engine, ours = config.engine, config.model.param_dtype
     if engine.rollout_backend == "hf":
         return
@@ -178,7 +178,7 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problem
 
 
 @check(PPOConfig)
-def weights_have_a_way(config: PPOConfig, given: Given) -> Problems:
+def weights_have_a_way(config: PPOConfig) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
         yield Problem(
             ("vllm_sync_backend", "device"), "NCCL needs GPUs", "--vllm_sync_backend gloo"
@@ -186,7 +186,7 @@ def weights_have_a_way(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
+def adapters_are_served(config: PPOConfig) -> Problems:
     """--lora_sync adapter needs an engine with the same base and with room for the adapter beside
     it."""
     if config.lora.lora_sync == "merge" or not config.lora.adapts:
@@ -220,7 +220,7 @@ def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Given) -> Problems:
+def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
     if not config.collecting.replays:
         return
     evaluation = config.evaluation
@@ -238,7 +238,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig, given: Give
 
 
 @check(PPOConfig, environment=True)
-def kept_rollouts_are_there(config: PPOConfig, given: Given) -> Problems:
+def kept_rollouts_are_there(config: PPOConfig) -> Problems:
     directory = config.collecting.rollout_replay_dir
     if directory is not None and not Path(directory).expanduser().is_dir():
         fix = "a directory that another run wrote with --rollout_dump_dir"
@@ -246,7 +246,7 @@ def kept_rollouts_are_there(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, environment=True)
-def rollouts_of_two_runs_are_kept_apart(config: PPOConfig, given: Given) -> Problems:
+def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
     yield from output_problems("rollout_dump_dir", directory)
     if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(PPOConfig)
-def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
+def truncated_sampling(config: PPOConfig) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
         message = (
             "answers are sampled from a truncated distribution but trained on the full one, so"
@@ -27,13 +27,13 @@ def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def stop_texts_are_texts(config: PPOConfig, given: Given) -> Problems:
+def stop_texts_are_texts(config: PPOConfig) -> Problems:
     if "" in config.sampling.stop:
         yield Problem(("stop",), "an empty text would end every answer at once", "leave it out")
 
 
 @check(PPOConfig)
-def answers_end(config: PPOConfig, given: Given) -> Problems:
+def answers_end(config: PPOConfig) -> Problems:
     if config.sampling.ignore_eos:
         message = "answers continue past their end, so rewards and losses see meaningless text"
         yield Problem(
@@ -42,7 +42,7 @@ def answers_end(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
+def lengths_add_up(config: PPOConfig) -> Problems:
     sampling = config.sampling
     for name in ("prompt_max_len", "generate_max_len"):
         part = getattr(sampling, name)

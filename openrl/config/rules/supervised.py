@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 
 @check(SFTConfig)
-def turns_come_from_the_chat_template(config: SFTConfig, given: Given) -> Problems:
+def turns_come_from_the_chat_template(config: SFTConfig) -> Problems:
     data = config.data
     if data.multiturn and data.pretrain_mode:
         yield Problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
@@ -17,20 +17,20 @@ def turns_come_from_the_chat_template(config: SFTConfig, given: Given) -> Proble
 
 
 @check(SFTConfig, DPOConfig)
-def evaluation_has_its_time(config: SFTConfig | DPOConfig, given: Given) -> Problems:
+def evaluation_has_its_time(config: SFTConfig | DPOConfig) -> Problems:
     if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
 
 
 @check(RMConfig)
-def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
+def margins_go_into_the_sigmoid(config: RMConfig) -> Problems:
     if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
         yield Problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
 
 
 @check(DPOConfig)
-def rated_answers_have_prompts(config: DPOConfig, given: Given) -> Problems:
+def rated_answers_have_prompts(config: DPOConfig) -> Problems:
     if (
         config.preference.rated
         and config.data.prompt_key is None

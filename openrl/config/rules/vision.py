@@ -11,14 +11,14 @@ from openrl.config.commands import (
     SupervisedConfig,
 )
 from openrl.config.rules.agent import SERVERS
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check
 
 Shown = PPOConfig | SupervisedConfig | EvaluateConfig | BatchInferenceConfig
 Seeing = PPOConfig | SupervisedConfig
 
 
 @check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
-def images_stand_in_chats(config: Shown, given: Given) -> Problems:
+def images_stand_in_chats(config: Shown) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "only the model's chat template can place images"
         flags = ("max_images_per_prompt", "apply_chat_template")
@@ -26,7 +26,7 @@ def images_stand_in_chats(config: Shown, given: Given) -> Problems:
 
 
 @check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig, ServeConfig)
-def pixels_have_a_range(config: Shown | ServeConfig, given: Given) -> Problems:
+def pixels_have_a_range(config: Shown | ServeConfig) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
         flags = ("image_min_pixels", "image_max_pixels")
@@ -34,7 +34,7 @@ def pixels_have_a_range(config: Shown | ServeConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig, *SUPERVISED)
-def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
+def rows_with_images_stay_whole(config: Seeing) -> Problems:
     if not config.vision.max_images_per_prompt:
         return
     parallel = config.parallel
@@ -48,7 +48,7 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def servers_are_told_texts(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+def servers_are_told_texts(config: PPOConfig | EvaluateConfig) -> Problems:
     address = config.agents.agent_func_path or ""
     if config.vision.max_images_per_prompt and address.startswith(SERVERS):
         message = "environments on servers get only text, so images of prompts would be lost"
@@ -56,7 +56,7 @@ def servers_are_told_texts(config: PPOConfig | EvaluateConfig, given: Given) -> 
 
 
 @check(PPOConfig)
-def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems:
+def towers_come_from_the_checkpoint(config: PPOConfig) -> Problems:
     if config.vision.freeze_visual_encoder and config.engine.vllm_load_format == "dummy":
         message = "the vision tower is never sent, so the engine would keep random weights for it"
         flags = ("freeze_visual_encoder", "vllm_load_format")
@@ -64,7 +64,7 @@ def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems
 
 
 @check(BatchInferenceConfig)
-def scoring_reads_text(config: BatchInferenceConfig, given: Given) -> Problems:
+def scoring_reads_text(config: BatchInferenceConfig) -> Problems:
     if config.task.eval_task == "rm" and config.vision.max_images_per_prompt:
         message = "reward models of this command read only text"
         flags = ("max_images_per_prompt", "eval_task")
