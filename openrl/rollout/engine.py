@@ -52,20 +52,11 @@ class RolloutEngine(Protocol):
         """Interrupt the running requests, which keep their tokens. Returns once the engine is idle.
 
         New requests wait. Until ``resume``, weights can be synchronised, and parts can sleep and
-        wake. ``logprobs`` still answers, unless the engine keeps its cache."""
+        wake."""
 
     async def resume(self) -> None:
         """Let all requests continue with the current weights. Raises RuntimeError if a part of the
         engine is asleep."""
-
-    async def logprobs(
-        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
-    ) -> list[float]:
-        """Return log p of each token given those before it, at temperature 1, with 0.0 at index 0.
-        Meant for checks.
-
-        Accepts at most ``max_model_len - 1`` tokens.
-        """
 
     async def sync_endpoint(self) -> SyncEndpoint:
         """Return where weights must be sent."""

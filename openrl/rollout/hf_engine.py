@@ -19,11 +19,11 @@ from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.models.towers import language_model_at, tower_weights
 from openrl.models.vision import Vision
-from openrl.rollout.engine import EngineSpec, banned_tokens, room_for
+from openrl.rollout.engine import EngineSpec, banned_tokens
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.sampler import sample_token
 from openrl.rollout.sleep_record import EnginePart
-from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver
 from openrl.weights.shared_memory import machine_id
@@ -231,24 +231,6 @@ class HFEngine(PausingEngine):
             if any(stop in text for stop in sampling.stop):
                 return End.STOP
         return End.LENGTH if len(sampled) >= request.room else None
-
-    async def logprobs(
-        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
-    ) -> list[float]:
-        room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
-        with self._computing("a request"):
-            return await self._in_thread(self._score, list(token_ids), images)
-
-    @torch.inference_mode()
-    def _score(self, token_ids: list[int], images: Sequence[PlacedImage]) -> list[float]:
-        ids = torch.tensor([token_ids], device=self._spec.device)
-        shown = self._image_inputs(ids, torch.ones_like(ids), [images])
-        along = torch.arange(len(token_ids), device=ids.device)[None]
-        logits = self._model(
-            input_ids=ids, position_ids=shown.positions(along), **shown.inputs
-        ).logits
-        logprobs = logits[0, :-1].float().log_softmax(-1)
-        return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]
 
     # -- weights -----------------------------------------------------------------------------------
 

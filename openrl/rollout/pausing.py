@@ -99,7 +99,7 @@ class PausingEngine(ABC):
         while end is End.INTERRUPTED:
             while not self._resumed.is_set():  # a new pause may begin before this task wakes up
                 await self._while_alive(self._resumed.wait())
-            with self._computing("a request"):
+            with self._computing():
                 part = await self._sample(request)
                 if part.end is End.INTERRUPTED and not self._interrupting:
                     raise RuntimeError("the engine gave a request up that nobody interrupted")
@@ -108,13 +108,13 @@ class PausingEngine(ABC):
         return Completion(request.tokens, request.logprobs, end, request.versions)
 
     @contextmanager
-    def _computing(self, what: str) -> Iterator[None]:
+    def _computing(self) -> Iterator[None]:
         """Count as running inside the with block. Raises if the engine cannot compute now."""
         if self._dead:
             raise EngineDied(self._dead)
         if self._broken:
             raise UserError(f"this rollout engine is out of use: {self._broken}")
-        self._asleep.require_all(what)
+        self._asleep.require_all("a request")
         self._running += 1
         self._idle.clear()
         try:

@@ -12,13 +12,13 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
-from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens, room_for
+from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.sleep_record import EnginePart
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm
-from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
 from openrl.weights.host import HostBuffer
@@ -152,29 +152,6 @@ class VLLMEngine(PausingEngine):
         if self._frozen:
             await self._while_alive(self._llm.resume_generation())
         await super().resume()
-
-    async def logprobs(
-        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
-    ) -> list[float]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
-        params = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        if self._frozen:
-            raise RuntimeError("a paused engine that keeps its cache computes nothing: resume it")
-        with self._computing("a request"):
-            name = f"openrl-{next(self._ids)}"
-            scored = self._final_output(token_ids, images, params, name)
-            entries = (await self._while_alive(scored)).prompt_logprobs
-        return [0.0] + [
-            entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)
-        ]
 
     async def check(self) -> None:
         await self._while_alive(self._llm.check_health())

@@ -205,13 +205,12 @@ def test_sleep_and_sync_in_a_pause(bench: Bench) -> None:
 
 
 def test_requests_of_a_pause_wait_for_its_end(bench: Bench) -> None:
-    """They carry the new version alone; log-probs of given tokens are answered meanwhile."""
+    """They carry the new version alone."""
     weights, version = checkpoint(bench.directory), bench.engine.policy_version
 
     async def scenario() -> Completion:
         await bench.engine.pause()
         task = asyncio.create_task(bench.engine.generate(PROMPTS[0], replace(LONG, max_tokens=8)))
-        await bench.engine.logprobs(PROMPTS[2])
         for sent in bench.buckets(weights, version + 1):
             await bench.engine.load_bucket(sent)
         await bench.engine.finish_sync(version + 1)
@@ -338,8 +337,6 @@ def test_keeping_the_cache(tmp_path: Path) -> None:
             other = tiny_model_dir(tmp_path / "other", seed=77)
 
             async def switch() -> None:
-                with pytest.raises(RuntimeError, match="computes nothing"):
-                    await bench.engine.logprobs(PROMPTS[0])
                 with pytest.raises(RuntimeError, match="would lose the keys and values"):
                     await bench.engine.sleep("cache")
                 for sent in bench.buckets(checkpoint(other), 1):

@@ -195,16 +195,11 @@ def test_logprobs_of_sampled_tokens(bench: Bench, sampling: Sampling) -> None:
         torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
 
 
-def test_logprobs_of_given_tokens(bench: Bench) -> None:
-    for tokens in [*prompts_of(4, seed=2), list(range(4, 66)) * 2]:
-        got = bench.run(bench.engine.logprobs(tokens))
-        assert got[0] == 0.0
-        expected = (
-            bench.expected(tokens[:1], tokens[1:], Sampling(1))
-            if len(tokens) > 1
-            else torch.zeros(0)
-        )
-        torch.testing.assert_close(torch.tensor(got[1:]), expected, atol=CLOSE, rtol=0)
+def answers_by_the_oracle(bench: Bench) -> None:
+    prompts, sampling = prompts_of(4, seed=2), Sampling(12)
+    for prompt, reply in zip(prompts, bench.generate(prompts, [sampling] * 4), strict=True):
+        expected = bench.expected(prompt, reply.token_ids, sampling)
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
 
 
 def test_finish_reasons(bench: Bench) -> None:
@@ -281,16 +276,16 @@ def test_model_length_is_the_limit(bench: Bench) -> None:
 def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
     """Three times, in many buckets: nothing changes before finish_sync, and then everything
     does."""
-    prompts = prompts_of(6, seed=4)
+    prompts, greedy = prompts_of(6, seed=4), [Sampling(8, temperature=0.0)]
     first = bench.engine.policy_version
     for version in (first + 1, first + 2, first + 3):
         weights, model = new_weights(bench, tmp_path / str(version), seed=version)
         buckets = bench.buckets(weights, version)
         assert len(buckets) > 3
-        before = bench.run(bench.engine.logprobs(prompts[0]))
+        (before,) = bench.generate(prompts[:1], greedy)
         for bucket in buckets:
             bench.run(bench.engine.load_bucket(bucket))
-        assert bench.run(bench.engine.logprobs(prompts[0])) == before
+        assert bench.generate(prompts[:1], greedy) == [before]
         assert (
             bench.run(bench.engine.finish_sync(version)) == bench.engine.policy_version == version
         )
@@ -302,8 +297,8 @@ def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
             assert [(s.start, s.end, s.version) for s in reply.versions] == [
                 (0, len(reply.token_ids), version)
             ]
-        after = bench.run(bench.engine.logprobs(prompts[0]))
-        assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5
+        (after,) = bench.generate(prompts[:1], greedy)
+        assert after.token_ids != before.token_ids
 
 
 def test_incomplete_sync_is_refused(bench: Bench) -> None:
@@ -321,7 +316,7 @@ def test_incomplete_sync_is_refused(bench: Bench) -> None:
         with pytest.raises(UserError, match=named.replace(".", r"\.")):
             bench.sync(bad, version + 1)
     assert bench.engine.policy_version == version
-    test_logprobs_of_given_tokens(bench)  # the old weights, whole
+    answers_by_the_oracle(bench)  # the old weights, whole
     assert bench.sync(weights, version + 2) == version + 2
 
 
@@ -343,7 +338,7 @@ def test_a_tensor_that_changed_on_the_way_is_named(bench: Bench) -> None:
     with pytest.raises(UserError, match=rf"{re.escape(victim.manifest.names[0])} arrived changed"):
         bench.run(bench.engine.finish_sync(version + 1))
     assert bench.engine.policy_version == version
-    test_logprobs_of_given_tokens(bench)
+    answers_by_the_oracle(bench)
 
 
 def test_memory_that_is_gone(bench: Bench) -> None:
@@ -356,7 +351,7 @@ def test_memory_that_is_gone(bench: Bench) -> None:
         bench.run(bench.engine.load_bucket(sent))
     with pytest.raises(UserError, match="is gone"):
         bench.run(bench.engine.finish_sync(bench.engine.policy_version + 1))
-    test_logprobs_of_given_tokens(bench)
+    answers_by_the_oracle(bench)
 
 
 def test_bytes_from_another_machine(bench: Bench) -> None:
@@ -374,7 +369,7 @@ def test_bytes_from_another_machine(bench: Bench) -> None:
     with torch.no_grad():
         for parameter in bench.oracle.parameters():
             parameter.mul_(0.9)
-    test_logprobs_of_given_tokens(bench)
+    answers_by_the_oracle(bench)
     bench.sync(weights, version + 1)
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
 
@@ -399,7 +394,7 @@ def test_vllm_keeps_the_session(bench: Bench) -> None:
         load(messages, first=True, last=False)
     load(messages[2:], first=False, last=True)
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
-    test_logprobs_of_given_tokens(bench)
+    answers_by_the_oracle(bench)
 
 
 def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
@@ -463,7 +458,6 @@ def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None
     bench.run(bench.engine.sleep("weights", "cache"))
     for work in (
         bench.engine.generate(prompts[0], sampling[0]),
-        bench.engine.logprobs(prompts[0]),
         bench.engine.load_bucket(bench.buckets(weights, 1)[0]),
         bench.engine.finish_sync(1),
         bench.engine.sleep("cache"),
@@ -503,7 +497,7 @@ def test_sleep_waits_for_requests_that_run(bench: Bench) -> None:
 def refuses_or_keeps(bench: Bench) -> None:
     """After a failed sync: the old weights, or a clear refusal; never something in between."""
     try:
-        test_logprobs_of_given_tokens(bench)
+        answers_by_the_oracle(bench)
     except UserError as error:
         assert "out of use" in str(error)
 

@@ -31,6 +31,7 @@ from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles
 from openrl.training.distributed import init_distributed
+from openrl.types import Sampling
 from openrl.weights.transport import Route
 from tests.experience import engine_spec, optim_spec
 from tests.loops import silent_progress
@@ -40,6 +41,7 @@ from tests.tiny import tiny_model_dir
 pytestmark = pytest.mark.slow
 
 TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
+GREEDY = Sampling(8, temperature=0.0, ignore_eos=True)
 MIB = 2**20
 
 
@@ -88,14 +90,19 @@ async def start(engines: LocalGroup) -> None:
 
 
 def plain_logprobs(path: Path) -> torch.Tensor:
-    ids = torch.tensor([TOKENS])
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(path)(ids).logits[0, :-1].float()
-    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    """Of the greedy continuation of TOKENS, by plain forward passes."""
+    model, ids, found = AutoModelForCausalLM.from_pretrained(path), [*TOKENS], []
+    for _ in range(GREEDY.max_tokens):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        ids.append(int(logprobs.argmax()))
+        found.append(logprobs.max())
+    return torch.stack(found)
 
 
 async def engine_logprobs(engines: LocalGroup) -> list[torch.Tensor]:
-    return [torch.tensor((await worker.engine.logprobs(TOKENS))[1:]) for worker in engines._workers]
+    replies = [await worker.engine.generate(TOKENS, GREEDY) for worker in engines._workers]
+    return [torch.tensor(reply.logprobs) for reply in replies]
 
 
 def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):

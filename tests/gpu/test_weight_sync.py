@@ -19,12 +19,14 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.training.distributed import close_distributed, init_distributed
+from openrl.types import Completion, Sampling
 from openrl.weights.transport import Route, SentBucket, choose_transport
 from tests.experience import engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
 GPUS = torch.cuda.device_count()
 TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
+GREEDY = Sampling(8, temperature=0.0, ignore_eos=True)
 BUCKET = 40_000  # several for the tiny model
 
 
@@ -73,30 +75,31 @@ def gap(
     policy), fp32."""
     path, worker = policy
 
-    async def scenario() -> tuple[str, list[float]]:
+    async def scenario() -> tuple[str, Completion]:
         spec = EngineSpec(
             str(path), dtype="fp32", device="cuda", max_model_len=64, gpu_memory_utilization=0.3
         )
         engine = await start_engine("vllm", spec)
         try:
-            return await synchronise(worker, engine, backend), await engine.logprobs(TOKENS)
+            transport = await synchronise(worker, engine, backend)
+            return transport, await engine.generate(TOKENS, GREEDY)
         finally:
             await engine.close()
 
     with pytest.MonkeyPatch.context() as patch:
         # read by vLLM's processes; this one has its GPUs already
         patch.setenv("CUDA_VISIBLE_DEVICES", str(device))
-        transport, got = asyncio.run(scenario())
+        transport, reply = asyncio.run(scenario())
     worker.export(str(out))
-    ids = torch.tensor([TOKENS], device="cuda")
+    ids = torch.tensor([TOKENS + reply.token_ids], device="cuda")
     with torch.no_grad():
         logits = (
             AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
             .cuda()(ids)
             .logits[0, :-1]
         )
-    expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].cpu()
-    return transport, float((torch.tensor(got[1:]) - expected).abs().max())
+    expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[len(TOKENS) - 1 :, 0].cpu()
+    return transport, float((torch.tensor(reply.logprobs) - expected).abs().max())
 
 
 @pytest.mark.parametrize(("backend", "transport"), [(None, "ipc"), ("gloo", "host")])
