@@ -26,7 +26,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers
+from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, worker_arguments
 
 REWARD = '''
 def reward_func(queries, prompts, labels, **kwargs):
@@ -63,11 +63,11 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def lend(self, config: PPOConfig, device: Any, steps: int, stage: Any) -> AsyncIterator:
-        spec = workers(config, device, steps)["actor"][1]
+        spec = worker_arguments(config, device, steps)["actor"][1]
         await self.groups["actor"].call("start", spec)
         for finish_running in (True, False):  # the run before may have ended in a pause
             await self.groups[ENGINES].call("resume", finish_running)
-        yield roles_of(config, self.groups)
+        yield assign_roles(config, self.groups)
 
 
 def config(args: argparse.Namespace, folder: Path, seed: int, **changes: object) -> PPOConfig:

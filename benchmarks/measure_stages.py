@@ -30,7 +30,7 @@ from openrl.models.device import Device
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.planning.prepare import Inputs, prepare
-from openrl.trainer.workers.roles import Roles, roles_of, workers
+from openrl.trainer.workers.roles import Roles, assign_roles, worker_arguments
 
 KEPT = (
     *(f"time/{name}" for name in ("rollout", "annotate", "reward", "train", "sync", "step")),
@@ -51,12 +51,12 @@ async def in_process(
 ) -> AsyncIterator[Roles]:
     """All worker groups in this process; the engine decodes all answers of a step together."""
     groups: dict[str, WorkerGroup] = {}
-    for role, (worker_class, *args) in workers(config, device, steps).items():
+    for role, (worker_class, *args) in worker_arguments(config, device, steps).items():
         made_of = [replace(a, max_num_seqs=MANY) if isinstance(a, EngineSpec) else a for a in args]
         groups[role] = LocalGroup.create(role, 1, worker_class, *made_of)
         await groups[role].call("start")
     try:
-        yield roles_of(config, groups)
+        yield assign_roles(config, groups)
     finally:
         for group in groups.values():
             await group.close()

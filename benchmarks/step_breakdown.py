@@ -30,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from 
 import torch
 from rich.console import Console
 
-from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
+from benchmarks.bare import Bare, GenerateRequest, Training, TrainWork, serve_torch, serve_vllm
 from benchmarks.pairs import PAUSE_S, QuietPairs, device_option, pair_options, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
@@ -42,7 +42,7 @@ from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import RLTrainer, StepResult
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.workers.roles import start_roles, workers
+from openrl.trainer.workers.roles import start_roles, worker_arguments
 from openrl.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -205,7 +205,7 @@ class Pair:
     """One step of the pipeline and the same work done bare."""
 
     pipeline: dict[str, float]  # metrics of the step, times included
-    generation: Generation
+    generation: GenerateRequest
     training: Training
 
     @property
@@ -255,7 +255,7 @@ async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
 async def run(
     args: argparse.Namespace, config: PPOConfig, inputs: Inputs, quiet: QuietPairs[Pair]
 ) -> None:
-    made_of = workers(config, inputs.device, 1)
+    made_of = worker_arguments(config, inputs.device, 1)
     (_, _, spec, *_), (_, actor, *_) = made_of[ENGINES], made_of["actor"]
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
     loop = Bare(serve_torch, config.model.pretrain, actor.optim, args.device)

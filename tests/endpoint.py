@@ -11,7 +11,7 @@ from typing import Any
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.server import Endpoint, Opened, serve
+from openrl.agents.endpoint.server import Endpoint, OpenSession, serve
 from openrl.agents.tools.parsers import parser_for
 from openrl.types import Completion, Prompt, Sampling, Segment
 from tests.chat_templates import FAMILIES, family_tokenizer
@@ -47,15 +47,17 @@ async def opened(
     sampling: Sampling = ROOM,
     limits: TurnLimits = TurnLimits(),
     play: Play | None = None,
-) -> AsyncIterator[Opened]:
+) -> AsyncIterator[OpenSession]:
     async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:
         yield session
 
 
-def run(conversation: Callable[[Opened], Awaitable[Any]], policy: Any, **settings: Any) -> Opened:
+def run(
+    conversation: Callable[[OpenSession], Awaitable[Any]], policy: Any, **settings: Any
+) -> OpenSession:
     """The session after ``conversation(opened)``, which may take a minute."""
 
-    async def main() -> Opened:
+    async def main() -> OpenSession:
         async with opened(policy, **settings) as session:
             await asyncio.wait_for(conversation(session), 60)
         return session

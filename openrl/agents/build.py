@@ -22,8 +22,8 @@ from openrl.agents.openenv.wire import find_server
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.calls import Parse, reads_no_calls
-from openrl.agents.tools.parsers import parser_for, writes_calls
+from openrl.agents.tools.calls import Parse, parse_no_calls
+from openrl.agents.tools.parsers import has_call_format, parser_for
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.vision import ImageFlags
@@ -54,14 +54,14 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """Open the agent of the engine ``rank``. Its processes and servers end with the context.
     Without ``images``, conversations hold only text."""
-    flags, play = setup.flags, play_of(setup, tokenizer, images)
+    flags, play = setup.flags, play_settings(setup, tokenizer, images)
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
             endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
             at_once, memory = flags.env_max_concurrency or AT_ONCE, int(flags.env_memory_gb * 2**30)
             yield AgentCommand(flags.agent_command, endpoint, at_once, memory)
         elif flags.agent_func_path is not None:
-            yield await _of_others(flags, play, rank, stack)
+            yield await _open_named_agent(flags, play, rank, stack)
         elif setup.environments.env_tags:
             make = environment_maker(setup.environments)
             yield EnvironmentAgent(make, play)
@@ -72,7 +72,9 @@ async def open_agent(
             yield SingleTurn(tokenizer.decode)
 
 
-async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack) -> Agent:
+async def _open_named_agent(
+    flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack
+) -> Agent:
     """Open the agent that --agent_func_path names."""
     given, endpoint = str(flags.agent_func_path), None
     if given.startswith(OPENENV):
@@ -92,7 +94,7 @@ async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitS
     return await stack.enter_async_context(opened)
 
 
-def play_of(
+def play_settings(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
 ) -> Play:
     """Return how the flags want episodes to be played. Raises UserError for an unknown
@@ -123,8 +125,8 @@ def endpoint_port(flags: AgentFlags, rank: int) -> int:
 def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
     """Return the parser of tool calls that --tool_parser names, else the one that fits the chat
     template. Raises UserError for an unknown name."""
-    if flags.tool_parser is None and not writes_calls(tokenizer.chat_template or ""):
-        return reads_no_calls
+    if flags.tool_parser is None and not has_call_format(tokenizer.chat_template or ""):
+        return parse_no_calls
     return parser_for(flags.tool_parser, tokenizer.chat_template)
 
 

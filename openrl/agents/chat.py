@@ -23,7 +23,7 @@ class TemplateError(Exception):
     """The chat template refuses the messages."""
 
 
-def said_text(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Return the text of a message that no template writes, and that marks its images itself."""
     content = message["content"]
     if isinstance(content, str):
@@ -55,7 +55,7 @@ class ChatFormat:
         """Return the text of a chat up to where the assistant begins to write or, without
         ``to_reply``, up to the end of the last message. Raises TemplateError."""
         if not self.chat:
-            return "".join(map(said_text, messages))
+            return "".join(map(message_text, messages))
         try:
             return self.tokenizer.apply_chat_template(
                 without_images(messages),
@@ -68,34 +68,34 @@ class ChatFormat:
             raise TemplateError(f"the chat template cannot render it: {error}") from error
 
     @property
-    def sees(self) -> bool:
+    def takes_images(self) -> bool:
         """Whether the policy takes images."""
         return self.images is not None and self.images.processor is not None
 
-    def seen(self, messages: Sequence[Message]) -> list[Message]:
+    def load_images(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with their images as engine and trainer get them. Raises BadRow for
         an image that cannot be used, and UserError if the policy only reads text."""
         return [
-            {**message, "content": list(map(self._seen, message["content"]))}
+            {**message, "content": list(map(self._load_image, message["content"]))}
             if isinstance(message["content"], list)
             else dict(message)
             for message in messages
         ]
 
-    def _seen(self, part: dict[str, Any]) -> dict[str, Any]:
+    def _load_image(self, part: dict[str, Any]) -> dict[str, Any]:
         if part["type"] == "text":
             return part
-        if self.images is None or not self.sees:
+        if self.images is None or not self.takes_images:
             message = "an image is shown to a policy that reads only text"
             raise UserError(message, "--max_images_per_prompt N, and a vision-language model")
         return {"type": "image", "image": self.images.read(part)}
 
     def read_image(self, held: Any) -> Image:
-        """Read an image as a row may hold it, for a policy that ``sees``. Raises BadRow."""
+        """Read an image as a row may hold it, for a policy that ``takes_images``. Raises BadRow."""
         assert self.images is not None
         return self.images.read(held)
 
-    def places(self, token_ids: list[int]) -> int:
+    def count_images(self, token_ids: list[int]) -> int:
         """Count the images in token ids with one placeholder per image."""
         processor = self.images.processor if self.images else None
         return processor.places(token_ids) if processor else 0
@@ -111,15 +111,16 @@ class ChatFormat:
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Return the images of a chat that ``seen`` returned. Raises UserError like ``allowed``."""
+        """Return the images of a chat that ``load_images`` returned. Raises UserError like
+        ``check_image_count``."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
-        return self.allowed(
+        return self.check_image_count(
             [part["image"] for parts in chats for part in parts if part["type"] == "image"]
         )
 
-    def allowed(self, images: list[Image]) -> list[Image]:
-        """Return the images of an episode. Raises UserError if there are more than the engine
-        takes."""
+    def check_image_count(self, images: list[Image]) -> list[Image]:
+        """Return the images of an episode unchanged. Raises UserError if there are more than the
+        engine takes."""
         most = self.images.flags.max_images_per_prompt if self.images else 0
         if len(images) > most:
             message = f"an episode shows {len(images)} images, more than --max_images_per_prompt"
@@ -150,7 +151,7 @@ class ChatFormat:
         context = before[-_BEFORE:]
         return self._decode(context + ids)[len(self._decode(context)) :]
 
-    def said(self, before: list[int], ids: list[int]) -> str:
+    def reply_text(self, before: list[int], ids: list[int]) -> str:
         """Return what the assistant said, without the special token that ends its turn."""
         ends = bool(ids) and ids[-1] in self._special
         return self.decode_after(before, ids[:-1] if ends else ids)
@@ -158,7 +159,7 @@ class ChatFormat:
     def message(self, before: list[int], ids: list[int]) -> Message:
         """Return a reply as a message of the chat. A template ends the turn itself; without one,
         the text ends as it was sampled."""
-        text = self.said(before, ids) if self.chat else self.decode_after(before, ids)
+        text = self.reply_text(before, ids) if self.chat else self.decode_after(before, ids)
         return {"role": "assistant", "content": text}
 
     def _decode(self, ids: list[int]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import OPENENV, VERIFIERS, AgentSetup, environment_maker, play_of
+from openrl.agents.build import OPENENV, VERIFIERS, AgentSetup, environment_maker, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.endpoint.verifiers import check_address
 from openrl.agents.environment_agent import as_messages
@@ -30,7 +30,7 @@ def check_agents(
 
     This loads an agent's file in a separate process, and the tools. Raises UserError for anything
     that cannot be played."""
-    flags, chat, schemas = setup.flags, play_of(setup, tokenizer).chat, None
+    flags, chat, schemas = setup.flags, play_settings(setup, tokenizer).chat, None
     given = flags.agent_func_path
     if given is not None and given.startswith((OPENENV, VERIFIERS)) and source is not None:
         kind = given.partition(":")[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from openrl.agents.base import Generate, TurnLimits
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
-from openrl.agents.tools.calls import Parse, reads_no_calls
+from openrl.agents.tools.calls import Parse, parse_no_calls
 from openrl.types import (
     Completion,
     End,
@@ -41,7 +41,7 @@ class Play:
     """How every episode of a run is played."""
 
     chat: ChatFormat
-    parse: Parse = reads_no_calls  # finds tool calls in what was sampled
+    parse: Parse = parse_no_calls  # finds tool calls in what was sampled
     limits: TurnLimits = TurnLimits()
     row_per_turn: bool = False
     """Whether every turn gets a row of its own, with the earlier turns as context."""
@@ -80,7 +80,7 @@ class _Row:
     def images(self) -> list[Image]:
         return [placed.image for placed in self.segment.images]
 
-    def begins(self, text: str, images: Sequence[Image]) -> bool:
+    def is_continued_by(self, text: str, images: Sequence[Image]) -> bool:
         """Whether a chat with this text and these images continues the row."""
         known = self.images
         return text.startswith(self.text) and list(images[: len(known)]) == known
@@ -141,7 +141,7 @@ class Conversation:
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         text, images = self.chat.render(messages, tools), self.chat.images_in(messages)
-        row = self._row_for(lambda row: row.begins(text, images))
+        row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
         context = _Context(rest, *self.chat.place(ids, images[len(row.images) :], len(held)))
@@ -157,7 +157,7 @@ class Conversation:
     ) -> Reply:
         """Return the policy's reply to a chat that is already tokens, with one placeholder for each
         of ``images``. Raises EpisodeOver, and BadRow if there are more or fewer images."""
-        images = self.chat.allowed(list(images))
+        images = self.chat.check_image_count(list(images))
         token_ids, placed = self.chat.place(token_ids, images, 0)
 
         def is_held(row: _Row) -> bool:
@@ -194,17 +194,19 @@ class Conversation:
         row.extend(_Context(self.chat.decode_after(asked, ids), ids), completion)
         self.turns += 1
         self._last = row
-        said, message = self.chat.said(asked, ids), self.chat.message(asked, ids)
+        said, message = self.chat.reply_text(asked, ids), self.chat.message(asked, ids)
         return Reply(said, message, asked, completion, images)
 
-    def goes_on(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
+    def continues_row(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
         """Whether the messages continue the row of the last turn, so that the next turn would not
         fork."""
         try:
             text = self.chat.render(messages, tools)
         except TemplateError:
             return False
-        return self._last is not None and self._last.begins(text, self.chat.images_in(messages))
+        return self._last is not None and self._last.is_continued_by(
+            text, self.chat.images_in(messages)
+        )
 
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
@@ -212,7 +214,7 @@ class Conversation:
         """Return the first chat that continues the row of the last turn, else the first that can be
         rendered, else the last."""
         for chat in chats:
-            if self.goes_on(chat, tools):
+            if self.continues_row(chat, tools):
                 return list(chat)
         for chat in chats[:-1]:
             try:

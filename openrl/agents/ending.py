@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 def deadline(seconds: float) -> AbstractAsyncContextManager[None]:
     """End the episode after this many seconds; 0 means never."""
-    return within(seconds, EpisodeOver(End.TIMEOUT))
+    return time_limit(seconds, EpisodeOver(End.TIMEOUT))
 
 
 @asynccontextmanager
-async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
+async def time_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
     """Cancel the block and raise ``late`` after this many seconds; 0 means never."""
     limit = asyncio.timeout(seconds or None)
     try:
@@ -31,7 +31,7 @@ async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
         raise
 
 
-async def end_of(turns: Awaitable[End], seconds: float) -> End:
+async def episode_end(turns: Awaitable[End], seconds: float) -> End:
     """Give an episode this many seconds, and return how it ends, whether ``turns`` returns its end
     or raises ``EpisodeOver``."""
     try:
@@ -42,7 +42,7 @@ async def end_of(turns: Awaitable[End], seconds: float) -> End:
 
 
 @asynccontextmanager
-async def closing(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def close_on_exit(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Call ``close`` on every way out of the context. The first error counts: if ``close`` fails as
     well, it hides neither a cancellation nor the reason why the episode failed."""
     try:

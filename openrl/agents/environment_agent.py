@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step
 from openrl.agents.conversation import Conversation, Play
-from openrl.agents.ending import closing, deadline, end_of
+from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.agents.reductions import reduce_metrics
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
@@ -42,14 +42,16 @@ class EnvironmentAgent:
         """Play the episode. Raises EnvironmentFailure if the environment fails, hangs or breaks its
         interface."""
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
-        game = _Guarded(self.make(prompt), prompt, limits.step_timeout, self.how.chat.seen)
+        game = _CheckedEnvironment(
+            self.make(prompt), prompt, limits.step_timeout, self.how.chat.load_images
+        )
         episode = _Episode(conversation, game)
-        async with closing(game.close):
-            end = await end_of(episode.play(), limits.episode_timeout)
+        async with close_on_exit(game.close):
+            end = await episode_end(episode.play(), limits.episode_timeout)
         return episode.trajectory(end)
 
 
-class _Guarded:
+class _CheckedEnvironment:
     """An environment whose errors name the episode."""
 
     def __init__(self, environment: Environment, prompt: Prompt, timeout: float, see: See) -> None:
@@ -113,7 +115,7 @@ class _Guarded:
 
 
 class _Episode:
-    def __init__(self, conversation: Conversation, game: _Guarded) -> None:
+    def __init__(self, conversation: Conversation, game: _CheckedEnvironment) -> None:
         self.conversation, self.game, self.limits = conversation, game, conversation.limits
         self.steps: list[Step] = []
         self.shown: list[Shown] = []

@@ -25,14 +25,14 @@ def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
     if not chat.chat:
         return []
     try:
-        thought = _thought(chat, tools)
+        thought = _reasoning_text(chat, tools)
     except TemplateError as error:
         return [f"A user cannot ask: {error}."]
-    found = [_user_after(chat, _ANSWER, "", tools)]
+    found = [_check_user_turn(chat, _ANSWER, "", tools)]
     if thought and not found[0]:
-        found.append(_user_after(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
+        found.append(_check_user_turn(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
     if tools:
-        found.append(_result_after_call(chat, tools))
+        found.append(_check_tool_result(chat, tools))
     return [sentence for sentence in found if sentence]
 
 
@@ -61,7 +61,7 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
     raise UserError(f"--tools: {why}", remedy)
 
 
-def _thought(chat: ChatFormat, tools: Schemas | None) -> str:
+def _reasoning_text(chat: ChatFormat, tools: Schemas | None) -> str:
     """Return reasoning as the policy writes it; "" if the template forbids it to reason."""
     asked = chat.render([_ASKS], tools).rstrip()
     if asked.endswith("</think>"):
@@ -69,11 +69,13 @@ def _thought(chat: ChatFormat, tools: Schemas | None) -> str:
     return ("" if asked.endswith("<think>") else "<think>\n") + f"{_REASONING}\n</think>"
 
 
-def _user_after(chat: ChatFormat, content: str, after: str, tools: Schemas | None) -> str | None:
+def _check_user_turn(
+    chat: ChatFormat, content: str, after: str, tools: Schemas | None
+) -> str | None:
     reply = {"role": "assistant", "content": content}
     try:
         later = chat.render([_ASKS, reply, _GOES_ON], tools)
-        written = _written(chat, reply, tools)
+        written = _policy_text(chat, reply, tools)
     except TemplateError as error:
         return f"A user cannot go on{after}: {error}."
     if later.startswith(written):
@@ -84,7 +86,7 @@ def _user_after(chat: ChatFormat, content: str, after: str, tools: Schemas | Non
     )
 
 
-def _written(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
+def _policy_text(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
     """Return the chat up to the end of the reply, as the policy writes it."""
     asked = chat.render([_ASKS], tools)
     whole = chat.render([_ASKS, reply], tools, to_reply=False)
@@ -94,8 +96,8 @@ def _written(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
     return asked + reply["content"]
 
 
-def _result_after_call(chat: ChatFormat, tools: Schemas) -> str | None:
-    thought = _thought(chat, tools) if "</think>" in chat.template(tools) else ""
+def _check_tool_result(chat: ChatFormat, tools: Schemas) -> str | None:
+    thought = _reasoning_text(chat, tools) if "</think>" in chat.template(tools) else ""
     asked, refused = chat.render([_ASKS], tools), ""
     # the ids differ, because the policy cannot know which one its call will be given
     forms = zip(_calls(tools, thought, _ID), _calls(tools, thought, _OTHER_ID), strict=True)

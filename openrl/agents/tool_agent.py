@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, Play, Reply
-from openrl.agents.ending import closing, deadline, end_of
+from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.agents.tools.calls import (
     ParsedReply,
     ToolCall,
@@ -37,8 +37,8 @@ class ToolAgent:
         conversation = Conversation(self.how, prompt, generate, sampling)
         tools = self.open_tools()
         episode = _Episode(conversation, tools, self.how.parse)
-        async with closing(tools.close):
-            end = await end_of(episode.play(), self.how.limits.episode_timeout)
+        async with close_on_exit(tools.close):
+            end = await episode_end(episode.play(), self.how.limits.episode_timeout)
             return await episode.trajectory(end)
 
 
@@ -52,25 +52,25 @@ class _Episode:
 
     async def play(self) -> End:
         prompt, most = self.conversation.prompt, self.limits.max_turns
-        messages = opening(prompt, await self.tools.start(prompt))
+        messages = first_messages(prompt, await self.tools.start(prompt))
         new = messages
         while not most or self.conversation.turns < most:
             async with deadline(self.limits.turn_timeout):
                 reply = await self.conversation.reply(messages, self.tools.schemas)
                 self.shown.append(Shown(tuple(new), action=reply.text))
-                parsed = self._parsed(reply)
+                parsed = self._parse_reply(reply)
                 if not parsed.calls and not parsed.error:
                     self.shown.append(Shown(()))
                     return reply.completion.end
-                new = await self._results(parsed)
-            chats = [[*messages, *form] for form in self._forms(reply, parsed, new)]
+                new = await self._call_tools(parsed)
+            chats = [[*messages, *form] for form in self._chat_forms(reply, parsed, new)]
             messages = self.conversation.choose(chats, self.tools.schemas)
             if self.in_a_row == MOST_PARSE_ERRORS:
                 return End.STOP
         self.shown.append(Shown(tuple(new)))
         return End.MAX_TURNS
 
-    def _parsed(self, reply: Reply) -> ParsedReply:
+    def _parse_reply(self, reply: Reply) -> ParsedReply:
         """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
         self.conversation.require_room_after(reply)
         parsed = self.parse(reply.text, self.tools.schemas)
@@ -78,7 +78,7 @@ class _Episode:
         self.in_a_row = self.in_a_row + 1 if parsed.error else 0
         return parsed
 
-    async def _results(self, parsed: ParsedReply) -> list[Message]:
+    async def _call_tools(self, parsed: ParsedReply) -> list[Message]:
         """Make all calls of a reply at the same time, and return their results as messages."""
         ids = call_ids(self.calls + 1, len(parsed.calls) or 1)
         if parsed.error:
@@ -86,26 +86,26 @@ class _Episode:
         self.calls += len(ids)
         try:
             async with asyncio.TaskGroup() as group:
-                results = [group.create_task(self._result(call)) for call in parsed.calls]
+                results = [group.create_task(self._call_tool(call)) for call in parsed.calls]
         except ExceptionGroup as failed:  # the other calls have been cancelled
             raise failed.exceptions[0] from None
         messages = [
             result_message(call.name, i, result.result())
             for i, call, result in zip(ids, parsed.calls, results, strict=True)
         ]
-        return self.conversation.chat.seen(messages)
+        return self.conversation.chat.load_images(messages)
 
-    async def _result(self, call: ToolCall) -> Content:
+    async def _call_tool(self, call: ToolCall) -> Content:
         """Make a call and return its result, or its error. For a policy that only reads text, an
         image becomes "[image]"."""
         try:
             result = await self.tools.call(call.name, call.arguments)
-            return result if self.conversation.chat.sees else content_text(result)
+            return result if self.conversation.chat.takes_images else content_text(result)
         except ToolError as error:
             self.failed_calls += 1
             return f"Error: {error}"
 
-    def _forms(
+    def _chat_forms(
         self, reply: Reply, parsed: ParsedReply, after: list[Message]
     ) -> list[list[Message]]:
         """Return the messages that may represent a reply and its results in the chat, best
@@ -135,7 +135,7 @@ class _Episode:
         return trajectory
 
 
-def opening(prompt: Prompt, addition: str) -> list[Message]:
+def first_messages(prompt: Prompt, addition: str) -> list[Message]:
     """Return the chat before the first turn, with ``addition`` appended to the last message of the
     user."""
     messages = prompt_messages(prompt)

@@ -143,7 +143,7 @@ class RolloutWorker:
         self._playing.add(siblings)
         try:
             async with self._death_named():
-                played, alone = await self._played(prompt, request, siblings)
+                played, alone = await self._play_all(prompt, request, siblings)
         finally:
             self._playing.remove(siblings)
         if any(t.end.is_failure for t in played + alone):
@@ -164,7 +164,7 @@ class RolloutWorker:
         group = Group(sound.prompt, played, alone[0] if alone else None)
         return without_pixels(group, prompt)
 
-    async def _played(
+    async def _play_all(
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
     ) -> tuple[list[Trajectory], list[Trajectory]]:
         """Return the trajectories of the samples and those of the greedy answer."""

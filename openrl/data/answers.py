@@ -151,7 +151,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
-            rows = self.images.undecoded(source.rows) if self.images else source.rows
+            rows = self.images.keep_encoded(source.rows) if self.images else source.rows
             shown = self.images.top_column if self.images else None
             rows = rows.remove_columns([n for n in binary_columns(rows) if n != shown])
             for name, key in self.columns().items():
@@ -163,7 +163,9 @@ class ExampleBuilder(ABC, Generic[Example]):
         reports = [
             self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)
         ]
-        return [self.examples([d for d in chunk.items if self._use(d)]) for chunk in read], reports
+        return [
+            self.examples([d for d in chunk.items if self._is_usable(d)]) for chunk in read
+        ], reports
 
     def read(self, rows: Numbered) -> Chunk[Draft]:
         """Return a draft of each usable row, and the rows that cannot be used."""
@@ -188,15 +190,15 @@ class ExampleBuilder(ABC, Generic[Example]):
         return chunk
 
     @staticmethod
-    def _fits(draft: Draft) -> bool:
+    def _has_answer(draft: Draft) -> bool:
         return all(any(row.loss_mask) for row in draft.rows)
 
-    def _use(self, draft: Draft) -> bool:
-        return self._fits(draft) and not _equal(draft.rows)
+    def _is_usable(self, draft: Draft) -> bool:
+        return self._has_answer(draft) and not _equal(draft.rows)
 
     def _report(self, source: str, drafts: list[Draft], flag: str) -> SupervisedReport:
-        kept = [draft for draft in drafts if self._use(draft)]
-        dropped = sum(not self._fits(draft) for draft in drafts)
+        kept = [draft for draft in drafts if self._is_usable(draft)]
+        dropped = sum(not self._has_answer(draft) for draft in drafts)
         cut = sum(not d.whole for d in kept)
         tokens = sum(sum(row.loss_mask) for d in kept for row in d.rows)
         same = len(drafts) - len(kept) - dropped
@@ -212,7 +214,7 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def answered(self, given: Any, answer: str) -> MarkedText:
+    def mark_answer(self, given: Any, answer: str) -> MarkedText:
         """Return the prompt, text or chat list, with its answer. Raises BadRow."""
         if self.templates.chat:
             prompt, answer = self._chat_texts(
@@ -237,7 +239,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             return prompt, answer
         return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
 
-    def every_turn(self, given: Any) -> MarkedText:
+    def mark_assistant_turns(self, given: Any) -> MarkedText:
         """Mark everything that the assistant says in a dialogue as learned, each turn with its
         end-of-text token.
 
@@ -307,7 +309,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             token_ids = [*leading, *ids, *end]
             mask = [
                 *(False for _ in leading),
-                *(_meets(o, text.spans) for o in offsets),
+                *(_overlaps(o, text.spans) for o in offsets),
                 *(True for _ in end),
             ]
             mask[0] = False  # no token precedes it
@@ -315,7 +317,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         return rows
 
 
-def _meets(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
+def _overlaps(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
     return any(token[1] > start and token[0] < end for start, end in spans)
 
 

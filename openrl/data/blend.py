@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from openrl.config.groups.data import probabilities
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import drawn, interleave
+from openrl.data.order import draw_sources, interleave
 
 T = TypeVar("T")
 
@@ -65,7 +65,9 @@ def load_blend(datasets: Datasets, build: Build[T], seed: int) -> tuple[list[T],
     if datasets.probs is None:
         return [row for part in parts for row in part], list(reports)
     sizes = [len(part) for part in parts]
-    pairs = interleave(sizes, drawn(probabilities(datasets.probs), seed), datasets.max_samples)
+    pairs = interleave(
+        sizes, draw_sources(probabilities(datasets.probs), seed), datasets.max_samples
+    )
     draws = Counter(source for source, _ in pairs)
     shares = tuple((source.name, draws[i], sizes[i]) for i, source in enumerate(sources))
     return [parts[source][row] for source, row in pairs], [*reports, BlendReport(shares)]

@@ -11,7 +11,7 @@ from openrl.data.rows import MISSING, BadRow, column
 from openrl.types import Prompt
 
 
-def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt]:
+def add_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt]:
     """Return the prompts with ``difficulty`` from the column ``key`` of their rows
     (``Prompt.meta``); dots in the key reach into nested columns.
 

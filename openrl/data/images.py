@@ -46,19 +46,19 @@ class RowImages:
         """The column of the data that --image_key reaches into."""
         return self.flags.image_key.split(".")[0]
 
-    def undecoded(self, rows: Dataset) -> Dataset:
+    def keep_encoded(self, rows: Dataset) -> Dataset:
         """Return the rows with images as stored: this class decodes them, with limits."""
         if self.top_column not in rows.column_names:
             return rows
-        feature = _undecoded(rows.features[self.top_column])
+        feature = _keep_encoded(rows.features[self.top_column])
         if feature == rows.features[self.top_column]:
             return rows
         return rows.cast(Features({**rows.features, self.top_column: feature}))
 
-    def of(self, row: dict[str, Any], in_parts: Sequence[Any] = ()) -> list[Image]:
-        """Return the images of a row. If its chat itself holds images, they come in ``in_parts``
+    def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
+        """Return the images of a row. If its chat itself holds images, they come in ``chat_cells``
         and replace the column's. Raises BadRow."""
-        cells = list(in_parts) or _cells(column(row, self.flags.image_key))
+        cells = list(chat_cells) or _cells(column(row, self.flags.image_key))
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
             known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
@@ -154,17 +154,17 @@ def _cells(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _undecoded(feature: Any) -> Any:
+def _keep_encoded(feature: Any) -> Any:
     if isinstance(feature, ImageFeature):
         return ImageFeature(decode=False)
     if isinstance(feature, List):
-        return List(_undecoded(feature.feature), length=feature.length)
+        return List(_keep_encoded(feature.feature), length=feature.length)
     if isinstance(feature, dict):
-        return {name: _undecoded(inner) for name, inner in feature.items()}
+        return {name: _keep_encoded(inner) for name, inner in feature.items()}
     return feature
 
 
-def flat(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+def flatten_parts(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
     """Return the messages with their content as text with marks, and the images that their parts
     held. Raises BadRow for parts that are neither text nor image."""
     cells: list[Any] = []
@@ -188,7 +188,7 @@ def _part_text(part: dict[str, Any], cells: list[Any]) -> str:
     return MARK
 
 
-def in_parts(messages: Sequence[Message]) -> list[Message]:
+def split_into_parts(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with marked texts split into parts, the form that chat templates take."""
     return [
         {**message, "content": _parts(message["content"])}

@@ -119,7 +119,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     return rows
 
 
-def _read(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
+def _load_dataset(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
     """Call ``load_dataset``; if ``max_samples`` is small, read no further than that."""
     if max_samples is None or max_samples > STREAMED:
         return load_dataset(*args, **kwargs)
@@ -137,7 +137,7 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     if not path.stat().st_size:
         raise UserError(f"--{flag}: {path} is empty")
     try:
-        return _read(
+        return _load_dataset(
             FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
         )
     except RecursionError:
@@ -146,13 +146,13 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     except (DatasetGenerationError, ValueError, StopIteration) as error:
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
-        reason = _encoding(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
+        reason = _explain_encoding(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
         raise UserError(
             f"--{flag}: cannot read {path}: {reason or error.__cause__ or str(error) or 'not text'}"
         ) from error
 
 
-def _encoding(path: Path) -> str:
+def _explain_encoding(path: Path) -> str:
     """Explain that a text file is UTF-16 rather than UTF-8, if a byte-order mark shows it;
     otherwise empty."""
     with open(path, "rb") as file:
@@ -209,7 +209,7 @@ def _load_named(
 ) -> Dataset:
     """Load a directory of data files or a dataset of the Hub."""
     try:
-        return _read(name, max_samples=max_samples, **_where(name, split, subset))
+        return _load_dataset(name, max_samples=max_samples, **_load_arguments(name, split, subset))
     except ValueError as error:  # an unknown split; the message lists the known ones
         raise UserError(f"--{flag}: {name}: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:
@@ -221,7 +221,7 @@ def _load_named(
         ) from error
 
 
-def _where(name: str, split: str, subset: str | None) -> dict[str, str]:
+def _load_arguments(name: str, split: str, subset: str | None) -> dict[str, str]:
     """Translate NAME@SUBSET for ``load_dataset``: a split, or else a configuration, or else a data
     directory."""
     if subset is None:

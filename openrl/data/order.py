@@ -17,7 +17,7 @@ from openrl.errors import UserError
 OrderState = dict[str, int | str | bool]
 
 
-def drawn(probabilities: Sequence[float], seed: int) -> Iterator[int]:
+def draw_sources(probabilities: Sequence[float], seed: int) -> Iterator[int]:
     """Yield source numbers without end, each drawn with its probability."""
     rng = random.Random(f"{seed}/blend")
     while True:

@@ -58,9 +58,9 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
             if dialogue[-1]["role"] != "assistant":
                 raise BadRow(f"{key} does not end with an assistant message")
             before = [] if given is None else as_messages(given)
-            return self.answered([*before, *dialogue[:-1]], as_text(dialogue[-1]["content"]))
+            return self.mark_answer([*before, *dialogue[:-1]], as_text(dialogue[-1]["content"]))
         if given is not None:
-            return self.answered(given, as_text(answer))
+            return self.mark_answer(given, as_text(answer))
         if self.templates.chat:
             raise BadRow(
                 f"{key} is text: give --prompt_key, or chat lists that end with an assistant"
@@ -134,7 +134,7 @@ class RatedBuilder(PreferenceBuilder):
         return (self.answer(row, self.flags.chosen_key),), rating
 
     def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
-        others = mismatched([d.rows[0] for d in drafts], self.max_len)
+        others = pair_mismatched([d.rows[0] for d in drafts], self.max_len)
         return [
             PreferenceExample((d.rows[0], other), (d.value, math.nan))
             for d, other in zip(drafts, others, strict=True)
@@ -152,7 +152,7 @@ def _number(value: Any) -> float:
     raise BadRow(f"{MARGIN_KEY} is not a number")
 
 
-def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
+def pair_mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
     """Pair each row's prompt with the answer of a row that has another prompt, the same one in
     every pass.
 
@@ -195,7 +195,7 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
     )
 
 
-def with_reference(
+def add_ref_logprobs(
     examples: Sequence[PreferenceExample], ref_answers: Tensor
 ) -> list[PreferenceExample]:
     """Return the examples with the reference's log-probs of their answers, (2 * examples,) in the

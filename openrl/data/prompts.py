@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import Datasets, Report, load_blend
-from openrl.data.images import RowImages, flat
+from openrl.data.images import RowImages, flatten_parts
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import SeededOrder, SeededStream, fingerprint
 from openrl.data.overflow import KEEP, shorten
@@ -102,7 +102,7 @@ class _Draft:
 
 
 @dataclass(frozen=True)
-class _Fitting:
+class _FittedPrompt:
     """A prompt within --prompt_max_len."""
 
     text: str
@@ -140,7 +140,7 @@ class PromptBuilder:
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
-            rows = self.images.undecoded(source.rows) if self.images else source.rows
+            rows = self.images.keep_encoded(source.rows) if self.images else source.rows
             shown = self.images.top_column if self.images else None
             binary = [name for name in binary_columns(rows) if name != shown]
             rows = rows.remove_columns(binary)
@@ -201,7 +201,7 @@ class PromptBuilder:
         cells: list[Any] = []
         try:
             if self.templates.sees and isinstance(as_chat(value), list):
-                value, cells = flat(as_messages(value))
+                value, cells = flatten_parts(as_messages(value))
             parts = self.templates.prompt(value)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
@@ -213,13 +213,13 @@ class PromptBuilder:
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 
-    def _fit(self, draft: _Draft, ids: list[int]) -> _Fitting | None:
+    def _fit(self, draft: _Draft, ids: list[int]) -> _FittedPrompt | None:
         """Return the prompt within --prompt_max_len, shortened if necessary; None if it is left
         out. A prompt with images is never shortened, because the cut might go through them. Raises
         BadRow."""
         parts = draft.parts
         if len(ids) <= self.limit:
-            return _Fitting(draft.text, ids, tuple(parts.messages(parts.content)))
+            return _FittedPrompt(draft.text, ids, tuple(parts.messages(parts.content)))
         if self.flags.prompt_overflow == "error":
             raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
         if self.flags.prompt_overflow not in KEEP or draft.images:
@@ -232,13 +232,13 @@ class PromptBuilder:
         if content is None:
             return None
         shorter = parts.render(content)
-        return _Fitting(shorter, self._tokenise([shorter])[0], tuple(parts.messages(content)))
+        return _FittedPrompt(shorter, self._tokenise([shorter])[0], tuple(parts.messages(content)))
 
     def _prompt(
         self,
         id: str,
         row: dict[str, Any],
-        fitting: _Fitting,
+        fitting: _FittedPrompt,
         columns: Columns,
         tag: str,
     ) -> Prompt:

@@ -47,7 +47,7 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
     if workers == 1 or len(rows) < PARALLEL_FROM:
         yield from (_read_rows(rows, piece, read) for piece in pieces)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows, read)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _set_job, (rows, read)) as pool:
         try:
             yield from pool.map(_read_piece, pieces)
         except BrokenProcessPool as error:
@@ -63,12 +63,12 @@ def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
     try:
         return read(list(zip(piece, rows.select(piece), strict=True)))
     except UnicodeDecodeError:
-        good, bad = _decoded(rows, piece)
+        good, bad = _decode_rows(rows, piece)
         chunk = read(good)
         return Chunk(chunk.items, sorted([*chunk.bad, *bad]))
 
 
-def _decoded(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str]]]:
+def _decode_rows(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str]]]:
     good: Numbered = []
     bad = []
     for number in piece:
@@ -82,7 +82,7 @@ def _decoded(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str
 _job: tuple[Dataset, Read[Any]]  # of this worker process
 
 
-def _remember(rows: Dataset, read: Read[Any]) -> None:
+def _set_job(rows: Dataset, read: Read[Any]) -> None:
     global _job
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _job = rows, read

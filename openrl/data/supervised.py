@@ -33,18 +33,18 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
             return (MarkedText(text, ((0, len(text)),)),), 0.0
         if flags.multiturn:
             dialogue = [
-                *_said(given, "user"),
-                *(m for answer in answers for m in _said(answer, "assistant")),
+                *_as_chat_list(given, "user"),
+                *(m for answer in answers for m in _as_chat_list(answer, "assistant")),
             ]
-            return (self.every_turn(dialogue),), 0.0
+            return (self.mark_assistant_turns(dialogue),), 0.0
         given, answer = (given, answers[0]) if answers else _last_answer(given)
-        return (self.answered(given, as_text(answer)),), 0.0
+        return (self.mark_answer(given, as_text(answer)),), 0.0
 
     def examples(self, drafts: list[Draft]) -> list[SupervisedRow]:
         return [draft.rows[0] for draft in drafts]
 
 
-def _said(value: Any, role: str) -> list[Message]:
+def _as_chat_list(value: Any, role: str) -> list[Message]:
     """Return a chat list unchanged, and text as one message of ``role``."""
     return value if isinstance(value, list) else [{"role": role, "content": as_text(value)}]
 

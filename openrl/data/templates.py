@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
-from openrl.data.images import in_parts
+from openrl.data.images import split_into_parts
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, text_or_file
 from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
@@ -77,7 +77,7 @@ class Templates:
             wrapped = (
                 messages if last is None else _with_content(messages, last, self.wrap(content))
             )
-            return in_parts(wrapped) if self.sees else wrapped
+            return split_into_parts(wrapped) if self.sees else wrapped
 
         def render(content: str) -> str:
             return self.render(with_content(content), generate=True)
@@ -116,7 +116,7 @@ class Templates:
         begins to write. Raises BadRow."""
         try:
             return self.tokenizer.apply_chat_template(
-                in_parts(messages) if self.sees else messages,
+                split_into_parts(messages) if self.sees else messages,
                 tokenize=False,
                 add_generation_prompt=generate,
                 **self.flags.chat_template_kwargs,

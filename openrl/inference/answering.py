@@ -46,7 +46,7 @@ from openrl.rewards.build import (
     check_prompts,
     check_reward_sources,
 )
-from openrl.rollout.build import check_engine_kwargs, sampling_of, start_engine
+from openrl.rollout.build import check_engine_kwargs, sampling_from_flags, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
 from openrl.tracking.renders import save_episodes
@@ -149,7 +149,7 @@ def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], 
     return load_prompts(builder, config.debug.seed)
 
 
-def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
+def make_units(rows: Iterable[list[Prompt]]) -> list[Unit]:
     """Number the units and give each an id of its own. A blend may hold a row several times; the
     second time it is ``id#2``."""
     seen: dict[str, int] = {}
@@ -162,7 +162,7 @@ def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
     return units
 
 
-def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
+def output_settings(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the flags that decide what the output holds, with their values."""
     values = yaml.safe_load(dump_yaml(config))
     return {
@@ -170,7 +170,7 @@ def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[s
     }
 
 
-async def work_through(
+async def run_units(
     units: list[Unit], work: Work, output: Output | None, console: Console
 ) -> AsyncIterator[list[Row]]:
     """Yield the rows of each unit that ``output`` does not hold yet, in order."""
@@ -183,7 +183,7 @@ async def work_through(
 
 
 @asynccontextmanager
-async def answering(
+async def open_answering(
     config: Config, inputs: Inputs, backend: str, spec: EngineSpec, n: int
 ) -> AsyncIterator[Work]:
     """Give a function that answers a unit's prompt ``n`` times and scores the answers. They depend
@@ -193,8 +193,8 @@ async def answering(
     renders = agents.flags.render_save_dir
     images = row_images(config.vision, config.model)
     async with (
-        running_reward(config, inputs) as reward,
-        running_engine(backend, spec) as engine,
+        open_reward(config, inputs) as reward,
+        open_engine(backend, spec) as engine,
         open_agent(agents, inputs.tokenizer, images=images) as agent,
     ):
 
@@ -223,12 +223,12 @@ def agent_setup(config: Config) -> AgentSetup:
 
 
 def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
-    sampling = sampling_of(flags, flags.generate_max_len)
+    sampling = sampling_from_flags(flags, flags.generate_max_len)
     return replace(sampling, temperature=0.0) if flags.greedy_sampling else sampling
 
 
 @asynccontextmanager
-async def running_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEngine]:
+async def open_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEngine]:
     engine = await start_engine(backend, spec)
     try:
         yield engine
@@ -237,7 +237,7 @@ async def running_engine(backend: str, spec: EngineSpec) -> AsyncIterator[Rollou
 
 
 @asynccontextmanager
-async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | None]:
+async def open_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | None]:
     """Give the reward of all sources, including models in this process; None if there is no
     source."""
     flags, size = config.reward, config.batch.micro_batch_size

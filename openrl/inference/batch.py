@@ -18,19 +18,19 @@ from openrl.inference.answering import (
     Inputs,
     Unit,
     Work,
-    answering,
+    make_units,
+    open_answering,
+    open_reward,
+    output_settings,
     read_inputs,
-    running_reward,
+    run_units,
     score,
-    settings_of,
-    units_of,
-    work_through,
 )
 from openrl.inference.columns import column_names, rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
-from openrl.rollout.build import engine_spec, with_images
+from openrl.rollout.build import allow_images, engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
@@ -48,9 +48,9 @@ def prepare(config: BatchInferenceConfig) -> Inputs:
     if task.eval_task == "rm":
         require_responses(prompts, config.data.output_key)
     if task.enable_csft:
-        prompts = [conditioned(prompt, task.csft_prompt, read.builder) for prompt in prompts]
-    units = units_of(competing(prompts) if scores_compete(task) else [[p] for p in prompts])
-    ids, settings = [unit.id for unit in units], settings_of(config)
+        prompts = [add_target_reward(prompt, task.csft_prompt, read.builder) for prompt in prompts]
+    units = make_units(group_competing(prompts) if scores_compete(task) else [[p] for p in prompts])
+    ids, settings = [unit.id for unit in units], output_settings(config)
     output = Output(Path(task.output_path), ids, rows_per_unit(task), settings)
     return replace(read, units=units, output=output)
 
@@ -98,14 +98,14 @@ def require_responses(prompts: list[Prompt], key: str) -> None:
         )
 
 
-def conditioned(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
+def add_target_reward(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
     """Return the prompt followed by the desired reward."""
     text = f"{prompt.text}{wish.strip()} "
     ids = builder.tokenizer(text, add_special_tokens=False).input_ids
     return replace(prompt, text=text, token_ids=[*builder.templates.leading, *ids])
 
 
-def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
+def group_competing(prompts: list[Prompt]) -> list[list[Prompt]]:
     """Group the rows of equal prompt and label, in the order of each group's first row."""
     found: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
@@ -129,25 +129,25 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
         )
     tally = Tally()
     if output.done < len(units):
-        async with working(config, inputs) as work:
-            async for rows in work_through(units, work, output, console):
+        async with open_work(config, inputs) as work:
+            async for rows in run_units(units, work, output, console):
                 output.write(tally.count(rows, config))
     console.print(tally.line(output.path, len(units) - output.done))
     tally.check(config.reward.max_reward_failure_rate)
 
 
 @asynccontextmanager
-async def working(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
+async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
     """Give the function that turns a unit into rows, with engines and rewards running."""
     if config.task.eval_task != "rm":
         backend, spec = engine_of(config, inputs.device)
-        async with answering(
+        async with open_answering(
             config, inputs, backend, spec, config.task.n_samples_per_prompt
         ) as work:
             yield work
         return
     names, tokenizer = column_names(config.data), inputs.tokenizer
-    async with running_reward(config, inputs) as reward:
+    async with open_reward(config, inputs) as reward:
 
         async def score_given(unit: Unit) -> list[Row]:
             group = await score(reward, given_group(unit, names.response, tokenizer))
@@ -160,7 +160,7 @@ def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, Engine
     spec = engine_spec(
         config.model, config.engine, config.sampling.lengths.both, config.debug, device
     )
-    spec = with_images(spec, config.vision)
+    spec = allow_images(spec, config.vision)
     if config.task.eval_task == "generate_vllm":
         return "vllm", spec
     return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)
@@ -200,7 +200,7 @@ class Tally:
         self.scored, self.rewards = self.scored + len(scored), self.rewards + sum(scored)
         if failed and not self.example:
             self.example = f"{failed[0]['id']}: {failed[0]['failure']}"
-        written = post_processed(rows, config)
+        written = post_process(rows, config)
         self.ties += not written and bool(scored)
         self.rows += len(written)
         return written
@@ -225,7 +225,7 @@ class Tally:
             )
 
 
-def post_processed(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
+def post_process(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     """Apply --post_processor to the rows. Rows without a reward take no part."""
     task = config.task
     if task.post_processor is None:

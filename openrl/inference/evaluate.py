@@ -18,15 +18,15 @@ from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.inference.answering import (
     Inputs,
-    answering,
+    make_units,
+    open_answering,
+    output_settings,
     read_inputs,
-    settings_of,
-    units_of,
-    work_through,
+    run_units,
 )
 from openrl.inference.output import Output, Row
-from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
-from openrl.rollout.build import engine_spec, with_images
+from openrl.rewards.at_k import mean_at_k, metrics_at_k, powers_of_two, vote
+from openrl.rollout.build import allow_images, engine_spec
 from openrl.tracking.console import PlainConsole
 
 ALL = "all"  # the name for all data sources together
@@ -37,11 +37,11 @@ COUNTING = frozenset({"k", "pass_threshold"})
 def prepare(config: EvaluateConfig) -> Inputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
-    units = units_of([prompt] for prompt in read.prompts)
+    units = make_units([prompt] for prompt in read.prompts)
     output = None
     if config.evaluate.output_path is not None:
         path = Path(config.evaluate.output_path).with_suffix(".jsonl")
-        ids, settings = [unit.id for unit in units], settings_of(config, COUNTING)
+        ids, settings = [unit.id for unit in units], output_settings(config, COUNTING)
         output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
     return replace(read, units=units, output=output)
 
@@ -89,9 +89,9 @@ async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -
         return rows
     longest, device = config.sampling.lengths.both, inputs.device
     spec = engine_spec(config.model, config.engine, longest, config.debug, device)
-    backend, spec = config.engine.rollout_backend, with_images(spec, config.vision)
-    async with answering(config, inputs, backend, spec, n) as work:
-        async for of_prompt in work_through(inputs.units, work, output, console):
+    backend, spec = config.engine.rollout_backend, allow_images(spec, config.vision)
+    async with open_answering(config, inputs, backend, spec, n) as work:
+        async for of_prompt in run_units(inputs.units, work, output, console):
             if output:
                 output.write(of_prompt)
             rows += of_prompt
@@ -132,7 +132,7 @@ def summarise(
     return {
         source: (
             {"prompts": counts[source]}
-            | {name: mean_at(values) for name, values in of_source.items()}
+            | {name: mean_at_k(values) for name, values in of_source.items()}
             | {
                 f"prompts@{k}": len(of_source[f"pass@{k}"])
                 for k in ks
@@ -154,10 +154,10 @@ def prompt_figures(
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
         return {}
-    mean = {f"mean@{max(ks)}": mean_at([verdict(row) for row in judged])}
+    mean = {f"mean@{max(ks)}": mean_at_k([verdict(row) for row in judged])}
     counted = [row for row in judged if threshold is not None or "passed" in row]
     votes, verdicts = [vote(row[response]) for row in counted], [verdict(row) for row in counted]
-    return mean | figures_at(ks, votes, verdicts, 1.0 if threshold is None else threshold)
+    return mean | metrics_at_k(ks, votes, verdicts, 1.0 if threshold is None else threshold)
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:

@@ -18,7 +18,7 @@ class Columns:
     reward_template: str
 
 
-def best(rows: list[Row], columns: Columns) -> list[Row]:
+def best_of_n(rows: list[Row], columns: Columns) -> list[Row]:
     """Rejection sampling: keep the row with the highest reward, the first among equals."""
     return [max(rows, key=lambda row: row["reward"])]
 
@@ -36,7 +36,7 @@ def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
     ]
 
 
-def conditioned(rows: list[Row], columns: Columns) -> list[Row]:
+def conditional_sft(rows: list[Row], columns: Columns) -> list[Row]:
     """Conditional SFT (https://arxiv.org/abs/2308.12050): put the reward of each response into its
     prompt."""
     return [
@@ -53,7 +53,7 @@ def conditioned(rows: list[Row], columns: Columns) -> list[Row]:
 
 
 POST_PROCESSORS: dict[str, Callable[[list[Row], Columns], list[Row]]] = {
-    "rs": best,
-    "csft": conditioned,
+    "rs": best_of_n,
+    "csft": conditional_sft,
     "iter_dpo": best_and_worst,
 }

@@ -72,7 +72,7 @@ class ServerMetrics:
 def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
     """Return the application, which closes the scorer when it ends. ``token`` is the bearer token
     that every request but /health needs."""
-    metrics, bodies = ServerMetrics(scorer), Bodies()
+    metrics, bodies = ServerMetrics(scorer), BodyBudget()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -144,7 +144,7 @@ def parse(body: bytes) -> ScoreRequest:
         raise Refusal(400, f"not a request: {error}") from error
 
 
-class Bodies:
+class BodyBudget:
     """Counts the bytes of bodies that the server holds."""
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class QuestionFailed(Exception):
     """The other end has no answer; the message says why."""
 
 
-Ask = Callable[[Any], "Future[Any]"]
+AskParent = Callable[[Any], "Future[Any]"]
 """Asks the other end a question, from any thread; several may be open at a time."""
 
 
@@ -67,7 +67,7 @@ Ask = Callable[[Any], "Future[Any]"]
 class Loaded:
     """A loaded target, ready for calls."""
 
-    call: Callable[[Any, Ask], Any]  # takes the value of a call, and a function to ask back
+    call: Callable[[Any, AskParent], Any]  # takes the value of a call, and a function to ask back
     facts: Any = None  # what the target tells the other end about itself
 
 

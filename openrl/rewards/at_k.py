@@ -16,7 +16,7 @@ def powers_of_two(n: int) -> list[int]:
     return sorted({*(2**i for i in range(n.bit_length())), n})
 
 
-def figures_at(
+def metrics_at_k(
     ks: Sequence[int], answers: Sequence[str | None], verdicts: Sequence[float], threshold: float
 ) -> dict[str, float]:
     """Return pass@k and maj@k of the answers to one prompt, for every k up to their number.
@@ -24,16 +24,16 @@ def figures_at(
     least ``threshold``."""
     right = sum(verdict >= threshold for verdict in verdicts)
     possible = [k for k in ks if k <= len(verdicts)]
-    figures = {f"pass@{k}": pass_at(k, right, len(verdicts)) for k in possible}
-    return figures | {f"maj@{k}": maj_at(k, answers, verdicts) for k in possible}
+    figures = {f"pass@{k}": pass_at_k(k, right, len(verdicts)) for k in possible}
+    return figures | {f"maj@{k}": maj_at_k(k, answers, verdicts) for k in possible}
 
 
-def mean_at(verdicts: Sequence[float]) -> float:
+def mean_at_k(verdicts: Sequence[float]) -> float:
     """Return mean@k, the mean verdict, which is the same for every k."""
     return sum(verdicts) / len(verdicts)
 
 
-def pass_at(k: int, right: int, n: int) -> float:
+def pass_at_k(k: int, right: int, n: int) -> float:
     """Return the probability that k of n answers include a right one, if ``right`` of the n are
     right: 1 - C(n - right, k) / C(n, k).
 
@@ -42,7 +42,7 @@ def pass_at(k: int, right: int, n: int) -> float:
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
-def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> float:
+def maj_at_k(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> float:
     """Return the expected verdict of the most frequent answer among k of the n; ties are broken by
     a fair draw.
 
@@ -56,7 +56,7 @@ def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> 
     counts = Counter({answer: len(of_answer) for answer, of_answer in given.items()})
     silent = len(answers) - counts.total()
     return sum(
-        mean_at(of_answer)
+        mean_at_k(of_answer)
         * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
         for answer, of_answer in given.items()
     ) / comb(len(answers), k)

@@ -24,7 +24,7 @@ from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import ProcessSource, Source
-from openrl.rewards.verifiers.base import compares
+from openrl.rewards.verifiers.base import needs_label
 from openrl.rewards.worker import Call, FileTarget, VerifierTarget
 from openrl.types import Prompt
 
@@ -146,7 +146,7 @@ def check_labels(
     """Raise UserError if a verifier cannot read the labels of more rows than may fail. It judges
     empty responses to the first ``LOOKED_AT`` rows."""
     for source in plan.sources:
-        if source.kind != "verifier" or not compares(verifiers[source.address].component):
+        if source.kind != "verifier" or not needs_label(verifiers[source.address].component):
             continue
         asked = [p for p in prompts if source.name in plan.of(p.source)][:LOOKED_AT]
         options = source_kwargs(flags, (source,))
@@ -189,7 +189,7 @@ def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
     comparing = {
         s.name
         for s in plan.sources
-        if s.kind == "verifier" and compares(verifiers[s.address].component)
+        if s.kind == "verifier" and needs_label(verifiers[s.address].component)
     }
     idle = [
         p for p in prompts if p.label in (None, "") and not comparing.isdisjoint(plan.of(p.source))

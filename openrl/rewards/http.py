@@ -22,7 +22,7 @@ ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
 
 
 @dataclass(eq=False)
-class Waiting:
+class PendingCall:
     """The rows of one call, which wait for a request that takes them along."""
 
     rows: RewardRows
@@ -36,11 +36,11 @@ class HttpSource:
         self.name, self._client = name, client
         self._slots = asyncio.Semaphore(CONNECTIONS * len(client.endpoints.urls))
         self._single = asyncio.Semaphore(ROWS_PER_REQUEST)
-        self._queue: list[Waiting] = []
+        self._queue: list[PendingCall] = []
         self._sending: set[asyncio.Task[None]] = set()
 
     async def score(self, rows: RewardRows) -> Results:
-        mine = Waiting(rows, asyncio.get_running_loop().create_future())
+        mine = PendingCall(rows, asyncio.get_running_loop().create_future())
         self._queue.append(mine)
         try:
             await self._slots.acquire()
@@ -59,7 +59,7 @@ class HttpSource:
         await asyncio.gather(*self._sending, return_exceptions=True)
         await self._client.close()
 
-    def _take(self) -> list[Waiting]:
+    def _take(self) -> list[PendingCall]:
         """Remove the calls that have waited longest from the queue, as many as one request can
         hold, and return them."""
         taken = [self._queue.pop(0)]
@@ -69,13 +69,13 @@ class HttpSource:
             taken.append(self._queue.pop(0))
         return taken
 
-    def _start(self, batch: list[Waiting]) -> None:
+    def _start(self, batch: list[PendingCall]) -> None:
         """Send the batch in a separate task, so that cancelling a call does not affect others."""
         task = asyncio.create_task(self._send(batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send(self, batch: list[Waiting]) -> None:
+    async def _send(self, batch: list[PendingCall]) -> None:
         """Give every call of the batch its results, or the error."""
         try:
             results = await self._score(join([waiting.rows for waiting in batch]))
@@ -97,21 +97,21 @@ class HttpSource:
         """Send one request for all rows, then the failed ones row by row, unless the rows cannot be
         to blame."""
         try:
-            results = await self._ask(rows, alone=False)
+            results = await self._post(rows, alone=False)
         except RequestFailed as failed:
             results = [Failure(str(failed), failed.attempts)] * len(rows)
             if not failed.suspect:
                 return results
-        return await retry_failed(self._alone, rows, results)
+        return await retry_failed(self._score_row, rows, results)
 
-    async def _alone(self, row: RewardRows) -> Results:
+    async def _score_row(self, row: RewardRows) -> Results:
         async with self._single:
             try:
-                return await self._ask(row, alone=True)
+                return await self._post(row, alone=True)
             except RequestFailed as failed:
                 return [Failure(str(failed), failed.attempts)]
 
-    async def _ask(self, rows: RewardRows, *, alone: bool) -> Results:
+    async def _post(self, rows: RewardRows, *, alone: bool) -> Results:
         shown = [[data_url(file) for file in files] for files in rows.images]
         images = shown if any(shown) else []
         body = ScoreRequest(rows.queries, rows.prompts, rows.labels, images).to_json()

@@ -184,7 +184,7 @@ class JsonClient:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):  # nested too deep
-            message = f"the reply is not JSON: {_start(body)}"
+            message = f"the reply is not JSON: {_excerpt(body)}"
             raise RequestFailed(message, suspect=True) from None
 
 
@@ -201,14 +201,14 @@ async def _read(reply: httpx.Response) -> bytes:
         return bytes(content)
     hint = "; is its token right?" if status in (401, 403) else ""
     raise RequestFailed(
-        f"status {status}: {_start(content)}{hint}",
+        f"status {status}: {_excerpt(content)}{hint}",
         final=status not in PASSING and status < 500,
         suspect=status in SUSPECT,
         retry_after=retry_after_seconds(reply.headers.get("Retry-After"), time.time()),
     )
 
 
-def _start(content: bytes | bytearray) -> str:
+def _excerpt(content: bytes | bytearray) -> str:
     return repr(bytes(content[:200]).decode(errors="replace"))
 
 

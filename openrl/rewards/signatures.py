@@ -120,14 +120,16 @@ class Scorer:
         """Return the function's values for the rows, which are a single row if ``by_row``. Raises
         whatever the function raises."""
         offered, names = self.signature.arguments(rows), set(parameters(self.function))
-        if takes_any(self.function):
+        if takes_any_keyword(self.function):
             names |= set(offered) if self.signature.takes_data else set(self.signature.always)
         arguments = {name: value for name, value in offered.items() if name in names}
         values = self.function(**arguments, **self.kwargs)
-        values = plain(asyncio.run(_finish(values)) if inspect.isawaitable(values) else values)
+        values = to_plain_values(
+            asyncio.run(_finish(values)) if inspect.isawaitable(values) else values
+        )
         if not self.signature.reward:
             return values
-        return keyed([values] if self.by_row else values, self.signature.reward)
+        return to_protocol([values] if self.by_row else values, self.signature.reward)
 
 
 async def _finish(values: Any) -> Any:
@@ -150,7 +152,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     if unknown := [
         name
         for name in kwargs
-        if name in offered or (name not in taken and not takes_any(function))
+        if name in offered or (name not in taken and not takes_any_keyword(function))
     ]:
         raise TypeError(f"it takes no keyword argument {', '.join(unknown)} (--reward_func_kwargs)")
     if not signature.takes_data and (
@@ -174,11 +176,11 @@ def parameters(function: Function) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in inspect.signature(function).parameters.items() if p.kind not in kinds}
 
 
-def takes_any(function: Function) -> bool:
+def takes_any_keyword(function: Function) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
 
 
-def keyed(values: Any, reward: str) -> dict[str, Any]:
+def to_protocol(values: Any, reward: str) -> dict[str, Any]:
     """Convert the values, one number or dict per row, to the protocol's form. In a dict, the key
     ``reward`` holds the reward and one of VERDICTS the verdict. All other numbers become parts;
     what is not a number is left out, as in those systems."""
@@ -202,7 +204,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def plain(value: Any) -> Any:
+def to_plain_values(value: Any) -> Any:
     """Convert tensors and arrays to lists or numbers, so that the other side does not need their
     libraries.
 
@@ -211,11 +213,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain_values(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_values(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return to_plain_values(value.tolist())
     raise TypeError(
         f"it returned a {type(value).__name__}; numbers, lists, tensors and dicts are understood"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openrl.processes.worker import Ask, Failed, Loaded, describe, load_module
+from openrl.processes.worker import AskParent, Failed, Loaded, describe, load_module
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
 
@@ -60,7 +60,7 @@ class FileTarget:
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
 
-        def answer(asked: Call, ask: Ask) -> Values | RowValues:
+        def answer(asked: Call, ask: AskParent) -> Values | RowValues:
             return call(scorer, asked.rows, str(self.path))
 
         return Loaded(answer, facts=scorer.together)
@@ -87,7 +87,7 @@ class VerifierTarget:
             for n, given in self.options.items()
         }
 
-        def answer(asked: Call, ask: Ask) -> RowValues:
+        def answer(asked: Call, ask: AskParent) -> RowValues:
             return verify(*chosen[asked.name], asked.rows)
 
         return Loaded(answer, facts=False)
@@ -115,7 +115,7 @@ def call(scorer: Scorer, rows: RewardRows, path: str) -> Values | RowValues:
     does not affect the others."""
     if not scorer.by_row:
         return Values(scorer(rows))
-    return RowValues([_one(scorer, rows.pick([i]), path) for i in range(len(rows))])
+    return RowValues([_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))])
 
 
 def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowValues:
@@ -134,10 +134,10 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowV
         verdict = verifier(answer, options)
         return {"rewards": verdict.reward, "scores": verdict.passed, "extra_logs": verdict.parts}
 
-    return RowValues([_one(one, rows.pick([i]), "") for i in range(len(rows))])
+    return RowValues([_score_row(one, rows.pick([i]), "") for i in range(len(rows))])
 
 
-def _one(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Values | Failed:
+def _score_row(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Values | Failed:
     try:
         return Values(score(row))
     except Exception as error:

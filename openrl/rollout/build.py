@@ -52,7 +52,7 @@ def engine_spec(
     )
 
 
-def with_images(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
+def allow_images(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
     """Extend the spec of an engine so that it accepts the images of the run's prompts."""
     return replace(
         spec,
@@ -92,7 +92,7 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def sampling_of(flags: DrawFlags, max_tokens: int) -> Sampling:
+def sampling_from_flags(flags: DrawFlags, max_tokens: int) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         temperature=flags.temperature,

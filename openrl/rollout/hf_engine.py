@@ -121,10 +121,10 @@ class HFEngine(PausingEngine):
             if spec.max_images
             else None
         )
-        self._take(model)
+        self._use_model(model)
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 
-    def _take(self, model: Any) -> None:
+    def _use_model(self, model: Any) -> None:
         """Use this model from now on."""
         self._model = model.to(self._spec.device).eval()
         self._vision = Vision(self._model, self._processor) if self._processor else None
@@ -177,7 +177,7 @@ class HFEngine(PausingEngine):
         while batch:
             if self._interrupting:
                 for row in batch:
-                    loop.call_soon_threadsafe(_answer, row.reply, End.INTERRUPTED)
+                    loop.call_soon_threadsafe(_set_end, row.reply, End.INTERRUPTED)
                 return
             along = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             logits = self._model(
@@ -193,7 +193,7 @@ class HFEngine(PausingEngine):
             for place, (row, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
                 end = self._extend(row, row_logits)
                 if end is not None:
-                    loop.call_soon_threadsafe(_answer, row.reply, end)
+                    loop.call_soon_threadsafe(_set_end, row.reply, end)
                 elif not row.reply.done():
                     going.append(place)
             if len(going) < len(batch):
@@ -249,13 +249,13 @@ class HFEngine(PausingEngine):
         self._require_sync()
         received, self._received = self._received, []
         try:
-            await self._in_thread(self._switch, received)
+            await self._in_thread(self._replace_model, received)
         finally:
             self._host_buffer.end()
         self.policy_version = version
         return version
 
-    def _switch(self, received: list[SentBucket]) -> None:
+    def _replace_model(self, received: list[SentBucket]) -> None:
         """Rebuild the model from tensors under checkpoint names, so that transformers itself does
         the renaming and tying."""
         state: dict[str, Tensor] = {}
@@ -277,7 +277,7 @@ class HFEngine(PausingEngine):
                 f"weight sync does not fit the model: {wrong}",
                 "weights must carry the names of the checkpoint",
             )
-        self._take(model)
+        self._use_model(model)
 
     # -- sleep -------------------------------------------------------------------------------------
 
@@ -315,6 +315,6 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) 
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)
 
 
-def _answer(reply: asyncio.Future[End], end: End) -> None:
+def _set_end(reply: asyncio.Future[End], end: End) -> None:
     if not reply.done():
         reply.set_result(end)

@@ -262,7 +262,7 @@ class VLLMEngine(PausingEngine):
         known = names if self._names is None else self._names
         for complaint, wrong in (("lacks", known - names), ("brings unknown", names - known)):
             if wrong:
-                problem = f"weight sync {complaint} tensors: {_few(sorted(wrong))}"
+                problem = f"weight sync {complaint} tensors: {_list_names(sorted(wrong))}"
                 self._broken = problem if self._loaded else self._broken
                 raise UserError(problem, _NAMES)
         return names
@@ -291,7 +291,7 @@ class VLLMEngine(PausingEngine):
         if absent:
             self._broken = (
                 f"a weight sync left {len(absent)} parameters of vLLM's model unloaded:"
-                f" {_few(absent)}"
+                f" {_list_names(absent)}"
             )
             raise UserError(self._broken, _NAMES)
 
@@ -314,7 +314,7 @@ class VLLMEngine(PausingEngine):
         self._adapters.clear()
 
 
-def _few(names: list[str], most: int = 20) -> str:
+def _list_names(names: list[str], most: int = 20) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

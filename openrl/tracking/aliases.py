@@ -41,6 +41,6 @@ ALIASES = {
 val-core/...) need no alias."""
 
 
-def aliased(values: Mapping[str, float]) -> dict[str, float]:
+def alias_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that have another name, under that name; only what was measured."""
     return {theirs: values[ours] for theirs, ours in ALIASES.items() if ours in values}

@@ -15,7 +15,7 @@ from typing import Any
 
 from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
 from openrl.extension_points import trackers
-from openrl.tracking.aliases import aliased
+from openrl.tracking.aliases import alias_values
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
 from openrl.tracking.trackers import TrackedRun, Tracker
@@ -83,7 +83,7 @@ class Trackers:
         if self.local is None:
             return
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
-        values = {**values, **aliased(values), **failures}
+        values = {**values, **alias_values(values), **failures}
         self._guard(self.local.name, self.local.log, step, values)
         sent = (
             values

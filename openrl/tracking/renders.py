@@ -61,7 +61,7 @@ def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
 
 def transcript(trajectory: Trajectory) -> str:
     """Return everything that was said, with roles and rewards."""
-    turns = (part for turn in trajectory.shown for part in _said(turn))
+    turns = (part for turn in trajectory.shown for part in _turn_parts(turn))
     said = (f"--- {title}\n{text}\n" for title, text, _ in turns)
     return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
 
@@ -88,7 +88,7 @@ def _outcome(trajectory: Trajectory) -> str:
     return f"{reward}{trajectory.turns} turns, {trajectory.end.value}"
 
 
-def _said(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
+def _turn_parts(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
     """Yield (who said it, what, the images in it)."""
     for message in turn.messages:
         content = message["content"]
@@ -103,7 +103,7 @@ def _section(turn: Shown) -> str:
     said = "".join(
         f'<div class="{escape(title.partition(",")[0])}"><h2>{escape(title)}</h2>'
         f"{''.join(map(_img, images))}<pre>{escape(text)}</pre></div>"
-        for title, text, images in _said(turn)
+        for title, text, images in _turn_parts(turn)
     )
     state = "" if turn.frame is None else _img(png(turn.frame))
     return f"<section>{state}<div>{said}</div></section>"

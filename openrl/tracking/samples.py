@@ -24,7 +24,7 @@ class SampleLog:
         self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, groups: list[Group]) -> None:
-        rows = list(_across(groups))
+        rows = list(_round_robin(groups))
         failed = [t for t in rows[self.per_step :] if _failure(t)]
         for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
             self._writer.write({"step": step, **sample_record(trajectory)})
@@ -33,7 +33,7 @@ class SampleLog:
         self._writer.close()
 
 
-def _across(groups: list[Group]) -> Iterable[Trajectory]:
+def _round_robin(groups: list[Group]) -> Iterable[Trajectory]:
     """Return the first trajectory of each group, then the second of each, and so on."""
     return (
         t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None

@@ -58,7 +58,7 @@ def throughput(tokens: int, gpus: int, laps: Mapping[str, float]) -> dict[str, f
     }
 
 
-def due(step: int, every: int, last: int) -> bool:
+def is_due(step: int, every: int, last: int) -> bool:
     """Return whether something that happens every N steps and after the last one is due; -1 means
     never."""
     return every > 0 and (step % every == 0 or step == last)

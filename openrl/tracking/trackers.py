@@ -41,7 +41,7 @@ class TrackedRun:
         return self.flags.wandb_project or "openrl"
 
     @property
-    def named(self) -> dict[str, Any]:
+    def common_arguments(self) -> dict[str, Any]:
         return {"project": self.project, "name": self.name, "config": dict(self.config)}
 
 
@@ -123,7 +123,7 @@ class SwanLabTracker(RunTracker):
         import swanlab
 
         directory = {"log_dir": str(run.directory / "swanlab")}
-        self._run = swanlab.init(**{**run.named, **directory, **run.arguments})
+        self._run = swanlab.init(**{**run.common_arguments, **directory, **run.arguments})
 
 
 @trackers.register("mlflow", needs=("mlflow",))
@@ -177,4 +177,4 @@ class TrackioTracker(RunTracker):
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        self._run = trackio.init(**{**run.named, **run.arguments})
+        self._run = trackio.init(**{**run.common_arguments, **run.arguments})

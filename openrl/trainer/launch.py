@@ -18,7 +18,7 @@ from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
 from openrl.rewards.combined import RewardCombiner
-from openrl.rollout.build import sampling_of
+from openrl.rollout.build import sampling_from_flags
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
@@ -44,7 +44,7 @@ from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.profiling import Profiling
 from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import as_worker_lost, guarded
+from openrl.trainer.watching.supervision import raise_worker_lost, supervise
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles, Stage, start_roles
 from openrl.types import Group, Sampling
@@ -70,7 +70,7 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
     async def once(config: PPOConfig, stop: StopRequest) -> RunSummary:
         return await train_once(config, inputs, start, stop)
 
-    return await guarded(config, once)
+    return await supervise(config, once)
 
 
 async def train_once(
@@ -89,7 +89,7 @@ async def train_once(
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
     with (
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
-        as_worker_lost(progress, config.checkpoint),
+        raise_worker_lost(progress, config.checkpoint),
     ):
         async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
@@ -264,7 +264,7 @@ def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
 
 
 def training_sampling(config: PPOConfig) -> Sampling:
-    sampling = sampling_of(config.sampling, config.sampling.lengths.response)
+    sampling = sampling_from_flags(config.sampling, config.sampling.lengths.response)
     return replace(sampling, ignore_eos=config.sampling.ignore_eos, max_len=config.sampling.max_len)
 
 

@@ -20,7 +20,7 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
-from openrl.tracking.totals import Totals, due, throughput
+from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
@@ -163,7 +163,7 @@ class RLTrainer:
                         return
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
-                            taken = await self.stop.or_none(self.rollouts.take(tell))
+                            taken = await self.stop.unless_stopped(self.rollouts.take(tell))
                             if taken is None:
                                 await self.rollouts.close()  # nobody needs their answers
                                 return
@@ -179,7 +179,7 @@ class RLTrainer:
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)
         if isinstance(chosen := self.rollouts.buffer.filter, DynamicFilter):
-            groups, filtered = chosen.checked(groups, taken.generated)
+            groups, filtered = chosen.select_groups(groups, taken.generated)
             measured |= filtered
         if groups:
             measured |= await self.learner.learn(groups, taken.version, step, self.progress.stage)
@@ -203,7 +203,7 @@ class RLTrainer:
         step, checkpoint = learned.step, self.settings.checkpoint
         self.step = step
         values = to_floats(learned.metrics) | self.perf_metrics(learned)
-        evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
+        evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
             await self.rollouts.published(self.publisher.version)
@@ -246,7 +246,7 @@ class RLTrainer:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
-                measured = await self.stop.or_none(
+                measured = await self.stop.unless_stopped(
                     self.evaluation.run(self.rollouts, tell, self.step)
                 )
         if measured is None:

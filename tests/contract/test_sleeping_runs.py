@@ -24,7 +24,14 @@ from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.workers.residency import Residency, ResidencyTable
-from openrl.trainer.workers.roles import Roles, role_models, roles_of, sleeping, waves, workers
+from openrl.trainer.workers.roles import (
+    Roles,
+    assign_roles,
+    role_models,
+    sleep_parts,
+    start_waves,
+    workers,
+)
 from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, untimed
 
 pytestmark = pytest.mark.slow
@@ -101,15 +108,16 @@ async def in_this_process(
     plan = plan_placement(requests, device, [Node("here", 8, 0, 8, 0)])
     made_of, groups = workers(config, device, optimizer_steps, plan), {}
     residency = Residency(
-        ResidencyTable.of(plan, sleeping(config)), MemoryLog() if config.memory.log_memory else None
+        ResidencyTable.of(plan, sleep_parts(config)),
+        MemoryLog() if config.memory.log_memory else None,
     )
     try:
-        for role in (role for wave in waves(plan, residency.table) for role in wave):
+        for role in (role for wave in start_waves(plan, residency.table) for role in wave):
             worker_class, *arguments = made_of[role]
             groups[role] = LocalGroup.create(role, 1, worker_class, *arguments)
             await groups[role].call("start")
             await residency.started(role, groups[role])
-        yield roles_of(config, groups, residency)
+        yield assign_roles(config, groups, residency)
     finally:
         for group in groups.values():
             await group.close()

@@ -18,7 +18,7 @@ from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.trainer.workers.residency import Residency
-from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers
+from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, workers
 from tests.e2e.runs import metrics, ppo_flags, run_here
 
 
@@ -36,7 +36,7 @@ async def in_this_process(
         groups[role] = LocalGroup.create(role, 1, worker, *args)
         await groups[role].call("start")
     try:
-        yield roles_of(config, groups)
+        yield assign_roles(config, groups)
     finally:
         for group in groups.values():
             await group.close()
@@ -69,7 +69,7 @@ class Bench:
         for role, spec in models.items():
             await self.groups[role].call("start", spec)
             await self.residency.started(role, self.groups[role])
-        yield roles_of(config, self.groups, self.residency)
+        yield assign_roles(config, self.groups, self.residency)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.tracking.aliases import ALIASES
 from openrl.trainer.saving.checkpoints import SCHEMA_VERSION
-from openrl.trainer.workers.roles import roles_of
+from openrl.trainer.workers.roles import assign_roles
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, untimed
 
@@ -54,7 +54,7 @@ class Cases(Bench):
     async def lend(self, config, device, optimizer_steps, stage):
         for role in ("actor", "critic"):
             await self.groups[role].call("load", str(self.first / role))
-        yield roles_of(config, self.groups)
+        yield assign_roles(config, self.groups)
 
     def check_artefacts(self, out: Path) -> None:
         names = (

@@ -16,7 +16,7 @@ from openrl.cli import batch_inference, evaluate
 from openrl.cli.run import command
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.data.tokenizer import load_tokenizer
-from openrl.rewards.at_k import maj_at, vote
+from openrl.rewards.at_k import maj_at_k, vote
 from tests.e2e.runs import make_task, start
 from tests.patience import PATIENCE
 from tests.tiny import tiny_reward_model_dir
@@ -262,7 +262,7 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
     none_of_three = [{0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed]
     assert figures["pass@3"] == pytest.approx(1 - sum(none_of_three) / 10)
     majority = [
-        maj_at(3, [vote(row["output"]) for row in group], p)
+        maj_at_k(3, [vote(row["output"]) for row in group], p)
         for group, p in zip(groups, passed, strict=True)
     ]
     assert figures["maj@3"] == pytest.approx(sum(majority) / 10)

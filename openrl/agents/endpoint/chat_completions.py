@@ -9,53 +9,53 @@ from typing import Any
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
-    Ask,
     Call,
+    CompletionRequest,
     Dialect,
     Json,
     Refusal,
-    arguments_of,
-    content_of,
     distribution,
     function_schema,
+    get,
     logprob_items,
-    most_tokens,
-    objects,
+    read_arguments,
+    read_content,
+    read_max_tokens,
+    read_objects,
+    read_text,
     stop_texts,
-    take,
-    text_of,
 )
 from openrl.types import Message
 
 
-def read(body: Json) -> Ask:
-    if take(body, "n", int, 1) != 1:
+def read(body: Json) -> CompletionRequest:
+    if get(body, "n", int, 1) != 1:
         raise Refusal(400, "'n' must be 1: ask as often as replies are wanted")
     choice = body.get("tool_choice")
-    tools = [] if choice == "none" else objects(body, "tools", [])
-    return Ask(
-        [read_message(message) for message in objects(body, "messages")],
-        tools=[function_schema(take(tool, "function", dict)) for tool in tools] or None,
-        max_tokens=most_tokens(body, "max_completion_tokens", "max_tokens"),
+    tools = [] if choice == "none" else read_objects(body, "tools", [])
+    return CompletionRequest(
+        [read_message(message) for message in read_objects(body, "messages")],
+        tools=[function_schema(get(tool, "function", dict)) for tool in tools] or None,
+        max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=stop_texts(body),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
     )
 
 
 def read_message(message: Json) -> Message:
-    role, content = take(message, "role", str), message.get("content")
+    role, content = get(message, "role", str), message.get("content")
     read: Message = {
         "role": "system" if role == "developer" else role,
-        "content": text_of(content) if role == "assistant" else content_of(content),
+        "content": read_text(content) if role == "assistant" else read_content(content),
     }
-    if calls := objects(message, "tool_calls", []):
+    if calls := read_objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]
     return read | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
 
 
 def _read_call(call: Json) -> Json:
-    function = take(call, "function", dict)
-    written = {"name": take(function, "name", str), "arguments": arguments_of(function)}
+    function = get(call, "function", dict)
+    written = {"name": get(function, "name", str), "arguments": read_arguments(function)}
     return {"id": call.get("id"), "type": "function", "function": written}
 
 
@@ -121,7 +121,7 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     yield {**head, **ids, "choices": [said]}
     end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     yield {**head, "choices": [end]}
-    if take(body, "stream_options", dict, {}).get("include_usage"):
+    if get(body, "stream_options", dict, {}).get("include_usage"):
         yield {**head, "choices": [], "usage": reply["usage"]}
 
 

@@ -31,7 +31,7 @@ from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
 from openrl.agents.endpoint.records import MODEL
-from openrl.agents.endpoint.server import HOST, Endpoint, Opened
+from openrl.agents.endpoint.server import HOST, Endpoint, OpenSession
 from openrl.errors import UserError
 from openrl.processes.child import ending
 from openrl.processes.family import MARK, kill_family, resident_bytes
@@ -62,9 +62,9 @@ class AgentCommand:
         with the end of its output, and if it takes too much memory or prints too much."""
         async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
             with tempfile.TemporaryFile() as output, _chat_file(prompt) as chat:
-                given = {**variables(prompt, opened), "OPENRL_MESSAGES_FILE": chat.name}
+                given = {**episode_variables(prompt, opened), "OPENRL_MESSAGES_FILE": chat.name}
                 code = await self._exit_code(given, output)
-                said = _last_words(output)
+                said = _output_tail(output)
         session = opened.session
         if code and session.over is None:
             session.raise_failures()
@@ -89,8 +89,8 @@ class AgentCommand:
         )
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
-                while not await _exited(process.pid, WATCH_INTERVAL):
-                    await self._look(process.pid, output)
+                while not await _wait_for_exit(process.pid, WATCH_INTERVAL):
+                    await self._check_limits(process.pid, output)
             ended = True
         except EpisodeOver:
             ended = False
@@ -99,7 +99,7 @@ class AgentCommand:
             code = process.wait()
         return code if ended else None
 
-    async def _look(self, pid: int, output: IO[bytes]) -> None:
+    async def _check_limits(self, pid: int, output: IO[bytes]) -> None:
         """Raise RuntimeError if the program takes too much memory or prints too much."""
         used = await asyncio.to_thread(resident_bytes, pid)
         if used > self.memory:
@@ -109,7 +109,7 @@ class AgentCommand:
             )
         if os.fstat(output.fileno()).st_size > MOST_OUTPUT:
             raise RuntimeError(
-                f"the agent printed more than {MOST_OUTPUT} bytes, at last: {_last_words(output)}"
+                f"the agent printed more than {MOST_OUTPUT} bytes, at last: {_output_tail(output)}"
             )
 
 
@@ -125,7 +125,7 @@ def split_command(command: str) -> list[str]:
     return words
 
 
-def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
+def episode_variables(prompt: Prompt, opened: OpenSession) -> dict[str, str]:
     """Return the environment variables that tell a program about its episode."""
     messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
     row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
@@ -161,7 +161,7 @@ def _text(content: str | list[dict[str, str]]) -> str:
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
-async def _exited(pid: int, seconds: float) -> bool:
+async def _wait_for_exit(pid: int, seconds: float) -> bool:
     """Whether the process ends within this many seconds. The caller must still wait for it."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     process = os.pidfd_open(pid)
@@ -176,7 +176,7 @@ async def _exited(pid: int, seconds: float) -> bool:
         os.close(process)
 
 
-def _last_words(output: IO[bytes]) -> str:
+def _output_tail(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - LAST_WORDS))
     return output.read().decode(errors="replace").strip() or "(no output)"

@@ -10,18 +10,18 @@ from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     MODEL,
     Answer,
-    Ask,
+    CompletionRequest,
     Dialect,
     Json,
     Refusal,
-    content_of,
     distribution,
     function_schema,
-    most_tokens,
-    objects,
+    get,
+    read_content,
+    read_max_tokens,
+    read_objects,
+    read_text,
     stop_texts,
-    take,
-    text_of,
 )
 from openrl.types import Message
 
@@ -29,18 +29,20 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 413: "reque
 _HIDDEN = ("thinking", "redacted_thinking")  # blocks of other models, which no template can show
 
 
-def read(body: Json) -> Ask:
-    choice = take(body, "tool_choice", dict, {}).get("type")
-    tools = [] if choice == "none" else objects(body, "tools", [])
+def read(body: Json) -> CompletionRequest:
+    choice = get(body, "tool_choice", dict, {}).get("type")
+    tools = [] if choice == "none" else read_objects(body, "tools", [])
     ours = [tool for tool in tools if tool.get("type") in (None, "custom")]
-    messages = [read for message in objects(body, "messages") for read in read_message(message)]
-    if system := text_of(body.get("system")):
+    messages = [
+        read for message in read_objects(body, "messages") for read in read_message(message)
+    ]
+    if system := read_text(body.get("system")):
         messages = [{"role": "system", "content": system}, *messages]
-    return Ask(
+    return CompletionRequest(
         messages,
         tools=[function_schema(tool, "input_schema") for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
-        max_tokens=most_tokens(body, "max_tokens"),
+        max_tokens=read_max_tokens(body, "max_tokens"),
         stop=stop_texts(body, "stop_sequences"),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
     )
@@ -49,27 +51,27 @@ def read(body: Json) -> Ask:
 def read_message(message: Json) -> Iterator[Message]:
     """Yield the messages that one message becomes. Tool results, which come inside a user's
     message, become messages of their own."""
-    role, content = take(message, "role", str), message.get("content")
+    role, content = get(message, "role", str), message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    blocks = [b for b in objects(message, "content") if b.get("type") not in _HIDDEN]
+    blocks = [b for b in read_objects(message, "content") if b.get("type") not in _HIDDEN]
     for block in blocks:
         if block.get("type") == "tool_result":
-            called = take(block, "tool_use_id", str)
-            result = content_of(block.get("content"))
+            called = get(block, "tool_use_id", str)
+            result = read_content(block.get("content"))
             yield {"role": "tool", "tool_call_id": called, "content": result}
     calls = [_read_call(block) for block in blocks if block.get("type") == "tool_use"]
     others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
     if others or calls or not blocks:
-        shown = text_of(others) if role == "assistant" else content_of(others)
+        shown = read_text(others) if role == "assistant" else read_content(others)
         said: Message = {"role": role, "content": shown}
         yield said | ({"tool_calls": calls} if calls else {})
 
 
 def _read_call(block: Json) -> Json:
-    function = {"name": take(block, "name", str), "arguments": take(block, "input", dict)}
-    return {"id": take(block, "id", str), "type": "function", "function": function}
+    function = {"name": get(block, "name", str), "arguments": get(block, "input", dict)}
+    return {"id": get(block, "id", str), "type": "function", "function": function}
 
 
 def write(body: Json, answer: Answer) -> Json:
@@ -104,7 +106,7 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     opened = {**reply, "content": [], "stop_reason": None, "usage": usage}
     yield {"type": "message_start", "message": opened}
     for i, block in enumerate(reply["content"]):
-        empty, delta = _in_two(block)
+        empty, delta = _split_block(block)
         yield {"type": "content_block_start", "index": i, "content_block": empty}
         yield {"type": "content_block_delta", "index": i, "delta": delta}
         yield {"type": "content_block_stop", "index": i}
@@ -113,7 +115,7 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     yield {"type": "message_stop"}
 
 
-def _in_two(block: Json) -> tuple[Json, Json]:
+def _split_block(block: Json) -> tuple[Json, Json]:
     """Split a block into its empty beginning and the delta that fills it."""
     if block["type"] == "text":
         return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}

@@ -38,7 +38,7 @@ class Refusal(Exception):
         self.status, self.message, self.code = status, message, code
 
 
-def ended() -> Refusal:
+def session_ended() -> Refusal:
     return Refusal(401, "no rollout has this key, or it has ended", "invalid_api_key")
 
 
@@ -52,7 +52,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Ask:
+class CompletionRequest:
     """What a client wants: the reply to a chat, or the tokens after ``token_ids``."""
 
     messages: list[Message]
@@ -87,7 +87,7 @@ class Dialect:
     """One API that clients use."""
 
     path: str
-    read: Callable[[Json], Ask]  # raises Refusal
+    read: Callable[[Json], CompletionRequest]  # raises Refusal
     write: Callable[[Json, Answer], Json]  # the request's body and its answer -> the reply's body
     error: Callable[[Refusal], Json]
     # the bodies of request and reply -> the events of a streamed reply; None: there are no streams
@@ -95,7 +95,7 @@ class Dialect:
     closing: str = ""  # the last text of a stream
 
 
-def take(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
+def get(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
     """Return ``body[name]``, or the default if it is missing or null. Raises Refusal if it is of
     the wrong type, or missing without a default."""
     value = body.get(name)
@@ -106,18 +106,18 @@ def take(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED
     return value
 
 
-def objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> list[Json]:
+def read_objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> list[Json]:
     """Return ``body[name]``, which must be a list of JSON objects. Raises Refusal."""
-    items = take(body, name, list, default)
+    items = get(body, name, list, default)
     if not all(isinstance(item, dict) for item in items):
         raise Refusal(400, f"{name!r} must hold objects")
     return items
 
 
-def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+def read_max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these limits that the body holds; None without any. Raises Refusal."""
     for name in names:
-        limit = take(body, name, int, None)
+        limit = get(body, name, int, None)
         if limit is not None and limit < 1:
             raise Refusal(400, f"{name!r} must be 1 or more")
         if limit is not None:
@@ -126,14 +126,14 @@ def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
-    stop = take(body, name, (str, list), [])
+    stop = get(body, name, (str, list), [])
     texts = [stop] if isinstance(stop, str) else stop
     if not all(isinstance(text, str) and text for text in texts):
         raise Refusal(400, f"{name!r} must hold texts")
     return tuple(texts)
 
 
-def text_of(content: Any) -> str:
+def read_text(content: Any) -> str:
     """Return the text of a message, whose content is a string or a list of text parts. Raises
     Refusal."""
     if content is None or isinstance(content, str):
@@ -143,19 +143,19 @@ def text_of(content: Any) -> str:
     for part in content:
         if not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
             raise Refusal(400, "the content of this message can be text only")
-    return "".join(take(part, "text", str) for part in content)
+    return "".join(get(part, "text", str) for part in content)
 
 
-def content_of(content: Any) -> str | list[Json]:
+def read_content(content: Any) -> str | list[Json]:
     """Return the content of a message that may show images: text, or parts if it shows any. Raises
     Refusal."""
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, dict) and part.get("type") in _IMAGE_PARTS for part in parts):
-        return text_of(content)
+        return read_text(content)
     return [
         _image(part)
         if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS
-        else {"type": "text", "text": text_of([part])}
+        else {"type": "text", "text": read_text([part])}
         for part in parts
     ]
 
@@ -163,16 +163,16 @@ def content_of(content: Any) -> str | list[Json]:
 def _image(part: Json) -> Json:
     """Return {"type": "image", "image": URL}. Raises Refusal for anything but a URL, because a path
     would be one of this machine."""
-    held = take(part, "source" if part["type"] == "image" else "image_url", (str, dict))
+    held = get(part, "source" if part["type"] == "image" else "image_url", (str, dict))
     if isinstance(held, dict) and held.get("type") == "base64":
-        held = f"data:{take(held, 'media_type', str)};base64,{take(held, 'data', str)}"
-    url = take(held, "url", str) if isinstance(held, dict) else held
+        held = f"data:{get(held, 'media_type', str)};base64,{get(held, 'data', str)}"
+    url = get(held, "url", str) if isinstance(held, dict) else held
     if not url.startswith(_URLS):
         raise Refusal(400, f"an image is a URL that begins with {', '.join(_URLS)}")
     return {"type": "image", "image": url}
 
 
-def arguments_of(call: Mapping[str, Any]) -> Any:
+def read_arguments(call: Mapping[str, Any]) -> Any:
     """Return the arguments of a call that a client sends back. JSON text is parsed, because chat
     templates want an object."""
     arguments = call.get("arguments")
@@ -185,9 +185,9 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
 def function_schema(tool: Mapping[str, Any], parameters: str = "parameters") -> Json:
     """Return a tool in the form that chat templates take. Raises Refusal."""
     function = {
-        "name": take(tool, "name", str),
-        "description": take(tool, "description", str, ""),
-        "parameters": take(tool, parameters, dict, {"type": "object", "properties": {}}),
+        "name": get(tool, "name", str),
+        "description": get(tool, "description", str, ""),
+        "parameters": get(tool, parameters, dict, {"type": "object", "properties": {}}),
     }
     return {"type": "function", "function": function}
 

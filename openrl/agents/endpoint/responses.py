@@ -9,40 +9,40 @@ from openrl.agents.endpoint.chat_completions import error
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
-    Ask,
     Call,
+    CompletionRequest,
     Dialect,
     Json,
     Refusal,
-    arguments_of,
-    content_of,
     distribution,
     function_schema,
-    most_tokens,
-    objects,
-    take,
-    text_of,
+    get,
+    read_arguments,
+    read_content,
+    read_max_tokens,
+    read_objects,
+    read_text,
 )
 from openrl.types import Message
 
 
-def read(body: Json) -> Ask:
+def read(body: Json) -> CompletionRequest:
     choice = body.get("tool_choice")
-    tools = [] if choice == "none" else objects(body, "tools", [])
+    tools = [] if choice == "none" else read_objects(body, "tools", [])
     ours = [tool for tool in tools if tool.get("type") == "function"]
-    given = take(body, "input", (str, list))
+    given = get(body, "input", (str, list))
     if isinstance(given, str):
         messages: list[Message] = [{"role": "user", "content": given}]
     else:
-        messages = read_items(objects(body, "input"))
-    return Ask(
+        messages = read_items(read_objects(body, "input"))
+    return CompletionRequest(
         messages,
         tools=[function_schema(tool) for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
-        max_tokens=most_tokens(body, "max_output_tokens"),
+        max_tokens=read_max_tokens(body, "max_output_tokens"),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
-        after=_answer_id(take(body, "previous_response_id", str, "")),
-        instructions=take(body, "instructions", str, ""),
+        after=_answer_id(get(body, "previous_response_id", str, "")),
+        instructions=get(body, "instructions", str, ""),
     )
 
 
@@ -70,16 +70,16 @@ def read_items(items: list[Json]) -> list[Message]:
 def _read_item(item: Json) -> Message | None:
     kind = item.get("type", "message")
     if kind == "message":
-        role, content = take(item, "role", str), item.get("content")
-        shown = text_of(content) if role == "assistant" else content_of(content)
+        role, content = get(item, "role", str), item.get("content")
+        shown = read_text(content) if role == "assistant" else read_content(content)
         return {"role": "system" if role == "developer" else role, "content": shown}
     if kind == "function_call":
-        function = {"name": take(item, "name", str), "arguments": arguments_of(item)}
-        call = {"id": take(item, "call_id", str), "type": "function", "function": function}
+        function = {"name": get(item, "name", str), "arguments": read_arguments(item)}
+        call = {"id": get(item, "call_id", str), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        called = take(item, "call_id", str)
-        return {"role": "tool", "tool_call_id": called, "content": content_of(item.get("output"))}
+        called = get(item, "call_id", str)
+        return {"role": "tool", "tool_call_id": called, "content": read_content(item.get("output"))}
     if kind == "reasoning":  # written by another model; no template has a place for it
         return None
     raise Refusal(400, f"items of the type {kind!r} are not known")

@@ -24,7 +24,7 @@ from openrl.agents.base import Generate
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
-from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, Refusal, ended
+from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, Refusal, session_ended
 from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, Sender
 from openrl.agents.endpoint.session import Session
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenSession:
     """An open session, and the URLs where a client finds it."""
 
     session: Session
@@ -108,14 +108,14 @@ class Endpoint:
     @asynccontextmanager
     async def open(
         self, prompt: Prompt, generate: Generate, sampling: Sampling, key: str | None = None
-    ) -> AsyncIterator[Opened]:
+    ) -> AsyncIterator[OpenSession]:
         """Open a session for one playing of the prompt, with a random key if none is given. When
         the context ends, replies that are still being sampled are cancelled, and later requests
         are refused."""
         session, key = Session(self.play, prompt, generate, sampling), key or secrets.token_hex(16)
         self._sessions[key] = session
         try:
-            yield Opened(session, self.root, key)
+            yield OpenSession(session, self.root, key)
         finally:
             del self._sessions[key]
             await session.close()
@@ -180,7 +180,7 @@ class Endpoint:
         for key in keys:
             if key in self._sessions:
                 return self._sessions[key]
-        raise ended()
+        raise session_ended()
 
 
 async def _wait(request: Request, exchange: Exchange) -> Answer:
@@ -195,7 +195,7 @@ async def _wait(request: Request, exchange: Exchange) -> Answer:
         raise Refusal(499, "the client left")
     exchange.delivered = True
     if exchange.reply.cancelled():
-        raise ended()
+        raise session_ended()
     return exchange.reply.result()
 
 

@@ -15,12 +15,12 @@ from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     Answer,
-    Ask,
     Call,
+    CompletionRequest,
     Json,
     Refusal,
-    ended,
-    take,
+    get,
+    session_ended,
 )
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
@@ -57,18 +57,18 @@ class Session:
         self._sampled, self._shown = SampledMessages(), list[Shown]()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
-    def ask(self, ask: Ask, sender: Sender) -> Exchange:
+    def ask(self, ask: CompletionRequest, sender: Sender) -> Exchange:
         """Begin to sample the answer, or find it if the request repeats an earlier one. Raises
         Refusal."""
         if self._closed:  # the session ended while the request was read
-            raise ended()
+            raise session_ended()
         return self.exchanges.take(sender, self._answer(ask, sender))
 
-    async def _answer(self, ask: Ask, sender: Sender) -> Answer:
+    async def _answer(self, ask: CompletionRequest, sender: Sender) -> Answer:
         """Sample an answer. Raises Refusal."""
-        self.overrides += _differs(ask.distribution, self.sampling)
+        self.overrides += _changes_sampling(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
-        messages = [*self._earlier(ask.after), *await self._seen(ask.messages)]
+        messages = [*self._earlier_chat(ask.after), *await self._load_images(ask.messages)]
         try:
             reply = await self._sample(ask, messages)
         except EpisodeOver as over:
@@ -86,20 +86,20 @@ class Session:
         self._show(messages, reply)
         return answer
 
-    async def _seen(self, messages: list[Message]) -> list[Message]:
+    async def _load_images(self, messages: list[Message]) -> list[Message]:
         """Return the messages with the images that their URLs name. Raises Refusal."""
         chat = self.play.chat
         if not any(isinstance(message["content"], list) for message in messages):
             return messages
-        if not chat.sees:
+        if not chat.takes_images:
             message = "the policy reads text only (--max_images_per_prompt)"
             raise Refusal(400, message)
         try:
-            return await asyncio.to_thread(chat.seen, messages)
+            return await asyncio.to_thread(chat.load_images, messages)
         except BadRow as error:
             raise Refusal(400, str(error)) from error
 
-    async def _sample(self, ask: Ask, messages: list[Message]) -> Reply:
+    async def _sample(self, ask: CompletionRequest, messages: list[Message]) -> Reply:
         limits: dict[str, Any] = {"max_tokens": ask.max_tokens, "stop": ask.stop}
         if ask.token_ids is not None:
             return await self.conversation.reply_to_tokens(ask.token_ids, **limits)
@@ -121,12 +121,12 @@ class Session:
             return Refusal(400, f"the episode is over: {end.value}", "episode_over")
         return Refusal(400, "the episode has no room for another token", CONTEXT_LENGTH)
 
-    def _earlier(self, answer: str | None) -> list[Message]:
+    def _earlier_chat(self, answer: str | None) -> list[Message]:
         if answer is not None and answer not in self._chats:
             raise Refusal(404, "there is no earlier response of this id", "not_found")
         return self._chats[answer] if answer is not None else []
 
-    def _read(self, reply: Reply, ask: Ask) -> Answer:
+    def _read(self, reply: Reply, ask: CompletionRequest) -> Answer:
         """Return the reply as clients understand it, up to the first of the client's stop texts."""
         found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
         text = reply.text[: min(found)] if found else reply.text
@@ -152,10 +152,10 @@ class Session:
         """Take the score of the rollout, in the form of a reward server's reply for one answer:
         {"reward": number, "scores": in [0, 1], "extra_logs": {name: number}}. A later score
         replaces an earlier one. Raises Refusal."""
-        reply: Json = {"rewards": [take(body, "reward", (int, float))]}
+        reply: Json = {"rewards": [get(body, "reward", (int, float))]}
         if body.get("scores") is not None:
-            reply["scores"] = [take(body, "scores", (int, float))]
-        reply["extra_logs"] = take(body, "extra_logs", dict, {})
+            reply["scores"] = [get(body, "scores", (int, float))]
+        reply["extra_logs"] = get(body, "extra_logs", dict, {})
         try:
             score = read_reply(reply, 1)[0]
         except BadReply as error:
@@ -195,7 +195,7 @@ class Session:
         return played
 
 
-def _differs(named: Json, sampling: Sampling) -> bool:
+def _changes_sampling(named: Json, sampling: Sampling) -> bool:
     """Whether a request names another distribution than that of the run, which is sampled from."""
     return any(
         value != getattr(sampling, name, _NEUTRAL.get(name)) for name, value in named.items()

@@ -6,35 +6,35 @@ from openrl.agents.endpoint.chat_completions import error, usage
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
-    Ask,
+    CompletionRequest,
     Dialect,
     Json,
     Refusal,
     distribution,
+    get,
     logprob_items,
-    most_tokens,
+    read_max_tokens,
     stop_texts,
-    take,
 )
 
 
-def read(body: Json) -> Ask:
-    ids, sampling = take(body, "token_ids", list), take(body, "sampling_params", dict, {})
+def read(body: Json) -> CompletionRequest:
+    ids, sampling = (get(body, "token_ids", list), get(body, "sampling_params", dict, {}))
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise Refusal(400, "'token_ids' must hold the ids of one token or more")
-    if body.get("stream") or take(sampling, "n", int, 1) != 1:
+    if body.get("stream") or get(sampling, "n", int, 1) != 1:
         raise Refusal(400, "one reply at a time, and no streams")
-    return Ask(
+    return CompletionRequest(
         [],
         token_ids=ids,
-        max_tokens=most_tokens(sampling, "max_tokens"),
+        max_tokens=read_max_tokens(sampling, "max_tokens"),
         stop=stop_texts(sampling),
         distribution=distribution(sampling),
     )
 
 
 def write(body: Json, answer: Answer) -> Json:
-    wanted = take(body, "sampling_params", dict, {}).get("logprobs")
+    wanted = get(body, "sampling_params", dict, {}).get("logprobs")
     choice = {
         "index": 0,
         "token_ids": answer.completion.token_ids,

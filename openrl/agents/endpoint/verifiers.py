@@ -22,7 +22,7 @@ import zmq.asyncio
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
-from openrl.agents.endpoint.server import Endpoint, Opened
+from openrl.agents.endpoint.server import Endpoint, OpenSession
 from openrl.agents.endpoint.verifiers_wire import WIRES, Outcome, Wire, unpack
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
@@ -91,7 +91,7 @@ class VerifiersAgent:
         session.score = Score(outcome.reward, parts=outcome.metrics)
         return session.trajectory(End.TIMEOUT if outcome.timed_out else None)
 
-    async def _outcome(self, prompt: Prompt, opened: Opened, sampling: Sampling) -> Outcome:
+    async def _outcome(self, prompt: Prompt, opened: OpenSession, sampling: Sampling) -> Outcome:
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
                 return await self.server.run(prompt, f"{opened.keyed_root}/v1", sampling)

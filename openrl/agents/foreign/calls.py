@@ -47,12 +47,12 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class TokenizerAsked:
+class TokenizerRequest:
     """An executor's question for the tokenizer, asked once per process."""
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerateRequest:
     """An executor's question for a completion of these tokens."""
 
     token_ids: list[int]
@@ -62,8 +62,8 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """The answer to ``Generation``."""
+class GenerateReply:
+    """The answer to ``GenerateRequest``."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -72,7 +72,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Played:
+class EpisodeResult:
     """What an executor or a program says about its episode."""
 
     reward: float | None

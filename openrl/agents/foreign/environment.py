@@ -24,12 +24,12 @@ class ProcessEnvironment:
 
     async def reset(self, seed: int, prompt: Prompt) -> str | Sequence[Message]:
         self._begun = True
-        return await self._told("reset", seed, row_of(prompt, self._sampling))
+        return await self._call_process("reset", seed, row_of(prompt, self._sampling))
 
     async def step(self, action: str) -> Step:
-        return await self._told("step", action)
+        return await self._call_process("step", action)
 
-    async def _told(self, method: str, *arguments: Any) -> Any:
+    async def _call_process(self, method: str, *arguments: Any) -> Any:
         told, self.reductions = await self._process.call(Call(method, arguments))
         return told
 
@@ -69,7 +69,7 @@ class RawText(ChatFormat):
         if chat.chat:  # it wrote the special tokens, too
             self._leading = []
 
-    def said(self, before: list[int], ids: list[int]) -> str:
+    def reply_text(self, before: list[int], ids: list[int]) -> str:
         return self.decode_after(before, ids)
 
 

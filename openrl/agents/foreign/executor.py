@@ -10,18 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrl.agents.foreign.calls import (
-    Generated,
-    Generation,
-    Played,
+    EpisodeResult,
+    GenerateReply,
+    GenerateRequest,
     Row,
-    TokenizerAsked,
+    TokenizerRequest,
     numbers,
     result,
     scalar,
     verdict,
 )
 from openrl.agents.foreign.text_turns import pictures, takes
-from openrl.processes.worker import Ask
+from openrl.processes.worker import AskParent
 
 
 class Executor:
@@ -29,11 +29,11 @@ class Executor:
         self._executor = executor
         self._tokenizer: Any = None
 
-    async def prepare(self, ask: Ask) -> None:
+    async def prepare(self, ask: AskParent) -> None:
         """Get the tokenizer, once per process, because what tokenizers import takes seconds."""
-        self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
+        self._tokenizer = await asyncio.wrap_future(ask(TokenizerRequest()))
 
-    async def play(self, prompt: Row, max_length: int, ask: Ask) -> Played:
+    async def play(self, prompt: Row, max_length: int, ask: AskParent) -> EpisodeResult:
         images = pictures(prompt)
         given: dict[str, Any] = {
             "prompt": prompt.text,
@@ -56,7 +56,7 @@ class Engine:
     ``token_ids`` have one placeholder for each image. The images are those of the row, unless
     ``multi_modal_data`` {"image": [...]} has others."""
 
-    def __init__(self, ask: Ask, images: list[Any]) -> None:
+    def __init__(self, ask: AskParent, images: list[Any]) -> None:
         self._ask, self._images, self._ids = ask, images, itertools.count()
 
     @property
@@ -74,13 +74,13 @@ class Engine:
         **kwargs: Any,
     ) -> Any:
         stop = getattr(sampling_params, "stop", None) or ()
-        asked = Generation(
+        asked = GenerateRequest(
             [int(i) for i in prompt_token_ids],
             getattr(sampling_params, "max_tokens", None),
             (stop,) if isinstance(stop, str) else tuple(stop),
             None if multi_modal_data is None else list(map(self._named, _shown(multi_modal_data))),
         )
-        generated: Generated = await asyncio.wrap_future(self._ask(asked))
+        generated: GenerateReply = await asyncio.wrap_future(self._ask(asked))
         pairs = zip(generated.token_ids, generated.logprobs, strict=True)
         completion = SimpleNamespace(
             index=0,
@@ -124,7 +124,7 @@ class _Remote:
     remote = __call__
 
 
-def read(found: Any) -> Played:
+def read(found: Any) -> EpisodeResult:
     """Read what ``execute`` returned. Raises TypeError if it has another form."""
     if not isinstance(found, Mapping) or not {"observation_tokens", "action_ranges"} <= {*found}:
         raise TypeError(
@@ -132,7 +132,7 @@ def read(found: Any) -> Played:
             f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
         )
     reward = found.get("reward")
-    return Played(
+    return EpisodeResult(
         None if reward is None else scalar(reward, "the reward"),
         verdict(found.get("scores")),
         numbers(found.get("extra_logs")),

@@ -10,7 +10,13 @@ from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.ending import deadline
-from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
+from openrl.agents.foreign.calls import (
+    Call,
+    EpisodeResult,
+    GenerateReply,
+    GenerateRequest,
+    TokenizerRequest,
+)
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import ProcessPool
@@ -41,7 +47,7 @@ class ExecutorAgent:
             call = Call("play", (row_of(prompt, sampling), longest))
             try:
                 async with deadline(self.how.limits.episode_timeout):
-                    played: Played = await process.call(call, engine.answer)
+                    played: EpisodeResult = await process.call(call, engine.answer)
             except EpisodeOver as over:
                 return conversation.trajectory(over.end)
             except CallFailed:
@@ -63,9 +69,9 @@ class _Engine:
         self.over: End | None = None  # why there was no reply
 
     async def answer(self, asked: Any) -> Any:
-        if isinstance(asked, TokenizerAsked):
+        if isinstance(asked, TokenizerRequest):
             return self._conversation.chat.tokenizer
-        assert isinstance(asked, Generation)
+        assert isinstance(asked, GenerateRequest)
         try:
             images = self._images(asked)
             reply = await self._conversation.reply_to_tokens(
@@ -81,19 +87,19 @@ class _Engine:
             raise
         self.replies.append(reply)
         said, chat = reply.completion, self._conversation.chat
-        return Generated(
+        return GenerateReply(
             said.token_ids,
             said.logprobs,
             chat.decode_after(asked.token_ids, said.token_ids),
             "length" if said.end is End.LENGTH else "stop",
         )
 
-    def _images(self, asked: Generation) -> list[Image]:
+    def _images(self, asked: GenerateRequest) -> list[Image]:
         """Return the images of a request. Raises BadRow for one that cannot be used."""
         chat = self._conversation.chat
         own = [placed.image for placed in self._conversation.prompt.images]
         if asked.images is None:
-            return own[: chat.places(asked.token_ids)]
+            return own[: chat.count_images(asked.token_ids)]
         return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
 
 
@@ -108,7 +114,7 @@ class _Turn:
 
 
 def trajectory(
-    prompt: Prompt, played: Played, replies: list[Reply], chat: ChatFormat
+    prompt: Prompt, played: EpisodeResult, replies: list[Reply], chat: ChatFormat
 ) -> Trajectory:
     """Return what an executor played as a trajectory, with log-probs and versions from the engine's
     own record, and with all tokens of its images. Raises NotSampled, and BadRow for images that no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openrl.agents.base import Agent, Generate
-from openrl.agents.ending import within
+from openrl.agents.ending import time_limit
 from openrl.types import Prompt, Sampling, Trajectory
 
 
@@ -19,5 +19,5 @@ class OwnAgent:
     ) -> Trajectory | list[Trajectory]:
         """Play an episode. Raises RuntimeError if it takes too long, and what the agent raises."""
         late = RuntimeError(f"the agent did not end within {self.timeout:g} s (--episode_timeout)")
-        async with within(self.timeout, late):
+        async with time_limit(self.timeout, late):
             return await self.agent.run(prompt, generate, sampling)

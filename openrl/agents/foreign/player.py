@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from openrl.agents.foreign.calls import Call, Facts
-from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, TRL, Found, find_class
+from openrl.agents.foreign.recognise import (
+    EXECUTOR,
+    GYM,
+    PROGRAM,
+    SKYRL,
+    TRL,
+    AgentClass,
+    find_class,
+)
 from openrl.agents.foreign.shims import install_shims
-from openrl.processes.worker import Ask, Loaded, load_module
+from openrl.processes.worker import AskParent, Loaded, load_module
 
 _MAY_REWARD = ("agent", "program")  # kinds of classes that may or may not give rewards
 
@@ -47,34 +55,34 @@ class AgentFile:
 class Player:
     """Plays the episodes of a class. ``calls.Call`` names its methods."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: AgentClass) -> None:
         self._found = found
         self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
         self._playing: Any = None  # the environment of an episode, or the player of all episodes
 
-    def call(self, asked: Call, ask: Ask) -> Any:
+    def call(self, asked: Call, ask: AskParent) -> Any:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments, ask))
 
-    async def reset(self, seed: int, prompt: Any, ask: Ask) -> tuple[Any, Mapping[str, str]]:
+    async def reset(self, seed: int, prompt: Any, ask: AskParent) -> tuple[Any, Mapping[str, str]]:
         """Begin an episode. Return the first observation, and how metrics are reduced."""
         seed_everything(seed)
-        self._playing = _environment(self._found)
+        self._playing = _make_environment(self._found)
         return await self._playing.reset(seed, prompt), self._playing.reductions
 
-    async def step(self, action: str, ask: Ask) -> tuple[Any, Mapping[str, str]]:
+    async def step(self, action: str, ask: AskParent) -> tuple[Any, Mapping[str, str]]:
         return await self._playing.step(action), self._playing.reductions
 
-    async def frame(self, ask: Ask) -> Any:
+    async def frame(self, ask: AskParent) -> Any:
         return await self._playing.frame()
 
-    async def close(self, ask: Ask) -> None:
+    async def close(self, ask: AskParent) -> None:
         playing, self._playing = self._playing, None
         await playing.close()
 
-    async def prepare(self, ask: Ask) -> None:
+    async def prepare(self, ask: AskParent) -> None:
         """Prepare an executor or a program before its episodes."""
         if self._playing is None:
-            playing = await _whole(self._found)
+            playing = await _make_player(self._found)
             await playing.prepare(ask)
             self._playing = playing
 
@@ -95,7 +103,7 @@ def seed_everything(seed: int) -> None:
             module(seed)
 
 
-def _environment(found: Found) -> Any:
+def _make_environment(found: AgentClass) -> Any:
     """Make the environment of an episode. Each kind is imported only where it is played."""
     if found.kind is GYM:
         from openrl.agents.gym import GymEnvironment
@@ -110,7 +118,7 @@ def _environment(found: Found) -> Any:
     return TextTurns(found.made)
 
 
-async def _whole(found: Found) -> Any:
+async def _make_player(found: AgentClass) -> Any:
     from openrl.agents.foreign.text_turns import construct
 
     if found.kind is EXECUTOR:

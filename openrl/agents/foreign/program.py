@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from openrl.agents.foreign.calls import Played, Row, numbers, result, scalar, verdict
+from openrl.agents.foreign.calls import EpisodeResult, Row, numbers, result, scalar, verdict
 from openrl.agents.foreign.shims import ChatContext
 from openrl.agents.foreign.text_turns import construct, pictures, takes
-from openrl.processes.worker import Ask
+from openrl.processes.worker import AskParent
 
 
 class Program:
     def __init__(self, made: type) -> None:
         self._class = made
 
-    async def prepare(self, ask: Ask) -> None:
+    async def prepare(self, ask: AskParent) -> None:
         """Do nothing: each episode has an object of its own."""
 
-    async def play(self, prompt: Row, root: str, key: str, max_length: int, ask: Ask) -> Played:
+    async def play(
+        self, prompt: Row, root: str, key: str, max_length: int, ask: AskParent
+    ) -> EpisodeResult:
         """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
         rollout's."""
         agent = await construct(self._class)
@@ -47,13 +49,13 @@ class Program:
         return read(await result(agent.run(context)))
 
 
-def read(found: Any) -> Played:
+def read(found: Any) -> EpisodeResult:
     """Read what ``run`` returned: None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's
     Result."""
     if found is None:
-        return Played(None)
+        return EpisodeResult(None)
     if isinstance(found, Mapping):
-        return Played(
+        return EpisodeResult(
             None if found.get("reward") is None else scalar(found["reward"], "the reward"),
             verdict(found.get("scores")),
             numbers(found.get("extra_logs")),
@@ -61,5 +63,5 @@ def read(found: Any) -> Played:
     if hasattr(found, "terminated"):
         reward = scalar(found.reward, "the reward")
         passed = verdict(reward if found.score is None else found.score)
-        return Played(reward, passed, numbers(found.info), bool(found.truncated))
-    return Played(scalar(found, "the reward"))
+        return EpisodeResult(reward, passed, numbers(found.info), bool(found.truncated))
+    return EpisodeResult(scalar(found, "the reward"))

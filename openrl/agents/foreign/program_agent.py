@@ -5,8 +5,8 @@ from __future__ import annotations
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
-from openrl.agents.endpoint.server import Endpoint, Opened
-from openrl.agents.foreign.calls import Call, Played
+from openrl.agents.endpoint.server import Endpoint, OpenSession
+from openrl.agents.foreign.calls import Call, EpisodeResult
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease, ProcessPool
@@ -36,17 +36,17 @@ class ProgramAgent:
         return session.trajectory(End.LENGTH if played.truncated else end)
 
     async def _play(
-        self, process: Lease, opened: Opened, prompt: Prompt, sampling: Sampling
-    ) -> tuple[End | None, Played]:
+        self, process: Lease, opened: OpenSession, prompt: Prompt, sampling: Sampling
+    ) -> tuple[End | None, EpisodeResult]:
         longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
         call = Call("play", (row_of(prompt, sampling), opened.root, opened.key, longest))
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
                 return None, await process.call(call, timeout=0.0)
         except EpisodeOver as over:
-            return over.end, Played(None)
+            return over.end, EpisodeResult(None)
         except CallFailed:
             opened.session.raise_failures()
             if opened.session.over is None:
                 raise
-            return None, Played(None)  # the agent failed because it got no further reply
+            return None, EpisodeResult(None)  # the agent failed because it got no further reply

@@ -25,7 +25,7 @@ class Signature:
     positional: int = 0
     keywords: tuple[str, ...] = ()
 
-    def refuses(self, function: Callable[..., Any]) -> bool:
+    def rejects(self, function: Callable[..., Any]) -> bool:
         try:
             given = [None] * (self.positional + 1)  # one more for the object itself
             inspect.signature(function).bind(*given, **dict.fromkeys(self.keywords))
@@ -53,7 +53,7 @@ class Kind:
         """Say why the methods of a class cannot be called; None if they can."""
         for name, signatures in self.methods.items():
             function = getattr(made, name)
-            if all(signature.refuses(function) for signature in signatures):
+            if all(signature.rejects(function) for signature in signatures):
                 parameters = str(inspect.signature(function)).partition(" ->")[0]
                 return f"{made.__name__}.{name}{parameters} cannot be called as {self.shape}"
         return None
@@ -96,7 +96,7 @@ TRL = Kind("trl", "TRL's environment: reset(**row), methods as tools, perhaps ge
 
 
 @dataclass(frozen=True)
-class Found:
+class AgentClass:
     made: Any  # the class
     kind: Kind
 
@@ -105,7 +105,7 @@ class NotKnown(NotUsable):
     """The file has no class that can be played, or several."""
 
 
-def find_class(module: ModuleType, name: str | None) -> Found:
+def find_class(module: ModuleType, name: str | None) -> AgentClass:
     """Return the class of that name or, without a name, the file's main class or else its only
     class of a known kind.
 
@@ -116,7 +116,7 @@ def find_class(module: ModuleType, name: str | None) -> Found:
         if isinstance(made, type) and (made.__module__ == module.__name__ or n == name)
     }
     if name is not None and name not in own:
-        raise NotKnown(f"it has no class {name}, but {_listed(own)}")
+        raise NotKnown(f"it has no class {name}, but {_list_classes(own)}")
     # in early versions a main class may run nothing; then the next one counts
     entries = [found for n in ENTRIES if n in own and (found := _kind_of(own[n]))]
     fitting = [found for n in ([name] if name else own) if (found := _kind_of(own[n]))]
@@ -127,14 +127,14 @@ def find_class(module: ModuleType, name: str | None) -> Found:
         raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
     if not fitting:
         known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
-        raise NotKnown(f"none of its classes is known: {_listed(own)}. Known are{known}")
+        raise NotKnown(f"none of its classes is known: {_list_classes(own)}. Known are{known}")
     (found,) = fitting
-    if problem := found.kind.problem(found.made) or _lacking(found):
+    if problem := found.kind.problem(found.made) or _constructor_problem(found):
         raise NotKnown(problem)
     return found
 
 
-def _lacking(found: Found) -> str | None:
+def _constructor_problem(found: AgentClass) -> str | None:
     """Say why no object of the class can be made; None if one can."""
     if found.kind is AGENT:  # its constructor gets what agents need
         return None
@@ -149,17 +149,17 @@ def _lacking(found: Found) -> str | None:
     return f"nobody gives {found.made.__name__}.__init__ its {', '.join(asked)}" if asked else None
 
 
-def _kind_of(made: Any) -> Found | None:
+def _kind_of(made: Any) -> AgentClass | None:
     """Return the kind of the class, or of the class that it runs."""
     if _is_trl(made):
-        return Found(made, TRL)
+        return AgentClass(made, TRL)
     kind = next((kind for kind in KINDS if kind.has(made)), None)
     if kind is PROGRAM and AGENT.problem(made) is None:
         kind = AGENT  # both have a method ``run``, whose parameters tell them apart
     if kind is EXECUTOR and made.execute.__module__ != made.__module__:
         kind = None  # ``execute`` is the other system's, which plays what the class names
     if kind is not None or not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
-        return Found(made, kind) if kind else None
+        return AgentClass(made, kind) if kind else None
     try:
         runner = made()
     except TypeError:  # in early versions runners have parameters
@@ -183,7 +183,7 @@ def _takes_states(made: Any) -> bool:
     return first != [] and first[0] in _STATES
 
 
-def _listed(own: Mapping[str, type]) -> str:
+def _list_classes(own: Mapping[str, type]) -> str:
     def methods(made: type) -> str:
         return ", ".join(n for n, f in vars(made).items() if inspect.isfunction(f) and n[0] != "_")
 

@@ -9,7 +9,7 @@ from typing import Any
 from openrl.agents.base import ToolError
 from openrl.agents.foreign.calls import Call
 from openrl.agents.tools.trl import TrlEnvironment, TrlTools
-from openrl.processes.worker import Ask
+from openrl.processes.worker import AskParent
 from openrl.vision.parts import Content
 
 
@@ -22,7 +22,7 @@ class ToolPlayer:
         self._runner = asyncio.Runner()
         self._tools: TrlTools | None = None  # those of the episode
 
-    def call(self, asked: Call, ask: Ask) -> Any:
+    def call(self, asked: Call, ask: AskParent) -> Any:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments))
 
     async def start(self, prompt: Any) -> str:

@@ -74,7 +74,7 @@ class OpenEnvEnvironment:
     async def reset(self, seed: int, prompt: Prompt) -> str:
         row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
         told = await self._connection.ask("reset", row)  # a server takes the fields it knows
-        return text_of(told["observation"])
+        return observation_text(told["observation"])
 
     async def step(self, action: str) -> Step:
         try:
@@ -87,7 +87,7 @@ class OpenEnvEnvironment:
             return Step(f"This is no valid action: {error.message}", valid=False)
         reward = told.get("reward")
         return Step(
-            text_of(told["observation"]),
+            observation_text(told["observation"]),
             reward=0.0 if reward is None else float(reward),
             done=bool(told["done"]),
         )
@@ -99,7 +99,7 @@ class OpenEnvEnvironment:
         """Do nothing: the environment ends with its connection."""
 
 
-def text_of(observation: Any) -> str:
+def observation_text(observation: Any) -> str:
     """Return an observation as text: text as it is, also if it is the only field that says
     something; anything else as JSON."""
     if isinstance(observation, Mapping):

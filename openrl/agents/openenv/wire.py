@@ -26,7 +26,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from openrl.agents.ending import within
+from openrl.agents.ending import time_limit
 from openrl.errors import UserError
 
 TIMEOUT = 20.0  # seconds to connect, and for the requests that tell what a server is
@@ -105,29 +105,29 @@ class Connections:
             async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 yield _Http(client, self.server.root), 0
             return
-        socket, waits = await self._with_room()
+        socket, waits = await self._wait_for_room()
         async with socket:
             yield _WebSocket(socket), waits
 
-    async def _with_room(self) -> tuple[websockets.ClientConnection, int]:
+    async def _wait_for_room(self) -> tuple[websockets.ClientConnection, int]:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(ServerFull),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
         )
         late = ServerFull(f"{self.server.root} has no room after {WAIT_FOR_ROOM:g} s")
-        async with within(WAIT_FOR_ROOM, late):
+        async with time_limit(WAIT_FOR_ROOM, late):
             async for attempt in attempts:
                 with attempt:
                     socket = await _connect(self.server.root)
                     try:
-                        await self._enter(socket)
+                        await self._check_room(socket)
                     except BaseException:
                         await socket.close()
                         raise
                     return socket, attempt.retry_state.attempt_number - 1
         raise AssertionError("it is tried until the time is over")
 
-    async def _enter(self, socket: websockets.ClientConnection) -> None:
+    async def _check_room(self, socket: websockets.ClientConnection) -> None:
         """Find out whether the server has room: a full one refuses every request. Raises
         ServerFull."""
         try:

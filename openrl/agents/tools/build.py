@@ -42,12 +42,12 @@ def toolbox_of(sources: Sequence[OpenToolset], timeout: float) -> Callable[[], T
 async def toolsets(part: str) -> list[OpenToolset]:
     """Return the toolsets of one part of --tools. Raises UserError."""
     if part == "python":
-        return [_shared([python])]
+        return [_function_toolset([python])]
     if part.startswith(("http://", "https://")):
         return [(await McpServer.find(part)).toolset]
     install_shims(verl_modules.MODULES)
     if part.endswith(".py"):
-        return _of_file(Path(part))
+        return _toolsets_of_file(Path(part))
     if part.endswith((".yaml", ".yml")):
         return [partial(VerlTools, tools_of_config(Path(part)))]
     raise UserError(
@@ -56,7 +56,7 @@ async def toolsets(part: str) -> list[OpenToolset]:
     )
 
 
-def _of_file(path: Path) -> list[OpenToolset]:
+def _toolsets_of_file(path: Path) -> list[OpenToolset]:
     """Return verl's classes and the functions in a Python file. If there are classes, functions
     count only if they are marked as tools."""
     module = load_file(path)
@@ -66,9 +66,9 @@ def _of_file(path: Path) -> list[OpenToolset]:
     if not classes and not functions:
         raise UserError(f"--tools: {path} defines no public function", SHAPE)
     of_classes: list[OpenToolset] = [partial(VerlTools, classes)] if classes else []
-    return [*of_classes, *([_shared(functions)] if functions else [])]
+    return [*of_classes, *([_function_toolset(functions)] if functions else [])]
 
 
-def _shared(functions: Sequence[Callable[..., object]]) -> OpenToolset:
+def _function_toolset(functions: Sequence[Callable[..., object]]) -> OpenToolset:
     toolset = FunctionTools(functions)  # functions keep no state, so all episodes share them
     return lambda: toolset

@@ -31,7 +31,7 @@ Parse = Callable[[str, Schemas], ParsedReply]
 """Takes a whole reply without the token that ends it, and the schemas of the tools it may call."""
 
 
-def reads_no_calls(text: str, schemas: Schemas) -> ParsedReply:
+def parse_no_calls(text: str, schemas: Schemas) -> ParsedReply:
     """Return a reply as an answer, for models whose chat template has no place for calls."""
     return ParsedReply(text)
 
@@ -47,7 +47,7 @@ def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> 
     structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
 
     Templates write structured calls in their own way, which may differ from what was sampled.
-    ``Conversation.goes_on`` tells whether it does."""
+    ``Conversation.continues_row`` tells whether it does."""
     as_objects = [dict(call.arguments) for call in parsed.calls]
     as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
     forms: list[Message] = []

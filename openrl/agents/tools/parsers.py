@@ -47,7 +47,7 @@ def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
         raise UserError(f"--tool_parser: {error.args[0]}") from None
 
 
-def _fitting(chat_template: ChatTemplate) -> dict[str, int]:
+def _matching_formats(chat_template: ChatTemplate) -> dict[str, int]:
     """Return the formats whose marks are all in the template, with the number of their marks."""
     given = chat_template
     text = given if isinstance(given, str) else "\n".join(given.values())
@@ -58,15 +58,15 @@ def _fitting(chat_template: ChatTemplate) -> dict[str, int]:
     }
 
 
-def writes_calls(chat_template: ChatTemplate) -> bool:
+def has_call_format(chat_template: ChatTemplate) -> bool:
     """Whether the template writes tool calls in a known format."""
-    return bool(_fitting(chat_template))
+    return bool(_matching_formats(chat_template))
 
 
 def detect(chat_template: ChatTemplate) -> str:
     """Return the name of the format in which the template writes calls. Raises UserError if it is
     not a known one."""
-    fitting = _fitting(chat_template)
+    fitting = _matching_formats(chat_template)
     if not fitting:
         raise UserError(
             "--tools: the chat template writes calls of tools in no format that is known here",
@@ -111,7 +111,7 @@ def glm(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     calls = []
     for block in blocks:
         name, mark, rest = block.partition("<arg_key>")
-        pairs = _all(pair, mark + rest, "<arg_key>..</arg_key><arg_value>..</arg_value>")
+        pairs = _read_pairs(pair, mark + rest, "<arg_key>..</arg_key><arg_value>..</arg_value>")
         calls.append(_typed_call(name.strip(), pairs, schemas))
     return content, calls
 
@@ -126,7 +126,7 @@ def qwen3_coder(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
         function = re.fullmatch(r"\s*<function=([^>]+)>(.*)</function>\s*", block, re.DOTALL)
         if not function:
             raise Malformed("a call is <function=name>..</function>")
-        pairs = _all(pair, function[2], "<parameter=name>..</parameter>")
+        pairs = _read_pairs(pair, function[2], "<parameter=name>..</parameter>")
         calls.append(_typed_call(function[1].strip(), pairs, schemas))
     return content, calls
 
@@ -190,7 +190,7 @@ def _between(text: str, start: str, end: str) -> tuple[str, list[str]]:
     return content, [block.partition(end)[0] for block in blocks]
 
 
-def _all(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]]:
+def _read_pairs(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]]:
     """Read the whole text as pairs. Raises Malformed."""
     pairs, at = [], 0
     while match := pattern.match(text, at):

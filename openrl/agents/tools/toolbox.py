@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from jsonschema import Draft202012Validator
 
 from openrl.agents.base import ToolError, Toolset
-from openrl.agents.ending import within
+from openrl.agents.ending import time_limit
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import Content
@@ -91,7 +91,7 @@ class Toolbox(Toolset):
 
     async def _within(self, name: str, answer: Awaitable[T]) -> T:
         late = NoAnswer(f"{name} gave no answer within {self.timeout:g} s")
-        async with within(self.timeout, late):
+        async with time_limit(self.timeout, late):
             return await answer
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ def describe(verify: Any) -> Description:
     return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
-def compares(verify: Any) -> bool:
+def needs_label(verify: Any) -> bool:
     """Whether the verifier always needs a label; False if its docstring, e.g. in a plugin, does not
     say."""
     try:

@@ -43,9 +43,9 @@ def math_verify(answer: Answer, options: None) -> Verdict:
     """
     label, marked = read_label(answer), marked_answer(answer.text)
     if marked is None:
-        right = same(label, after_thinking(answer.text)[-LONGEST:], marked=False)
+        right = equals_label(label, after_thinking(answer.text)[-LONGEST:], marked=False)
     else:
-        right = same(label, marked)
+        right = equals_label(label, marked)
     return Verdict(float(right), float(right))
 
 
@@ -70,7 +70,7 @@ def math_boxed(answer: Answer, options: None) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    right = _box_right(answer)
+    right = _box_equals_label(answer)
     return Verdict(float(right), float(right))
 
 
@@ -82,7 +82,7 @@ def base_acc(answer: Answer, options: None) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    right = _box_right(answer) and has_boxed_answer(answer.text)
+    right = _box_equals_label(answer) and has_boxed_answer(answer.text)
     return Verdict(float(right), float(right))
 
 
@@ -99,7 +99,7 @@ def acc(answer: Answer, options: AccOptions) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: [-1, 1]
     """
-    right = _box_right(answer)
+    right = _box_equals_label(answer)
     found = last_boxed(after_thinking(answer.text)) is not None
     reward = 1.0 if right else options.wrong if found else options.missing
     return Verdict(reward, float(right), {"boxed": float(found)})
@@ -130,9 +130,9 @@ def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
     return Verdict(reward, float(right), {"calls": float(calls)})
 
 
-def _box_right(answer: Answer) -> bool:
+def _box_equals_label(answer: Answer) -> bool:
     label, boxed = read_label(answer), last_boxed(after_thinking(answer.text))
-    return boxed is not None and same(label, boxed)
+    return boxed is not None and equals_label(label, boxed)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _read_label(text: str) -> Label:
     return Label(inside, plain(inside), whole_number(inside), parsed)
 
 
-def same(label: Label, text: str, *, marked: bool = True) -> bool:
+def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
     """Whether an answer equals the label. If it is ``marked``, it is all of ``text``; otherwise it
     is what the end of ``text`` says. An answer that cannot be understood, that is too large to be
     worked out, or that takes more than ``SECONDS``, is not equal."""

@@ -15,7 +15,7 @@ from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, Verdict, label_data
 from openrl.rewards.verifiers.extract import after_thinking
 from openrl.rewards.verifiers.program_cases import Case, read_cases
-from openrl.rewards.verifiers.sandbox import Limits, Ran, run
+from openrl.rewards.verifiers.sandbox import Limits, RunResult, run
 
 LONGEST = 100_000  # characters of code
 TOLERANCE = 1e-6  # relative and absolute, for floating-point numbers
@@ -114,7 +114,7 @@ def _run_case(program: str, case: Case, limits: Limits) -> CaseResult:
     return CaseResult("passed" if right else "wrong", ran.message, ran.contained)
 
 
-def _right(case: Case, ran: Ran) -> bool:
+def _right(case: Case, ran: RunResult) -> bool:
     if case.mode == "program":
         return same_output(ran.stdout.decode(errors="replace"), case.expected)
     try:

@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """How a run ended."""
 
     outcome: Outcome
@@ -55,7 +55,7 @@ class Ran:
 
 def run(
     task: dict[str, Any], limits: Limits, stdin: str = "", module: dict[str, Any] | None = None
-) -> Ran:
+) -> RunResult:
     """Run one task of ``sandbox_child`` and, in a second process, the ``module`` that it uses, if
     there is one. Raises Unavailable if no interpreter can be started."""
     hide_memory()
@@ -73,7 +73,7 @@ def run(
         _end(child.process)
         result = _read(child.out, limits.output)
         full = os.fstat(child.stdout.fileno()).st_size >= limits.output
-        return Ran(
+        return RunResult(
             outcome=_outcome(child.process.returncode, timed_out, full),
             stdout=_read(child.stdout, limits.output),
             result=result[1:],

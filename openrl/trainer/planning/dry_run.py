@@ -35,7 +35,13 @@ from openrl.trainer.planning.sleep import (
     stages,
 )
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
-from openrl.trainer.workers.roles import RoleModel, check_ranks, requests_of, role_models, sleeping
+from openrl.trainer.workers.roles import (
+    RoleModel,
+    check_ranks,
+    place_requests,
+    role_models,
+    sleep_parts,
+)
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
 
@@ -49,7 +55,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     ranks."""
     models = role_models(config)
     plan = plan_placement(
-        requests_of(config, models),
+        place_requests(config, models),
         inputs.device,
         [planned_node(inputs.device)],
     )
@@ -235,7 +241,7 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
 def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
     """Return a table of who falls asleep and wakes before each stage, and how much memory a place
     then holds; empty if nothing sleeps."""
-    if not ResidencyTable.of(plan, sleeping(config)).rows:
+    if not ResidencyTable.of(plan, sleep_parts(config)).rows:
         return []
     walked = memory_by_stage(config, plan, memory)
     rows = [
@@ -258,7 +264,10 @@ def memory_by_stage(
 ) -> list[StageMemory]:
     sizes = {role: m.by_part() for role, m in memory.items()}
     return simulate_stages(
-        ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config)
+        ResidencyTable.of(plan, sleep_parts(config)),
+        stages(config),
+        sizes,
+        dropped_parts(config),
     )
 
 

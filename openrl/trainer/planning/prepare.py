@@ -19,7 +19,7 @@ from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.reward_plan import FLAG
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
-from openrl.data.difficulty import with_difficulty
+from openrl.data.difficulty import add_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
@@ -194,7 +194,7 @@ def training_prompts(
         return [], []
     prompts, reports = load_prompts(builder, derived.data_seed(config))
     if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
-        prompts = with_difficulty(prompts, shaping.difficulty_key, data.prompt_data)
+        prompts = add_difficulty(prompts, shaping.difficulty_key, data.prompt_data)
     return prompts, reports
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from openrl.cluster.group import WorkerDied, WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.tracking.progress import Progress
-from openrl.trainer.watching.waiting import all_or_first_error, cancelled
+from openrl.trainer.watching.waiting import all_or_first_error, cancel_all
 from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group, Prompt
 
@@ -115,12 +115,12 @@ class EnginePool:
             while not task.done():
                 loss = asyncio.ensure_future(self._loss.wait())
                 await asyncio.wait({task, loss}, return_when=asyncio.FIRST_COMPLETED)
-                await cancelled([loss])
+                await cancel_all([loss])
                 if not task.done():
                     await self.replace_lost()
             return task.result()
         finally:
-            await cancelled([task])
+            await cancel_all([task])
 
     async def replace_lost(self) -> None:
         """Check every engine and replace those that died. A new engine gets the policy's weights

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.rewards.at_k import figures_at, powers_of_two, vote
+from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.tracking.renders import save_episodes
 from openrl.trainer.playing.metrics import agent_metrics
@@ -66,7 +66,7 @@ def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
     figures = [
         f"{kind}/{figure}"
         for kind in ("acc", "reward")
-        for figure in _of_prompt(kind, [0.0] * samples, [None] * samples, samples)
+        for figure in _prompt_metrics(kind, [0.0] * samples, [None] * samples, samples)
     ]
     return [PASS_RATE, REWARD, LENGTH, *(f"val-core/{s}/{f}" for f in figures for s in sources)]
 
@@ -76,7 +76,7 @@ def best_metric(values: Mapping[str, float], key: str) -> float | None:
     return values.get(PASS_RATE, values.get(REWARD)) if key == "auto" else values.get(key)
 
 
-def _of_prompt(
+def _prompt_metrics(
     kind: str, values: list[float], votes: list[str | None], samples: int
 ) -> dict[str, list[float]]:
     """Return the metrics of a prompt, each with the values to be averaged. ``values`` are the
@@ -86,7 +86,7 @@ def _of_prompt(
     if samples > 1 and values:
         figures[f"best@{samples}"] = [max(values)]
     if samples > 1 and values and kind == "acc":
-        at_k = figures_at(powers_of_two(samples), votes, values, threshold=1.0)
+        at_k = metrics_at_k(powers_of_two(samples), votes, values, threshold=1.0)
         majorities = {name for name in at_k if name.startswith("maj@")} - {f"maj@{samples}"}
         figures |= {name: [value] for name, value in at_k.items() if name not in majorities}
     return figures
@@ -122,7 +122,7 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
             compared |= any(answer is not None for answer in votes)
         else:
             kind, values, votes = "reward", [s.reward for s, _ in answers], []
-        for name, of_prompt in _of_prompt(kind, values, votes, samples).items():
+        for name, of_prompt in _prompt_metrics(kind, values, votes, samples).items():
             figures[f"val-core/{source}/{kind}/{name}"] += of_prompt
     lengths = [t.response_length for group in groups for t in group.trajectories]
     metrics: dict[str, Metric] = {

@@ -58,7 +58,7 @@ class DynamicFilter:
                 f"one of {', '.join(['score', 'reward', *sorted(parts)])}",
             )
 
-    def checked(
+    def select_groups(
         self, accepted: list[Group], generated: list[Group]
     ) -> tuple[list[Group], dict[str, Metric]]:
         """Return the groups to train on, none to skip the step, and the filter's metrics. Raises

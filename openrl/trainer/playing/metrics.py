@@ -21,7 +21,7 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
         "rollout/untrained_samples": Sum(
-            sum(not _trained(t, g) for g in groups for t in g.trajectories)
+            sum(not _is_trained(t, g) for g in groups for t in g.trajectories)
         ),
         "rollout/tokens": Sum(sum(lengths)),
         "rollout/prompt_length": mean(t.segments[0].context_length for t in rows),
@@ -41,7 +41,7 @@ def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
     shown = [[p for s in t.segments for p in s.images] for g in groups for t in g.trajectories]
     if not any(shown):
         return {}
-    different = [image for group in groups for image in _different_images(group)]
+    different = [image for group in groups for image in _distinct_images(group)]
     sizes = [image_size(image) for image in different]
     return {
         "rollout/images": Sum(len(different)),
@@ -50,7 +50,7 @@ def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
     }
 
 
-def _different_images(group: Group) -> list[Image]:
+def _distinct_images(group: Group) -> list[Image]:
     placed = (p for t in group.trajectories for s in t.segments for p in s.images)
     return [*{p.image.sha256: p.image for p in placed}.values()]
 
@@ -81,7 +81,7 @@ def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
     return metrics | {f"rollout/ended_by_{end}": Sum(n) for end, n in sorted(ends.items())}
 
 
-def _trained(trajectory: Trajectory, group: Group) -> bool:
+def _is_trained(trajectory: Trajectory, group: Group) -> bool:
     return any(any(trained_mask(s, trajectory, group)) for s in trajectory.segments)
 
 

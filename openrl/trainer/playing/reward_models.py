@@ -54,16 +54,16 @@ class RewardModels:
             asked = [
                 row
                 for row in rows
-                if name in self.combiner.plan.of(row.prompt.source) and not _failed(row)
+                if name in self.combiner.plan.of(row.prompt.source) and not _has_failed(row)
             ]
             if asked:
                 # of several segments a model sees the last, which has the end of the trajectory
                 last = [replace(row, segments=row.segments[-1:]) for row in asked]
                 values = await self.forward([Group(row.prompt, [row]) for row in last], model)
                 for row, value in zip(asked, values.tolist(), strict=True):
-                    row.score = self._with(row, name, value)
+                    row.score = self._add_output(row, name, value)
 
-    def _with(self, row: Trajectory, name: str, value: float) -> Score:
+    def _add_output(self, row: Trajectory, name: str, value: float) -> Score:
         if not math.isfinite(value):
             return self.combiner.fail(row, Failure(f"{name}: the model's output is {value}"))
         assert row.score is not None
@@ -72,5 +72,5 @@ class RewardModels:
         )
 
 
-def _failed(row: Trajectory) -> bool:
+def _has_failed(row: Trajectory) -> bool:
     return row.failed or (row.score is not None and row.score.failure is not None)

@@ -14,7 +14,7 @@ from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.reward_failures import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
-from openrl.trainer.watching.waiting import all_or_first_error, cancelled
+from openrl.trainer.watching.waiting import all_or_first_error, cancel_all
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt
 from openrl.vision.travel import with_pixels
@@ -103,7 +103,7 @@ class Rollouts:
 
     async def _stop(self, slots: list[Slot]) -> None:
         """Cancel the playing of slots whose answers nobody needs any more."""
-        await cancelled(self._playing[slot] for slot in slots if slot in self._playing)
+        await cancel_all(self._playing[slot] for slot in slots if slot in self._playing)
 
     # -- one prompt, many prompts ------------------------------------------------------------------
 
@@ -178,4 +178,4 @@ class Rollouts:
 
     async def close(self) -> None:
         """Cancel all background tasks."""
-        await cancelled([*([self._producer] if self._producer else []), *self._playing.values()])
+        await cancel_all([*([self._producer] if self._producer else []), *self._playing.values()])

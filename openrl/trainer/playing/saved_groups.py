@@ -31,7 +31,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
     return {
         "prompt": prompt.id,
         "made": begun | {"images": _placed_to_json(prompt.images)} if made else {},
-        "images": _others(group, {placed.image.sha256 for placed in row}),
+        "images": _new_images(group, {placed.image.sha256 for placed in row}),
         "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
         "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
     }
@@ -51,7 +51,7 @@ def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
     )
 
 
-def _others(group: Group, known: set[str]) -> dict[str, str]:
+def _new_images(group: Group, known: set[str]) -> dict[str, str]:
     """Return the files of images that are not ``known``, by hash."""
     images = [p.image for t in group.answers for s in t.segments for p in s.images]
     return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}

@@ -26,7 +26,7 @@ from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS, CheckpointFlag
 from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room
-from openrl.trainer.saving.integrity import MANIFEST, find_damage, fingerprints, with_checksum
+from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage, fingerprints
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
@@ -120,7 +120,7 @@ class Checkpoints:
             "metric": metric,
         }
         manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
-        write_json(aside / MANIFEST, with_checksum(manifest))
+        write_json(aside / MANIFEST, add_checksum(manifest))
         sync_tree(aside)
         # left by an earlier run, with --overwrite_ckpt; the next save removes it at the latest
         if final.exists():
@@ -130,7 +130,7 @@ class Checkpoints:
         else:
             aside.rename(final)
         sync(self.directory)
-        self._bytes = bytes_of(final)
+        self._bytes = directory_size(final)
         if self.uploads:
             await self.uploads.idle()
         self._retain(final)
@@ -162,7 +162,7 @@ class Checkpoints:
         measured = [path for path, metric in metrics.items() if metric is not None]
         best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]
-        while len(kept) > 1 and sum(map(bytes_of, kept)) > self.most_bytes:
+        while len(kept) > 1 and sum(map(directory_size, kept)) > self.most_bytes:
             kept.remove(next(path for path in kept if path != newest))
         for path in found:
             if path not in kept:
@@ -170,7 +170,7 @@ class Checkpoints:
 
 
 @contextmanager
-def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
+def own_directories(flags: CheckpointFlags) -> Iterator[None]:
     """Own --save_path and --ckpt_path inside the with block. Raises UserError if another run owns
     one of them."""
     names = ("ckpt_path", "save_path")
@@ -227,7 +227,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
     return Start(None, (note,))
 
 
-def bytes_of(directory: Path) -> int:
+def directory_size(directory: Path) -> int:
     """Return the total size in bytes of the files below ``directory``."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 

@@ -57,7 +57,7 @@ def require_room(path: Path, needed: int, what: str) -> None:
     """Raise DiskFull unless ``path`` has ``needed`` bytes free. ``what`` names what needs them."""
     if (free := free_bytes(path)) < needed:
         raise DiskFull(
-            f"{what} needs about {amount(needed)} at {path}, where {amount(free)} is free"
+            f"{what} needs about {format_size(needed)} at {path}, where {format_size(free)} is free"
         )
 
 
@@ -70,12 +70,12 @@ def model_has_room(directory: Path) -> Iterator[None]:
         if not disk_is_full(error) or isinstance(error, DiskFull):
             raise
         reason = str(error).strip().splitlines()[0]
-        free = amount(free_bytes(directory))
+        free = format_size(free_bytes(directory))
         message = f"the model could not be written to {directory}, where {free} is free: {reason}"
         raise DiskFull(message, "free space, then resume from the last checkpoint") from error
 
 
-def amount(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a number of bytes as "1.5 GB", "20 MB" or "3 kB"."""
     for size, unit in ((1e9, "GB"), (1e6, "MB")):
         if count >= size:

@@ -32,7 +32,7 @@ def checksum(path: Path) -> int:
     return found
 
 
-def with_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
+def add_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a checksum of itself added."""
     return manifest | {"seal": _seal(manifest)}
 

@@ -34,7 +34,7 @@ from openrl.trainer.supervised.ranks import start_ranks
 from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import as_worker_lost, guarded
+from openrl.trainer.watching.supervision import raise_worker_lost, supervise
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
@@ -133,12 +133,12 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
 
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
-    """Train, save and report, under the supervision of ``guarded``."""
+    """Train, save and report, see ``supervise``."""
 
     async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
         return await train_once(config, inputs, stop)
 
-    return await guarded(config, once, inputs.is_rank_0)
+    return await supervise(config, once, inputs.is_rank_0)
 
 
 async def train_once(
@@ -157,7 +157,7 @@ async def train_once(
     spec = model_spec(config, task, inputs.device, inputs.steps)
     with (
         Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
-        as_worker_lost(progress, config.checkpoint),
+        raise_worker_lost(progress, config.checkpoint),
     ):
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)

@@ -12,7 +12,7 @@ from torch import Tensor
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
-from openrl.data.preference import PreferenceExample, with_reference
+from openrl.data.preference import PreferenceExample, add_ref_logprobs
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import merge_all, to_floats
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
@@ -84,7 +84,7 @@ class SupervisedModel:
         await self.group.call("start", spec)
         for batch in self._batches(examples, tell):
             sums.append(answer_logprobs(await self.forward(batch), batch.loss_mask))
-        return with_reference(examples, torch.cat(sums))
+        return add_ref_logprobs(examples, torch.cat(sums))
 
     async def export(self, directory: Path, examples: Examples) -> None:
         """Write a Hugging Face directory. The fields that the task adds to config.json are measured

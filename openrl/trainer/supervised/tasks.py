@@ -80,14 +80,14 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     return Task(
         name="sft",
         kind="logprobs",
-        update=_balanced(config, SupervisedUpdate()),
-        builder=SupervisedBuilder(**_reading(config, tokenizer)),
+        update=_add_balance_loss(config, SupervisedUpdate()),
+        builder=SupervisedBuilder(**_builder_arguments(config, tokenizer)),
         columns=(),
         from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
     )
 
 
-def _balanced(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
+def _add_balance_loss(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
     """Add the load-balancing loss if it is requested. Raises UserError if the model then has no
     experts."""
     if config.mixture.aux_loss_coef:
@@ -101,8 +101,8 @@ def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     return Task(
         name="rm",
         kind="rewards",
-        update=_balanced(config, PairRewardUpdate(loss.loss, loss.margin_loss)),
-        builder=builder(**_reading(config, tokenizer)),
+        update=_add_balance_loss(config, PairRewardUpdate(loss.loss, loss.margin_loss)),
+        builder=builder(**_builder_arguments(config, tokenizer)),
         columns=(Column("accuracy", "accuracy {:.3f}"),),
         collate=collate_preferences,
         plan=plan_pairs,
@@ -119,14 +119,14 @@ def mean_and_std(rewards: Tensor) -> dict[str, float]:
 
 def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     flags, options, rated = config.preference, config.options["loss"], config.preference.rated
-    reading = _reading(config, tokenizer)
+    reading = _builder_arguments(config, tokenizer)
     builder = (
         RatedBuilder(**reading, label_key=options.label_key) if rated else PairBuilder(**reading)
     )
     return Task(
         name="dpo",
         kind="logprobs",
-        update=_balanced(
+        update=_add_balance_loss(
             config, PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef)
         ),
         builder=builder,
@@ -150,7 +150,7 @@ async def add_kl_estimate(batch: PreferenceBatch, forward: Forward) -> Preferenc
     return answers.replace(kl=kto_reference_point(ratios).expand(len(answers)).clone())
 
 
-def _reading(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _builder_arguments(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Return the arguments that all builders of examples share."""
     workers = config.order.preprocess_num_workers
     return {

@@ -13,7 +13,7 @@ from openrl.data.supervised import SupervisedStream
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
-from openrl.tracking.totals import Totals, due, throughput
+from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.planning.effective_flags import effective_flags
 from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.saving.disk import DiskFull, model_has_room
@@ -107,7 +107,7 @@ class SupervisedTrainer:
         values |= throughput(tokens, self.model.group.size, laps)
         values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
         evaluated = self.examples.evaluation
-        if evaluated and due(step, self.evaluation.eval_steps, self.total_steps):
+        if evaluated and is_due(step, self.evaluation.eval_steps, self.total_steps):
             with self.progress.stage("evaluation") as tell:
                 self.measured = await self.model.evaluate(evaluated, tell)
             values |= self.measured

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from openrl.errors import Interrupted
-from openrl.trainer.watching.waiting import cancelled
+from openrl.trainer.watching.waiting import cancel_all
 
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Slurm and Kubernetes send the first, Ctrl-C the second
@@ -26,7 +26,7 @@ class StopRequest:
         self.grace, self.signal = grace, 0
         # True once there is something to save: the run then ends by itself within ``grace``
         self.saves = False
-        self._came = asyncio.Event()
+        self._signalled = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
     @contextmanager
@@ -39,19 +39,19 @@ class StopRequest:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._hear, number, task)
+            loop.add_signal_handler(number, self._on_signal, number, task)
         try:
             yield
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
-    def _hear(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
+    def _on_signal(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
         if self.signal:
             print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
             os._exit(128 + number)
         self.signal = number
-        self._came.set()
+        self._signalled.set()
         if self.saves:
             print(f"{number.name}: the run saves what it has and ends", file=sys.stderr, flush=True)
             loop = asyncio.get_running_loop()
@@ -59,15 +59,15 @@ class StopRequest:
         else:
             task.cancel()
 
-    async def or_none(self, work: Awaitable[Result]) -> Result | None:
+    async def unless_stopped(self, work: Awaitable[Result]) -> Result | None:
         """Return the result of ``work``. If the run is asked to end first, cancel the work and
         return None."""
-        task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._came.wait())
+        task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._signalled.wait())
         try:
             await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            await cancelled([task, came])
+            await cancel_all([task, came])
 
     def interrupted(self, what: str, remedy: str = "") -> Interrupted:
         """Return the exception that ends the run, for the caller to raise. Lifts the deadline, so

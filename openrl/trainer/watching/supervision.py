@@ -19,7 +19,7 @@ from openrl.config.commands import TrainingConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.tracking.progress import Progress
-from openrl.trainer.saving.checkpoints import directories_owned, find_start
+from openrl.trainer.saving.checkpoints import find_start, own_directories
 from openrl.trainer.watching.stopping import StopRequest
 
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ class WorkerLost(UserError):
     how to continue."""
 
 
-async def guarded(
+async def supervise(
     config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], is_rank_0: bool = True
 ) -> Result:
     """Run ``once(config, stop)`` and return its result. If a worker is lost, run it again from the
@@ -42,7 +42,7 @@ async def guarded(
     if not is_rank_0:
         with stop.listening():
             return await once(config, stop)
-    with directories_owned(config.checkpoint), driver_log(config), stop.listening():
+    with own_directories(config.checkpoint), driver_log(config), stop.listening():
         try:
             return await with_restarts(config, stop, once)
         except asyncio.CancelledError:
@@ -67,12 +67,12 @@ async def with_restarts(
             again = f"restarting; {left - 1} of --max_restarts left"
             print(f"{lost.message}\n  {again}", flush=True)
             stop.saves = False
-            config = replace(config, checkpoint=resuming(config.checkpoint))
+            config = replace(config, checkpoint=resume_flags(config.checkpoint))
     raise AssertionError("unreachable")
 
 
 @contextmanager
-def as_worker_lost(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
+def raise_worker_lost(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
     """Turn the loss of a worker into WorkerLost inside the with block."""
     try:
         yield
@@ -83,7 +83,7 @@ def as_worker_lost(progress: Progress, flags: CheckpointFlags) -> Iterator[None]
         raise WorkerLost(message, how_to_resume(flags)) from error
 
 
-def resuming(flags: Any) -> Any:
+def resume_flags(flags: Any) -> Any:
     """Return these checkpoint flags, changed so that the run resumes from the newest checkpoint."""
     wanted = flags.load_checkpoint or True
     return replace(flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False)
@@ -94,7 +94,7 @@ def how_to_resume(flags: CheckpointFlags) -> str:
     words = [word for word in sys.argv[1:] if word != "--overwrite_ckpt"]
     command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
     try:
-        last = find_start(resuming(flags), deep=False).path
+        last = find_start(resume_flags(flags), deep=False).path
     except UserError:
         last = None
     if last is None:
@@ -111,7 +111,7 @@ def logging_directory(config: TrainingConfig) -> Path:
     return directory.expanduser().absolute()
 
 
-class SpareHandler(logging.FileHandler):
+class LenientFileHandler(logging.FileHandler):
     """A log of what is said elsewhere too: a full disk leaves it incomplete and is no error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -128,7 +128,7 @@ def driver_log(config: TrainingConfig) -> Iterator[None]:
     the block."""
     directory = logging_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
-    root, to_file = logging.getLogger(), SpareHandler(directory / "driver.log", delay=True)
+    root, to_file = logging.getLogger(), LenientFileHandler(directory / "driver.log", delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers = [to_file, *([] if root.handlers else [logging.lastResort])]
     for handler in filter(None, handlers):

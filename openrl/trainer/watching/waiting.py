@@ -16,7 +16,7 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await cancelled(tasks)
+        await cancel_all(tasks)
 
 
 async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:
@@ -31,10 +31,10 @@ async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future
                 other.result()  # raises its error
         return task.result()
     finally:
-        await cancelled([task])
+        await cancel_all([task])
 
 
-async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel the tasks that still run and wait until they end. Errors of all tasks are
     discarded."""
     tasks = list(tasks)

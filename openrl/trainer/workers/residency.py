@@ -83,13 +83,13 @@ class ResidencyTable:
         return [
             t
             for t in self.rows
-            if t not in needs and any(self._meet(t.role, n.role) for n in needs)
+            if t not in needs and any(self._share_a_place(t.role, n.role) for n in needs)
         ]
 
-    def _meet(self, one: str, other: str) -> bool:
+    def _share_a_place(self, one: str, other: str) -> bool:
         """Return whether two roles share a place. A role meets itself if it shares a place with any
         other role."""
-        common = self._common(one, other)
+        common = self._common_places(one, other)
         if one != other:
             return bool(common)
         return any(common & places for role, places in self.places.items() if role != one)
@@ -99,14 +99,14 @@ class ResidencyTable:
         place in common and run side by side."""
         found: list[list[str]] = []
         for role in roles:
-            apart = (r for r in found if not any(self._common(role, other) for other in r))
+            apart = (r for r in found if not any(self._common_places(role, other) for other in r))
             if (beside := next(apart, None)) is None:
                 found.append([role])
             else:
                 beside.append(role)
         return found
 
-    def _common(self, one: str, other: str) -> frozenset[int]:
+    def _common_places(self, one: str, other: str) -> frozenset[int]:
         nowhere: frozenset[int] = frozenset()
         return self.places.get(one, nowhere) & self.places.get(other, nowhere)
 
@@ -121,7 +121,9 @@ class ResidencyTable:
     def models_with_engines(self) -> list[str]:
         """Return the models that share places with the engines. A model that stays awake keeps the
         memory cached from its batches until it is told to give it back."""
-        return [role for role in self.places if role != ENGINES and self._meet(role, ENGINES)]
+        return [
+            role for role in self.places if role != ENGINES and self._share_a_place(role, ENGINES)
+        ]
 
     def exclude(self, one: Need, other: Need) -> bool:
         """Return whether two stages cannot run at the same time, because one would put to sleep
@@ -136,14 +138,14 @@ class SleepError(RuntimeError):
 
 
 @dataclass(frozen=True, eq=False)
-class _Entered:
+class _ActiveStage:
     """A stage that runs or waits for its turn."""
 
     name: str
     needs: Need
 
 
-_INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar(
+_INSIDE: ContextVar[tuple[_ActiveStage, ...]] = ContextVar(
     "stages that the running code is inside of", default=()
 )
 
@@ -161,7 +163,7 @@ class Residency:
         self.table, self.memory = table or ResidencyTable(), memory
         self.awake: set[RolePart] = set()
         self._groups: dict[str, WorkerGroup] = {}
-        self._entered: list[_Entered] = []
+        self._entered: list[_ActiveStage] = []
         self._left = asyncio.Condition()
         self._moving = asyncio.Lock()
         self._failed = ""
@@ -181,17 +183,16 @@ class Residency:
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
         """Keep the parts that a stage needs awake inside the with block. Raises SleepError if
         that is impossible."""
-        entered = _Entered(f"{name} {role}".strip(), self.table.needs(name, role))
+        entered = _ActiveStage(f"{name} {role}".strip(), self.table.needs(name, role))
         for outer in _INSIDE.get():
             if self.table.exclude(outer.needs, entered.needs):
-                raise SleepError(
-                    f"{entered.name} cannot run within {outer.name}: {self._clash(outer, entered)}"
-                )
+                conflict = self._conflict(outer, entered)
+                raise SleepError(f"{entered.name} cannot run within {outer.name}: {conflict}")
         self._entered.append(entered)
         token = _INSIDE.set((*_INSIDE.get(), entered))
         try:
             async with self._left:
-                await self._left.wait_for(lambda: not self._in_the_way_of(entered))
+                await self._left.wait_for(lambda: not self._waits_for(entered))
             async with self._moving:
                 await self._make_room(entered)
             yield
@@ -204,17 +205,17 @@ class Residency:
     def sleeps(self, role: str, part: str) -> bool:
         return RolePart(role, part) in {*self.table.rows} - self.awake
 
-    def _in_the_way_of(self, entered: _Entered) -> bool:
+    def _waits_for(self, entered: _ActiveStage) -> bool:
         earlier = self._entered[: self._entered.index(entered)]
         return any(self.table.exclude(other.needs, entered.needs) for other in earlier)
 
-    def _clash(self, one: _Entered, other: _Entered) -> str:
+    def _conflict(self, one: _ActiveStage, other: _ActiveStage) -> str:
         rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (
             one.needs | other.needs
         )
         return f"{_names(rows)} would have to be asleep and awake at a time"
 
-    async def _make_room(self, entered: _Entered) -> None:
+    async def _make_room(self, entered: _ActiveStage) -> None:
         if self._failed:
             raise SleepError(f"{entered.name} cannot run: {self._failed}")
         to_sleep, to_wake = self.table.moves(self.awake, entered.needs)

@@ -30,7 +30,7 @@ from openrl.errors import UserError
 from openrl.models.device import Device
 from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.build import engine_spec, with_images
+from openrl.rollout.build import allow_images, engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
@@ -154,7 +154,7 @@ def run_engine_spec(
         config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
     )
     return replace(
-        with_images(spec, config.vision),
+        allow_images(spec, config.vision),
         sizes=flags.sizes,
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
@@ -165,7 +165,7 @@ def run_engine_spec(
     )
 
 
-def workers(
+def worker_arguments(
     config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
 ) -> dict[str, tuple[Any, ...]]:
     """Return the worker class of each group and the constructor arguments that follow the
@@ -191,7 +191,7 @@ def workers(
     }
 
 
-def sleeping(config: PPOConfig) -> list[RolePart]:
+def sleep_parts(config: PPOConfig) -> list[RolePart]:
     """Return the parts that the flags let sleep: engines as a whole, trained models as
     --deepspeed_sleep_states says, and other models with --ref_reward_offload."""
     parts = [
@@ -205,7 +205,7 @@ def sleeping(config: PPOConfig) -> list[RolePart]:
     return parts
 
 
-def roles_of(
+def assign_roles(
     config: PPOConfig,
     groups: Mapping[str, WorkerGroup],
     residency: Residency | None = None,
@@ -239,7 +239,7 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
     return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
 
 
-def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
+def place_requests(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
     """Return the places that every role wants. Engines want none if rollouts are replayed."""
     requests = role_requests(
         config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
@@ -258,7 +258,7 @@ async def start_roles(
     starts. If anything can sleep, roles start one after the other, and each goes to sleep before
     the next one needs its memory."""
     models = role_models(config)
-    requests = requests_of(config, models)
+    requests = place_requests(config, models)
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
@@ -267,10 +267,10 @@ async def start_roles(
         print(plan.render(), flush=True)
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
-            made_of = workers(config, device, optimizer_steps, plan)
+            made_of = worker_arguments(config, device, optimizer_steps, plan)
             memory = MemoryLog() if config.memory.log_memory else None
-            residency = Residency(ResidencyTable.of(plan, sleeping(config)), memory)
-            for wave in waves(plan, residency.table):
+            residency = Residency(ResidencyTable.of(plan, sleep_parts(config)), memory)
+            for wave in start_waves(plan, residency.table):
                 starting = (
                     _start(config, cluster, reservation, role, *made_of[role]) for role in wave
                 )
@@ -278,13 +278,13 @@ async def start_roles(
                 for role in wave:
                     await residency.started(role, groups[role])
         freeze_gc_heap()
-        yield roles_of(config, groups, residency, can_replace(plan, residency.table))
+        yield assign_roles(config, groups, residency, can_replace(plan, residency.table))
     finally:
         await all_or_first_error(group.close() for group in groups.values())
         cluster.close()
 
 
-def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
+def start_waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
     """Return the roles in waves. The roles of a wave start side by side, the waves one after the
     other."""
     engines = [role for role in plan.rows if role == ENGINES]

@@ -106,9 +106,11 @@ def test_whether_messages_go_on():
         call = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
         policy = ScriptedPolicy(chat, [call + "<|im_end|>"])
         conversation, messages = play(chat, policy, [[ASKS]], TOOLS)
-        assert conversation.goes_on([ASKS, structured, RESULT], TOOLS) == same
-        assert conversation.goes_on([*messages, RESULT], TOOLS)
-        assert not conversation.goes_on([*messages, RESULT])  # without the tools' descriptions
+        assert conversation.continues_row([ASKS, structured, RESULT], TOOLS) == same
+        assert conversation.continues_row([*messages, RESULT], TOOLS)
+        assert not conversation.continues_row(
+            [*messages, RESULT]
+        )  # without the tools' descriptions
 
 
 def test_what_a_template_refuses():
@@ -117,7 +119,7 @@ def test_what_a_template_refuses():
     with pytest.raises(TemplateError, match="roles must alternate"):
         play(chat, policy, [[ASKS], [RESULT]])
     conversation, messages = play(chat, policy, [[ASKS]])
-    assert not conversation.goes_on([*messages, RESULT])
+    assert not conversation.continues_row([*messages, RESULT])
 
 
 def test_a_reply_that_is_cut_within_a_character():

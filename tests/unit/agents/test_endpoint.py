@@ -64,7 +64,7 @@ def http(session, **headers):
     return httpx.AsyncClient(base_url=session.root, headers=headers, timeout=30)
 
 
-def content_of(reply):
+def read_content(reply):
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"]
 
@@ -128,7 +128,7 @@ def test_a_retry_gets_the_reply_of_the_first():
             assert first.json() == second.json()
             other = await client.post(PATH, json={**BODY, "messages": [GOES_ON]}, headers=retry)
             again = await client.post(PATH, json=BODY)  # wanted anew
-            assert [content_of(r) for r in (first, other, again)] == ["a", "b", "c"]
+            assert [read_content(r) for r in (first, other, again)] == ["a", "b", "c"]
 
     assert run(talk, policy).session.trajectory().metrics["replayed_replies"] == 1
 
@@ -142,7 +142,7 @@ def test_an_idempotency_key():
                 await client.post(PATH, json=BODY, headers={"idempotency-key": key})
                 for key in ("x", "x", "y")
             ]
-            assert [content_of(reply) for reply in keyed] == ["a", "a", "b"]
+            assert [read_content(reply) for reply in keyed] == ["a", "a", "b"]
 
     run(talk, policy)
 
@@ -164,8 +164,8 @@ def test_a_client_that_leaves_and_comes_back(finished):
                 await exchange.reply
             asking = asyncio.create_task(client.post(PATH, json=BODY))
             policy.may.set()
-            assert content_of(await asking) == "a"
-            assert content_of(await client.post(PATH, json=BODY)) == "b"
+            assert read_content(await asking) == "a"
+            assert read_content(await client.post(PATH, json=BODY)) == "b"
 
     async def main():
         async with opened(Gate(script)) as session:
@@ -380,6 +380,6 @@ def test_requests_at_the_same_time_do_not_exceed_the_turns():
                 other = {**BODY, "messages": [GOES_ON]}
                 refused = await client.post(PATH, json=other)
                 policy.may.set()
-                return content_of(await first), refused.json()["error"]["code"]
+                return read_content(await first), refused.json()["error"]["code"]
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == ("a", "episode_over")

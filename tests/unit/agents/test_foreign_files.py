@@ -13,7 +13,7 @@ import pytest
 from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
-from openrl.agents.foreign.calls import Played
+from openrl.agents.foreign.calls import EpisodeResult
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
 from openrl.config.commands import PPOConfig
 from openrl.errors import UserError
@@ -209,11 +209,11 @@ def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
         return Reply("", {}, asked, Completion(said, [-1.0] * len(said), End.STOP, ()))
 
     replies = [reply([1, 2], [3, 4]), reply([1, 2, 3, 4, 5], [6])]
-    played = Played(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
+    played = EpisodeResult(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
     right = trajectory(PROMPT, played, replies, CHAT)
     assert right.segments[0].loss_mask == [False, False, True, True, False, True]
     with pytest.raises(NotSampled, match=problem):
-        wrong = Played(1.0, token_ids=token_ids, action_ranges=ranges)
+        wrong = EpisodeResult(1.0, token_ids=token_ids, action_ranges=ranges)
         trajectory(PROMPT, wrong, replies, CHAT)
 
 

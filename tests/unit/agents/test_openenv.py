@@ -14,7 +14,12 @@ from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv import wire
-from openrl.agents.openenv.environment import ActionReader, InvalidAction, OpenEnvAgent, text_of
+from openrl.agents.openenv.environment import (
+    ActionReader,
+    InvalidAction,
+    OpenEnvAgent,
+    observation_text,
+)
 from openrl.agents.openenv.wire import ServerFull, find_server
 from openrl.errors import UserError
 from openrl.types import End
@@ -49,7 +54,7 @@ class Server:
     """``places`` episodes at a time over WebSocket; None: HTTP alone, with one environment."""
 
     def __init__(self, places=8, schema=MESSAGE):
-        self.places, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
+        self.count_images, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
         self.app = FastAPI()
         self.app.add_api_route("/schema", lambda: {"action": schema, "observation": {}})
         if places is not None:
@@ -61,8 +66,12 @@ class Server:
 
     async def episode(self, connection: WebSocket):
         await connection.accept()
-        if self.playing == self.places:
-            data = {"message": "full", "code": "CAPACITY_REACHED", "max_sessions": self.places}
+        if self.playing == self.count_images:
+            data = {
+                "message": "full",
+                "code": "CAPACITY_REACHED",
+                "max_sessions": self.count_images,
+            }
             self.refused.set()
             await connection.send_json({"type": "error", "data": data})
             await connection.close()
@@ -245,7 +254,7 @@ def test_actions_are_read_by_their_schema(schema, text, action):
     ],
 )
 def test_what_an_observation_says(observation, text):
-    assert text_of(observation) == text
+    assert observation_text(observation) == text
 
 
 def test_what_is_no_server_is_said_before_the_start():

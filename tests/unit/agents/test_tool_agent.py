@@ -7,7 +7,7 @@ import pytest
 from openrl.agents.base import Toolset, TurnLimits
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import Play
-from openrl.agents.tool_agent import ToolAgent, opening
+from openrl.agents.tool_agent import ToolAgent, first_messages
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
@@ -256,13 +256,13 @@ def test_turns_for_people():
 
 
 def test_the_first_chat():
-    assert opening(PROMPT, "") == [QUESTION]
-    assert opening(PROMPT, " Hurry.")[0]["content"] == "What is 2 + 2? Hurry."
+    assert first_messages(PROMPT, "") == [QUESTION]
+    assert first_messages(PROMPT, " Hurry.")[0]["content"] == "What is 2 + 2? Hurry."
     assert PROMPT.messages == (QUESTION,) and QUESTION["content"] == "What is 2 + 2?"
     plain = Prompt("train:1", [1], "Hello")
-    assert opening(plain, "") == [{"role": "user", "content": "Hello"}]
+    assert first_messages(plain, "") == [{"role": "user", "content": "Hello"}]
     parts = [{"type": "text", "text": "Look"}]
     seen = Prompt("train:2", [1], "", messages=({"role": "user", "content": parts},))
-    assert opening(seen, "!")[0]["content"] == [*parts, {"type": "text", "text": "!"}]
+    assert first_messages(seen, "!")[0]["content"] == [*parts, {"type": "text", "text": "!"}]
     system = Prompt("train:3", [1], "", messages=({"role": "system", "content": "Be."},))
-    assert opening(system, "Go.")[1] == {"role": "user", "content": "Go."}
+    assert first_messages(system, "Go.")[1] == {"role": "user", "content": "Go."}

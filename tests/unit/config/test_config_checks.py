@@ -621,7 +621,7 @@ class BothErrors(RemoteError, UserError):
     """As Ray's: also an instance of the worker's class."""
 
 
-def end_of(error: BaseException | None, while_preparing: bool = False) -> int:
+def episode_end(error: BaseException | None, while_preparing: bool = False) -> int:
     def fail(*_: object) -> None:
         if error:
             raise error
@@ -644,13 +644,13 @@ WRONG_ROW = UserError("row 3 is wrong", "mend it")
 )
 def test_user_errors_end_with_one_message(error, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nobody asks whether the Hub has "m"
-    assert end_of(error) == 1
+    assert episode_end(error) == 1
     assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\n"
 
 
 def test_an_error_before_the_start_is_told_apart(capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert end_of(WRONG_ROW, while_preparing=True) == 2
+    assert episode_end(WRONG_ROW, while_preparing=True) == 2
     assert (
         capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
     )
@@ -672,10 +672,10 @@ def test_causes_are_searched():
 
 
 def test_other_ends(capsys):
-    assert end_of(None) == 0
-    assert end_of(KeyboardInterrupt()) == 130
+    assert episode_end(None) == 0
+    assert episode_end(KeyboardInterrupt()) == 130
     with pytest.raises(ZeroDivisionError):  # a defect keeps its traceback
-        end_of(ZeroDivisionError())
+        episode_end(ZeroDivisionError())
 
 
 HEAVY = (

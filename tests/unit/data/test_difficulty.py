@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrl.data.difficulty import with_difficulty
+from openrl.data.difficulty import add_difficulty
 from openrl.errors import UserError
 from openrl.types import Prompt
 
@@ -12,10 +12,10 @@ def prompts(*rows: dict) -> list[Prompt]:
 
 
 def test_the_column_is_read_also_nested():
-    rated = with_difficulty(prompts({"d": 0}, {"d": 0.25}, {"d": 1}), "d", "x.jsonl")
+    rated = add_difficulty(prompts({"d": 0}, {"d": 0.25}, {"d": 1}), "d", "x.jsonl")
     assert [p.difficulty for p in rated] == [0.0, 0.25, 1.0] and rated[1].meta == {"d": 0.25}
     assert (
-        with_difficulty(prompts({"extra_info": {"d": 0.5}}), "extra_info.d", "x")[0].difficulty
+        add_difficulty(prompts({"extra_info": {"d": 0.5}}), "extra_info.d", "x")[0].difficulty
         == 0.5
     )
 
@@ -25,7 +25,7 @@ def test_every_row_at_fault_is_named():
         {"d": 0.5}, {}, {"d": 1.5}, {"d": "hard"}, {"d": None}, {"d": True}, {}, {"d": float("nan")}
     )
     with pytest.raises(UserError) as caught:
-        with_difficulty(rows, "d", "x.jsonl")
+        add_difficulty(rows, "d", "x.jsonl")
     message = caught.value.message
     assert message.startswith("--difficulty_key: x.jsonl has rows that cannot be used")
     assert "rows 1, 6: no column 'd'" in message
@@ -38,7 +38,7 @@ def test_rows_of_several_sources_are_told_apart_and_named_once():
         Prompt(id, [1], "", meta={}) for id in ("train:a:3", "train:b:3", "train:a:3", "train:b:5")
     ]
     with pytest.raises(UserError) as caught:
-        with_difficulty(rows, "d", "a.jsonl,b.jsonl")
+        add_difficulty(rows, "d", "a.jsonl,b.jsonl")
     assert (
         "a has rows" in caught.value.message and "\n  row 3: no column 'd'" in caught.value.message
     )

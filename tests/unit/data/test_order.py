@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, interleave_datasets
 
-from openrl.data.order import SeededOrder, drawn, fingerprint, interleave
+from openrl.data.order import SeededOrder, draw_sources, fingerprint, interleave
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.types import Prompt
@@ -65,7 +65,7 @@ def test_a_blend_by_hand():
 def blended(parts, shares, seed, limit=EVERYTHING):
     return [
         parts[s][r]
-        for s, r in interleave([len(part) for part in parts], drawn(shares, seed), limit)
+        for s, r in interleave([len(part) for part in parts], draw_sources(shares, seed), limit)
     ]
 
 
@@ -85,7 +85,7 @@ def test_draws_follow_from_the_seed_alone():
     rng = random.Random("7/blend")
     uniform = [rng.random() for _ in range(2500)]
     expected = [0 if u < 0.5 else 1 if u < 0.8 else 2 for u in uniform]
-    draws = drawn((0.5, 0.3, 0.2), seed=7)
+    draws = draw_sources((0.5, 0.3, 0.2), seed=7)
     assert [next(draws) for _ in uniform] == expected
 
 

@@ -14,9 +14,9 @@ from openrl.data.preference import (
     MarginBuilder,
     PairBuilder,
     RatedBuilder,
+    add_ref_logprobs,
     collate_preferences,
-    mismatched,
-    with_reference,
+    pair_mismatched,
 )
 from openrl.data.supervised import SupervisedRow, SupervisedStream
 from openrl.errors import UserError
@@ -107,7 +107,9 @@ def test_mismatched_answers_belong_to_other_prompts():
         SupervisedRow([5, 6, 7, 8], [False, True, True, True]),
         SupervisedRow([9, 9, 8], [False, False, True]),
     ]
-    assert mismatched(long, max_len=4)[1] == SupervisedRow([9, 9, 6, 7], [False, False, True, True])
+    assert pair_mismatched(long, max_len=4)[1] == SupervisedRow(
+        [9, 9, 6, 7], [False, False, True, True]
+    )
     with pytest.raises(UserError, match="all prompts are equal"):
         build([{**row, "prompt": "1"} for row in rows], RatedBuilder)
 
@@ -116,7 +118,7 @@ def test_batches_keep_pairs_side_by_side():
     examples, _ = build(
         [{**PAIR, "margin": 0.5}, {**PAIR, "prompt": "2+2+2=", "margin": 2.0}], MarginBuilder
     )
-    examples = with_reference(examples, torch.tensor([-1.0, -2.0, -3.0, -4.0]))
+    examples = add_ref_logprobs(examples, torch.tensor([-1.0, -2.0, -3.0, -4.0]))
     batch = collate_preferences(examples, PAD)
     assert batch.group_ids.tolist() == [0, 0, 1, 1]
     assert batch.passed.tolist() == [1, 0, 1, 0]

@@ -117,8 +117,8 @@ def test_a_text_that_is_cut_loses_images_whole(checkpoint, processor):
 
 def test_images_for_a_model_that_reads_text_are_counted(checkpoint, processor):
     scorer = scorer_of(checkpoint, processor, sees=False)
-    (with_images, without), metrics = ask(scorer, request(), {"query": TEXTS})
-    assert with_images.json()["rewards"] == without.json()["rewards"]
+    (allow_images, without), metrics = ask(scorer, request(), {"query": TEXTS})
+    assert allow_images.json()["rewards"] == without.json()["rewards"]
     assert "openrl_rm_unseen_images_total 3.0" in metrics
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from openrl.rewards.at_k import maj_at, mean_at, pass_at, vote
+from openrl.rewards.at_k import maj_at_k, mean_at_k, pass_at_k, vote
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ from openrl.rewards.at_k import maj_at, mean_at, pass_at, vote
     ],
 )  # fmt: skip
 def test_pass_at_k(k, right, n, expected):
-    assert pass_at(k, right, n) == pytest.approx(expected, abs=1e-12)
+    assert pass_at_k(k, right, n) == pytest.approx(expected, abs=1e-12)
 
 
 def test_mean():
-    assert mean_at([1.0, 0.0, 0.5, 0.5]) == 0.5
+    assert mean_at_k([1.0, 0.0, 0.5, 0.5]) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_mean():
     ],
 )
 def test_maj_at_k(k, answers, verdicts, expected):
-    found = maj_at(k, [None if a == "-" else a for a in answers], [float(v) for v in verdicts])
+    found = maj_at_k(k, [None if a == "-" else a for a in answers], [float(v) for v in verdicts])
     assert found == pytest.approx(expected, abs=1e-12)
 
 
 def maj_by_listing(k, answers, verdicts):
     verdict_of = {
-        a: mean_at([v for b, v in zip(answers, verdicts, strict=True) if b == a])
+        a: mean_at_k([v for b, v in zip(answers, verdicts, strict=True) if b == a])
         for a in answers
         if a
     }
@@ -61,7 +61,7 @@ def maj_by_listing(k, answers, verdicts):
     for chosen in choices:
         votes = Counter(a for a in chosen if a)
         leaders = [a for a, n in votes.items() if n == max(votes.values())]
-        total += mean_at([verdict_of[a] for a in leaders]) if leaders else 0.0
+        total += mean_at_k([verdict_of[a] for a in leaders]) if leaders else 0.0
     return total / len(choices)
 
 
@@ -72,14 +72,16 @@ def test_maj_at_k_is_the_mean_over_all_choices(seed):
     answers = [rng.choice(["a", "b", "c", "d", None]) for _ in range(n)]
     verdicts = [rng.choice([0.0, 0.5, 1.0]) for _ in range(n)]
     for k in range(1, n + 1):
-        assert maj_at(k, answers, verdicts) == pytest.approx(
+        assert maj_at_k(k, answers, verdicts) == pytest.approx(
             maj_by_listing(k, answers, verdicts), abs=1e-12
         )
 
 
 def test_maj_at_k_of_many_answers_is_quick_and_bounded():
     assert (
-        0 < maj_at(32, [str(i % 7) for i in range(64)], [float(i % 7 == 3) for i in range(64)]) < 1
+        0
+        < maj_at_k(32, [str(i % 7) for i in range(64)], [float(i % 7 == 3) for i in range(64)])
+        < 1
     )
 
 

@@ -25,7 +25,7 @@ from openrl.trainer.saving.checkpoints import (
     step_of,
 )
 from openrl.trainer.saving.disk import DiskFull, disk_is_full
-from openrl.trainer.saving.integrity import with_checksum
+from openrl.trainer.saving.integrity import add_checksum
 from tests.patience import PATIENCE
 
 
@@ -135,7 +135,7 @@ def test_the_newest_is_the_one_with_the_highest_step(tmp_path):
 def test_another_schema_is_refused(tmp_path, other):
     path = save(opened(tmp_path), 2)
     manifest = json.loads((path / "manifest.json").read_text())
-    changed = with_checksum(manifest | {"schema_version": other})
+    changed = add_checksum(manifest | {"schema_version": other})
     (path / "manifest.json").write_text(json.dumps(changed))
     message = rf"step_000002 has schema version {other}, this is {SCHEMA_VERSION}"
     with pytest.raises(UserError, match=message) as caught:

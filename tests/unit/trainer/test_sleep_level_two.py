@@ -16,7 +16,7 @@ from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.residency import Residency, ResidencyTable
-from openrl.trainer.workers.roles import roles_of, sleeping
+from openrl.trainer.workers.roles import assign_roles, sleep_parts
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
 from openrl.weights.transport import Route
 from tests.flags import GRPO, ppo
@@ -126,10 +126,10 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
     async def scenario():
         groups = {ENGINES: LocalGroup.create(ENGINES, 1, Engine, LLM(by_parts), level, log)}
         groups["actor"] = LocalGroup.create("actor", 1, Policy)
-        residency = Residency(ResidencyTable.of(plan(vllm=(0,), actor=(0,)), sleeping(config)))
+        residency = Residency(ResidencyTable.of(plan(vllm=(0,), actor=(0,)), sleep_parts(config)))
         for role, group in groups.items():
             await residency.started(role, group)
-        roles = roles_of(config, groups, residency)
+        roles = assign_roles(config, groups, residency)
         publisher = build_publisher(config, roles)
         publisher.route = Route()
         buffer = RolloutBuffer(None, BufferLimits(1))

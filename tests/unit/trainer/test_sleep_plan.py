@@ -12,7 +12,7 @@ from openrl.trainer.planning.memory import Memory
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, simulate_stages, stages
 from openrl.trainer.watching.memory_log import MemoryLog, show
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
-from openrl.trainer.workers.roles import sleeping
+from openrl.trainer.workers.roles import sleep_parts
 from tests.flags import GRPO, PPO, ppo
 
 BOTH = "--colocate_all_models --device cpu --vllm_enable_sleep --deepspeed_enable_sleep"
@@ -33,7 +33,7 @@ def table_of(words: str) -> tuple[ResidencyTable, list[tuple[str, str]]]:
     plan = plan_placement(
         role_requests(config.placement, config.hybrid, config.engine, roles), "cpu", []
     )
-    return ResidencyTable.of(plan, sleeping(config)), stages(config)
+    return ResidencyTable.of(plan, sleep_parts(config)), stages(config)
 
 
 def peaks(words: str) -> dict[str, int]:

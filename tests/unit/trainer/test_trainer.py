@@ -21,7 +21,7 @@ from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_names
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.rl_trainer import due
+from openrl.trainer.rl_trainer import is_due
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
@@ -219,7 +219,7 @@ def test_a_fixed_coefficient_stays_and_nothing_measured_moves_nothing():
     [(-1, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (10, [7])],
 )
 def test_due_every_n_steps_and_after_the_last(every, expected):
-    assert [step for step in range(1, 8) if due(step, every, last=7)] == expected
+    assert [step for step in range(1, 8) if is_due(step, every, last=7)] == expected
 
 
 def test_every_sampled_sequence_has_a_seed_of_its_own():

@@ -38,8 +38,8 @@ from openrl.data.preference import (
     MarginBuilder,
     PairBuilder,
     RatedBuilder,
+    add_ref_logprobs,
     collate_preferences,
-    with_reference,
 )
 from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.models.causal_lm import Loading, load_causal_lm
@@ -157,7 +157,7 @@ def pairs(models):
     """The batch of pairs with the reference's log-probs."""
     examples = ours(PairBuilder, PAIRS)
     reference = answers(models.reference, collate_preferences(examples, PAD))
-    return collate_preferences(with_reference(examples, reference), PAD)
+    return collate_preferences(add_ref_logprobs(examples, reference), PAD)
 
 
 def pair_loss(models, pairs, *update):
@@ -285,7 +285,7 @@ def test_kto(places, models):
     examples = ours(RatedBuilder, RATED, chosen_key="completion")
     batches = collate_preferences(examples, PAD)
     reference = answers(models.reference, batches)
-    mine = collate_preferences(with_reference(examples, reference), PAD).select([0, 2, 4, 6])
+    mine = collate_preferences(add_ref_logprobs(examples, reference), PAD).select([0, 2, 4, 6])
     assert torch.equal(mine.token_ids, batch["input_ids"])
     # TRL pairs each prompt with the answer of the row before in its batch; the KL of those very
     # pairs:
