@@ -86,8 +86,8 @@ class ChatFormat:
         if part["type"] == "text":
             return part
         if self.images is None or not self.takes_images:
-            message = "an image is shown to a policy that reads only text"
-            raise UserError(message, "--max_images_per_prompt N, and a vision-language model")
+            message = "the policy can only read text, but it is shown an image"
+            raise UserError(message, "--max_images_per_prompt N with a vision-language model")
         return {"type": "image", "image": self.images.read(part)}
 
     def read_image(self, held: Any) -> Image:

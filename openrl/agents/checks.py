@@ -34,16 +34,18 @@ def check_agents(
     given = flags.agent_func_path
     if given is not None and given.startswith((OPENENV, VERIFIERS)) and source is not None:
         kind = given.partition(":")[0]
-        message = f"{kind}: environments give the rewards, and --{source} gives others"
+        message = f"{kind}: environments give rewards themselves, but --{source} is given too"
         raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
         check_tags(setup.environments, chat, setup.vision.max_images_per_prompt)
     if flags.tools is not None:
         parser_for(flags.tool_parser, tokenizer.chat_template)
-        schemas = asyncio.run(_schemas(flags.tools, flags.env_step_timeout))
+        make_toolbox = asyncio.run(open_toolbox(flags.tools, flags.env_step_timeout))
+        schemas = make_toolbox().schemas
         require_tools(chat, schemas)
     if given is not None and given.startswith(OPENENV):
-        check_openenv(given.removeprefix(OPENENV))
+        server = asyncio.run(find_server(given.removeprefix(OPENENV)))
+        ActionReader.of(server.action)  # raises if a policy cannot write its actions
     elif given is not None and given.startswith(VERIFIERS):
         check_address(given.removeprefix(VERIFIERS))
     elif given is not None:
@@ -61,25 +63,25 @@ def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -
         try:
             first = asyncio.run(make(prompt).reset(0, prompt))
         except Exception as error:  # whatever the environment raises
-            message = f"--env_tags {tag}: it begins no game: {type(error).__name__}: {error}"
-            raise UserError(message, "other settings for it in --env_config") from error
+            message = (
+                f"--env_tags {tag}: it cannot start an episode: {type(error).__name__}: {error}"
+            )
+            raise UserError(message, "change its settings in --env_config") from error
         messages = as_messages(first)
         shown = sum(with_pictures(message["content"]) is not None for message in messages)
         if shown > most_images:
-            message = f"--env_tags {tag} shows images, and --max_images_per_prompt is {most_images}"
-            raise UserError(message, "--max_images_per_prompt: as many as an episode shows")
+            message = f"--env_tags {tag} shows images, but --max_images_per_prompt is {most_images}"
+            raise UserError(
+                message, "--max_images_per_prompt N, where N images fit a whole episode"
+            )
         try:
             chat.render(messages)
         except TemplateError as error:
-            message = f"--env_tags {tag}: the policy cannot be told the rules: {error}"
-            remedy = "without a system message:  instruction: ''  for it in --env_config"
+            message = f"--env_tags {tag}: the rules cannot be shown: {error}"
+            remedy = (
+                "set  instruction: ''  for it in --env_config, which leaves out the system message"
+            )
             raise UserError(message, remedy) from error
-
-
-def check_openenv(url: str) -> None:
-    """Raise UserError if there is no server of environments, or a policy cannot write its
-    actions."""
-    ActionReader.of(asyncio.run(find_server(url)).action)
 
 
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schemas:
@@ -91,24 +93,19 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
         parser_for(flags.tool_parser, chat.tokenizer.chat_template)
         require_tools(chat, facts.schemas)
     if facts.kind == "executor" and flags.agent_sample_unit == "step":
-        message = f"{file}: {facts.class_name} makes the training rows itself"
+        message = f"{file}: {facts.class_name} builds the training rows itself, a row per episode"
         raise UserError(message, "--agent_sample_unit trajectory")
     if facts.kind in ("executor", "agent") and flags.turn_timeout:
-        message = f"{file}: {facts.class_name} alone knows when a turn begins"
+        message = f"{file}: only {facts.class_name} knows when a turn begins"
         raise UserError(message, "--episode_timeout instead of --turn_timeout")
     if facts.kind == "program" and not flags.agent_endpoint:
-        raise UserError(f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint")
+        raise UserError(f"{file}: {facts.class_name} calls a chat endpoint", "--agent_endpoint")
     if facts.rewards is False and source is None:
-        message = f"{file}: {facts.class_name} has no get_reward, and there is no other reward"
-        raise UserError(message, "--remote_rm_url FILE.py")
+        message = f"{file}: {facts.class_name} has no get_reward, and no other reward is given"
+        raise UserError(message, "add get_reward, or --remote_rm_url FILE.py")
     if facts.rewards and source is not None:
         raise UserError(
-            f"{file}: {facts.class_name} returns rewards, and --{source} gives others",
+            f"{file}: {facts.class_name} returns rewards itself, but --{source} is given too",
             f"leave --{source} out",
         )
     return facts.schemas
-
-
-async def _schemas(tools: str, timeout: float) -> Schemas:
-    make = await open_toolbox(tools, timeout)
-    return make().schemas

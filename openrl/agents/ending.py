@@ -51,6 +51,6 @@ async def close_on_exit(close: Callable[[], Awaitable[None]]) -> AsyncIterator[N
         try:
             await close()
         except Exception:
-            log.warning("what an episode held could not be closed either", exc_info=True)
+            log.warning("an episode failed, and so did closing its resources", exc_info=True)
         raise
     await close()

@@ -70,11 +70,11 @@ class _CheckedEnvironment:
         self.actions.append(action)
         step = await self._call(self.environment.step(action))
         if step.passed is not None and not 0 <= step.passed <= 1:
-            raise self._failure(f"success is {step.passed}, not in [0, 1]")
+            raise self._failure(f"success must be in [0, 1], but it is {step.passed}")
         numbers = {"the reward": step.reward, **step.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
-                raise self._failure(f"{name} is {value}")
+                raise self._failure(f"{name} is {value}, not a finite number")
         return step, self._messages(step.observation)
 
     async def frame(self) -> Any | None:
@@ -102,7 +102,7 @@ class _CheckedEnvironment:
             raise self._failure(str(error)) from error
         length = sum(len(str(message["content"])) for message in messages)
         if length > LONGEST_OBSERVATION:
-            raise self._failure(f"an observation of {length} characters")
+            raise self._failure(f"an observation has {length} characters")
         return messages
 
     def _failure(self, what: str) -> EnvironmentFailure:

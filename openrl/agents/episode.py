@@ -76,6 +76,6 @@ def check_start(trajectory: Trajectory, starts: Starts) -> None:
     shown = ids, [placed.image.sha256 for placed in first.images if placed.end <= len(ids)]
     if starts.setdefault(trajectory.agent, shown) != shown:
         raise UnequalStart(
-            f"the environment {trajectory.prompt.source} ignores its seed {seed}: siblings begin"
-            " with other observations"
+            f"the environment {trajectory.prompt.source} ignores its seed {seed}: samples of"
+            " the same prompt begin with different observations"
         )

@@ -62,7 +62,7 @@ class GymEnvironment:
         wrong = {how for how in self.reductions.values() if how not in REDUCTIONS}
         if wrong:
             raise UserError(
-                f"environment {name} reduces by {', '.join(sorted(wrong))}",
+                f"environment {name} has unknown reductions: {', '.join(sorted(wrong))}",
                 f"one of {', '.join(REDUCTIONS)}",
             )
         self._game = game
@@ -77,7 +77,7 @@ class GymEnvironment:
     async def step(self, action: str) -> Step:
         found = await _result(self._game.step(action))
         if not isinstance(found, tuple) or len(found) not in (4, 5):
-            raise TypeError(f"step gave {type(found).__name__}, not gym's 5 or 4 values")
+            raise TypeError(f"step must return gym's 5 or 4 values, not {type(found).__name__}")
         observation, reward, done, *rest = found
         info, success = rest[-1], rest[-1].get("success")
         return Step(
@@ -109,5 +109,5 @@ def _content(observation: Any) -> Content:
     content = as_content(observation)
     if content is None:
         kind = type(observation).__name__
-        raise TypeError(f"an observation is text, a picture or a list of both, this one is {kind}")
+        raise TypeError(f"an observation must be text, a picture or a list of both, not {kind}")
     return content

@@ -27,10 +27,10 @@ def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
     try:
         thought = _reasoning_text(chat, tools)
     except TemplateError as error:
-        return [f"A user cannot ask: {error}."]
-    found = [_check_user_turn(chat, _ANSWER, "", tools)]
+        return [f"A user's question cannot be shown: {error}."]
+    found = [_check_user(chat, _ANSWER, "", tools)]
     if thought and not found[0]:
-        found.append(_check_user_turn(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
+        found.append(_check_user(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
     if tools:
         found.append(_check_tool_result(chat, tools))
     return [sentence for sentence in found if sentence]
@@ -39,13 +39,16 @@ def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
 def require_tools(chat: ChatFormat, tools: Schemas) -> None:
     """Raise UserError if the policy would not see the tools or their results."""
     if not chat.chat:
-        raise UserError("--tools: a chat template describes tools", "--apply_chat_template")
-    remedy = "a template that does, by --tokenizer_chat_template FILE"
+        raise UserError(
+            "--tools needs a chat template, which tells the model about them",
+            "--apply_chat_template",
+        )
+    remedy = "--tokenizer_chat_template FILE with a template that does"
     try:
         asked = chat.render([_ASKS], tools)
     except TemplateError as error:
         raise UserError(
-            f"--tools: a question with tools cannot be asked: {error}", remedy
+            f"--tools: a question with tools cannot be shown: {error}", remedy
         ) from error
     for schema in tools:
         if schema["function"]["name"] not in asked:
@@ -57,7 +60,7 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
             if _RESULT in chat.render([_ASKS, form, _result(tools, _ID)], tools):
                 return
         except TemplateError as error:
-            why = f"a tool's result cannot be told: {error}"
+            why = f"a tool's result cannot be shown: {error}"
     raise UserError(f"--tools: {why}", remedy)
 
 
@@ -69,21 +72,16 @@ def _reasoning_text(chat: ChatFormat, tools: Schemas | None) -> str:
     return ("" if asked.endswith("<think>") else "<think>\n") + f"{_REASONING}\n</think>"
 
 
-def _check_user_turn(
-    chat: ChatFormat, content: str, after: str, tools: Schemas | None
-) -> str | None:
+def _check_user(chat: ChatFormat, content: str, after: str, tools: Schemas | None) -> str | None:
     reply = {"role": "assistant", "content": content}
     try:
         later = chat.render([_ASKS, reply, _GOES_ON], tools)
         written = _policy_text(chat, reply, tools)
     except TemplateError as error:
-        return f"A user cannot go on{after}: {error}."
+        return f"A user's second message{after} cannot be shown: {error}."
     if later.startswith(written):
         return None
-    return (
-        f"What a user says{after} starts a row of its own: the template writes the turns before"
-        " anew."
-    )
+    return f"A user's message{after} starts a new row: the template rewrites the turns before it."
 
 
 def _policy_text(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
@@ -111,8 +109,8 @@ def _check_tool_result(chat: ChatFormat, tools: Schemas) -> str | None:
         if whole.startswith(asked) and later.startswith(whole):
             return None
     return (
-        "A tool's result starts a row of its own: the template writes calls otherwise than the"
-        f" policy does{refused}."
+        "A tool's result starts a new row: the template writes calls differently from the"
+        f" policy{refused}."
     )
 
 

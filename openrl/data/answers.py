@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
-from openrl.data.blend import Datasets, Report, load_blend
+from openrl.data.blend import Report, load_blend
 from openrl.data.images import RowImages
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
@@ -331,10 +331,8 @@ def load_answers(
 ) -> tuple[list[Example], list[Report]]:
     """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError for
     rows that cannot be used."""
-    datasets = Datasets(
-        flags.dataset, flags.dataset_split, flags.dataset_probs, flags.max_samples, flag="dataset"
-    )
-    return load_blend(datasets, builder.build, seed)
+    split, probs, most = flags.dataset_split, flags.dataset_probs, flags.max_samples
+    return load_blend(flags.dataset, split, probs, most, builder.build, seed, flag="dataset")
 
 
 def load_held_out(

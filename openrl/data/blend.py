@@ -26,17 +26,6 @@ Build = Callable[[list[RowSource]], tuple[list[list[T]], Sequence[Report]]]
 
 
 @dataclass(frozen=True)
-class Datasets:
-    """A comma list of datasets, as the flags of a command describe it."""
-
-    names: str
-    split: str
-    probs: str | None  # comma list, one per name; None puts one dataset after the other
-    max_samples: int
-    flag: str  # the flag that gave the names, for messages
-
-
-@dataclass(frozen=True)
 class BlendReport:
     """How many draws of one pass come from each source."""
 
@@ -51,23 +40,29 @@ class BlendReport:
         return f"one pass: {total} rows, {', '.join(shares)}"
 
 
-def load_blend(datasets: Datasets, build: Build[T], seed: int) -> tuple[list[T], list[Report]]:
+def load_blend(
+    names: str,
+    split: str,
+    probs: str | None,
+    max_samples: int,
+    build: Build[T],
+    seed: int,
+    *,
+    flag: str,
+) -> tuple[list[T], list[Report]]:
     """Return the rows of one pass, unshuffled, and a report on each source and on the blend.
+    ``names`` and ``probs`` are comma lists, and ``flag`` is the flag that gave the names.
 
-    With probabilities, a row of a small source may occur several times. Raises UserError for
-    sources that cannot be read, and whatever ``build`` raises.
+    With probabilities, a row of a small source may occur several times; without them, one dataset
+    follows the other. Raises UserError for sources that cannot be read, and whatever ``build``
+    raises.
     """
-    mixed = datasets.probs is not None
-    sources = load_sources(
-        datasets.names, datasets.split, datasets.max_samples, flag=datasets.flag, mixed=mixed
-    )
+    sources = load_sources(names, split, max_samples, flag=flag, mixed=probs is not None)
     parts, reports = build(sources)
-    if datasets.probs is None:
+    if probs is None:
         return [row for part in parts for row in part], list(reports)
     sizes = [len(part) for part in parts]
-    pairs = interleave(
-        sizes, draw_sources(probabilities(datasets.probs), seed), datasets.max_samples
-    )
+    pairs = interleave(sizes, draw_sources(probabilities(probs), seed), max_samples)
     draws = Counter(source for source, _ in pairs)
     shares = tuple((source.name, draws[i], sizes[i]) for i, source in enumerate(sources))
     return [parts[source][row] for source, row in pairs], [*reports, BlendReport(shares)]

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.data.blend import Datasets, Report, load_blend
+from openrl.data.blend import Report, load_blend
 from openrl.data.images import RowImages, flatten_parts
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import SeededOrder, SeededStream, fingerprint
@@ -57,14 +57,15 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
     report on each source."""
     flags = builder.flags
     assert flags.prompt_data is not None
-    datasets = Datasets(
+    return load_blend(
         flags.prompt_data,
         flags.prompt_split,
         flags.prompt_data_probs,
         flags.max_samples,
+        partial(builder.build, flag="prompt_data", kind="train"),
+        seed,
         flag="prompt_data",
     )
-    return load_blend(datasets, partial(builder.build, flag="prompt_data", kind="train"), seed)
 
 
 def load_eval_prompts(

@@ -31,14 +31,13 @@ from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector
 from openrl.flags.dump import dump_yaml
-from openrl.inference.columns import column_names, rows_of
+from openrl.inference.columns import rows_of
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.stored import check_head, check_language_model, check_length
-from openrl.rewards.base import Reward
 from openrl.rewards.build import (
     RewardSetup,
     build_reward,
@@ -46,6 +45,7 @@ from openrl.rewards.build import (
     check_prompts,
     check_reward_sources,
 )
+from openrl.rewards.combined import CombinedReward
 from openrl.rollout.build import check_engine_kwargs, sampling_from_flags, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
@@ -189,7 +189,7 @@ async def open_answering(
     """Give a function that answers a unit's prompt ``n`` times and scores the answers. They depend
     on the seed and the unit's position, not on when a run began."""
     sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
-    names, agents = column_names(config.data), agent_setup(config)
+    agents = agent_setup(config)
     renders = agents.flags.render_save_dir
     images = row_images(config.vision, config.model)
     async with (
@@ -211,7 +211,7 @@ async def open_answering(
             group = await score(reward, Group(answers[0].prompt, answers))
             if renders is not None:
                 save_episodes(Path(renders), [group])
-            return rows_of(unit.id, group, names, inputs.tokenizer)
+            return rows_of(unit.id, group, config.data, inputs.tokenizer)
 
         yield work
 
@@ -237,7 +237,7 @@ async def open_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEn
 
 
 @asynccontextmanager
-async def open_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | None]:
+async def open_reward(config: Config, inputs: Inputs) -> AsyncIterator[CombinedReward | None]:
     """Give the reward of all sources, including models in this process; None if there is no
     source."""
     flags, size = config.reward, config.batch.micro_batch_size
@@ -266,7 +266,7 @@ async def open_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | 
                 )
 
 
-async def score(reward: Reward | None, group: Group) -> Group:
+async def score(reward: CombinedReward | None, group: Group) -> Group:
     """Return the group, each answer with its score if there is a reward."""
     unscored = [t for t in group.trajectories if t.score is None and not t.end.is_failure]
     if reward is not None and unscored:

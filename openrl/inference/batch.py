@@ -26,7 +26,7 @@ from openrl.inference.answering import (
     run_units,
     score,
 )
-from openrl.inference.columns import column_names, rows_of
+from openrl.inference.columns import rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
@@ -49,15 +49,11 @@ def prepare(config: BatchInferenceConfig) -> Inputs:
         require_responses(prompts, config.data.output_key)
     if task.enable_csft:
         prompts = [add_target_reward(prompt, task.csft_prompt, read.builder) for prompt in prompts]
-    units = make_units(group_competing(prompts) if scores_compete(task) else [[p] for p in prompts])
+    compared = task.eval_task == "rm" and task.post_processor in ONE_OF_MANY
+    units = make_units(group_competing(prompts) if compared else [[p] for p in prompts])
     ids, settings = [unit.id for unit in units], output_settings(config)
     output = Output(Path(task.output_path), ids, rows_per_unit(task), settings)
     return replace(read, units=units, output=output)
-
-
-def scores_compete(task: BatchTaskFlags) -> bool:
-    """Return whether rows of the data are compared with each other."""
-    return task.eval_task == "rm" and task.post_processor in ONE_OF_MANY
 
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
@@ -146,12 +142,12 @@ async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterat
         ) as work:
             yield work
         return
-    names, tokenizer = column_names(config.data), inputs.tokenizer
+    tokenizer = inputs.tokenizer
     async with open_reward(config, inputs) as reward:
 
         async def score_given(unit: Unit) -> list[Row]:
-            group = await score(reward, given_group(unit, names.response, tokenizer))
-            return rows_of(unit.id, group, names, tokenizer)
+            group = await score(reward, given_group(unit, config.data.output_key, tokenizer))
+            return rows_of(unit.id, group, config.data, tokenizer)
 
         yield score_given
 

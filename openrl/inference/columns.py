@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import EvaluateDataFlags
@@ -11,34 +9,21 @@ from openrl.inference.output import Row
 from openrl.types import Group, Trajectory
 
 
-@dataclass(frozen=True)
-class ColumnNames:
-    """The columns of the output."""
-
-    prompt: str
-    response: str
-    label: str
-
-
-def column_names(flags: EvaluateDataFlags) -> ColumnNames:
-    return ColumnNames(flags.input_key, flags.output_key, flags.label_key or "label")
-
-
 def rows_of(
-    unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase
+    unit: str, group: Group, flags: EvaluateDataFlags, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
     """Return one row per answer: prompt, response without special tokens, how it ended, and label
-    and reward if there are any."""
+    and reward if there are any, in the columns that the flags name."""
     return [
         {
             "id": unit,
             "sample": sample,
-            names.prompt: group.prompt.text,
-            names.response: tokenizer.decode(t.response_ids, skip_special_tokens=True),
+            flags.input_key: group.prompt.text,
+            flags.output_key: tokenizer.decode(t.response_ids, skip_special_tokens=True),
             "finish": t.end.value,
             "source": group.prompt.source,
         }
-        | ({} if group.prompt.label == "" else {names.label: group.prompt.label})
+        | ({} if group.prompt.label == "" else {flags.label_key or "label": group.prompt.label})
         | reward_columns(t)
         for sample, t in enumerate(group.trajectories)
     ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-Row = dict[str, Any]
+from openrl.inference.output import Row
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.inference import RewardModelFlags
-from openrl.config.groups.model import LoadFlags
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow
 from openrl.data.tokenizer import load_tokenizer
@@ -144,14 +143,6 @@ class _Row:
     problem: str = "the text is empty"  # if there are no tokens
 
 
-def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the reward model at ``path``. Raises UserError."""
-    fast = not flags.disable_fast_tokenizer
-    return load_tokenizer(
-        path, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain"
-    )
-
-
 def load_reward_model(
     path: str,
     rm: RewardModelFlags,
@@ -170,7 +161,9 @@ def load_reward_model(
     assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
-    text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len, images)
+    fast, trusted = not flags.disable_fast_tokenizer, flags.trust_remote_code
+    tokenizer = load_tokenizer(path, trust_remote_code=trusted, fast=fast, flag="reward_pretrain")
+    text_model = TextRewardModel(model, tokenizer, rm.max_len, images)
     if loading.packing:
         check_layers(path, model.hf.config)
         trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])

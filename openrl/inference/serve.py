@@ -20,7 +20,8 @@ from openrl.config.groups.reward import bearer_token
 from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.data.images import RowImages
-from openrl.errors import ErrorCollector, UserError
+from openrl.errors import ErrorCollector
+from openrl.http_server import ReadyServer, bind
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.causal_lm import Loading
@@ -64,7 +65,7 @@ def prepare(config: ServeConfig) -> ServeInputs:
     with collector:
         images = shown_images(config)
     with collector:
-        listener = bind(config.server.host, config.server.port)
+        listener = bind(config.server.host, config.server.port, "--port")
     collector.raise_all()
     plan = RewardPlan(sources, source_weights(config.reward, sources))
     return ServeInputs(device, listener, plan, images)
@@ -125,22 +126,6 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
     return FunctionScorer(RewardCombiner(inputs.plan, "drop"), sources, executor, most_waiting)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; port 0 takes any free one. Raises UserError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        taken = socket.socket(family, kind, protocol)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-    except OSError as error:
-        raise UserError(
-            f"--host {host} --port {port}: {error.strerror}", "--port 0 takes any free port"
-        ) from error
-    return taken
-
-
 async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or SIGINT, then finish those that are running. ``ready`` gets
     the URL."""
@@ -151,7 +136,7 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
         # uvicorn raises the signal once more when it is done, which is no failure
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
-    await Server(
+    await ReadyServer(
         config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     ).serve([listener])
 
@@ -173,15 +158,3 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
         else:
             self.loop.call_later(HEAD_TIMEOUT, self._look, self.cycle)
-
-
-class Server(uvicorn.Server):
-    """A server that calls ``ready`` once it answers."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()

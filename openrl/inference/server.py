@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import logging
@@ -23,25 +22,16 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from openrl.http_server import MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.batcher import QueueFull, TooMany
 from openrl.inference.scoring import TextScorer
 from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
 
-MAX_BODY = 64 * 2**20  # bytes
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
-BODY_TIMEOUT = 60.0  # seconds that a client has to send its request
-RETRY_AFTER = 1  # seconds
+COME_AGAIN = {"Retry-After": "1"}  # seconds
 
 log = logging.getLogger(__name__)
 Room = Callable[[int], None]  # reserves that many more bytes; raises Refusal
-
-
-class Refusal(Exception):
-    """A request that gets no scores, with its status and a message for its sender."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
 
 
 class ServerMetrics:
@@ -127,7 +117,7 @@ async def answer(
     except TooMany as error:
         raise Refusal(413, str(error)) from error
     except QueueFull as error:
-        raise Refusal(503, str(error), {"Retry-After": str(RETRY_AFTER)}) from error
+        raise Refusal(503, str(error), headers=COME_AGAIN) from error
     except Exception as error:  # the server goes on: the next request may succeed
         log.exception("scoring failed")
         raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error
@@ -158,11 +148,9 @@ class BodyBudget:
         def take(size: int) -> None:
             nonlocal mine
             mine, self.held = mine + size, self.held + size
-            if mine > MAX_BODY:
-                raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
             if self.held > MAX_BODIES:
                 message = f"all requests together have more than {MAX_BODIES} bytes"
-                raise Refusal(503, message, {"Retry-After": str(RETRY_AFTER)})
+                raise Refusal(503, message, headers=COME_AGAIN)
 
         try:
             yield take
@@ -170,27 +158,9 @@ class BodyBudget:
             self.held -= mine
 
 
-async def read_body(request: Request, room: Room) -> bytes:
-    """Return the whole body. Raises Refusal if it is too large or does not arrive in time."""
-    body, more = bytearray(), True
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise Refusal(400, "the client left")
-                room(len(message.get("body", b"")))
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
-    return bytes(body)
-
-
 def check_sender(request: Request) -> None:
     """Raise Refusal for requests that a foreign web page could make a browser send."""
-    if "origin" in request.headers:
-        raise Refusal(403, "no pages of browsers are answered")
+    refuse_web_pages(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(415, "the content type must be application/json")
@@ -202,7 +172,7 @@ def authorize(request: Request, token: str | None) -> None:
         return
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise Refusal(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        raise Refusal(401, "a bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
 
 
 def refuse(refusal: Refusal) -> Response:

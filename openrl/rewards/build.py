@@ -18,7 +18,6 @@ from openrl.extension_points import verifiers
 from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import Failed, Target
-from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, RewardCombiner
 from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
@@ -47,7 +46,7 @@ def build_reward(
     engines: int = 1,
     plugins: tuple[str, ...] = (),
     models: Mapping[str, Source] | None = None,
-) -> Reward | None:
+) -> CombinedReward | None:
     """Return the reward that runs next to an engine, which is one of ``engines``. It combines all
     sources except reward models; those take part only if they are given as ``models``. Return None
     without any source. Nothing starts before the first call."""

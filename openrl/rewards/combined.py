@@ -101,7 +101,7 @@ def row_lines(trajectory: Trajectory) -> list[str]:
 
 
 class CombinedReward:
-    """The ``Reward`` next to an engine: it asks all sources at the same time."""
+    """The reward next to an engine: it asks all sources at the same time."""
 
     def __init__(
         self,
@@ -116,6 +116,8 @@ class CombinedReward:
         self._skip, self._executor = skip_special_tokens, executor
 
     async def score(self, group: Group) -> list[Score]:
+        """Return one score per trajectory, in their order. Several groups may be scored at a time.
+        Raises UserError, naming the row, if a source fails and the policy is fail."""
         weights = self.combiner.plan.of(group.prompt.source)
         chosen = {name: source for name, source in self.sources.items() if name in weights}
         rows = read_rows(group, self.tokenizer, skip_special_tokens=self._skip)
@@ -126,6 +128,7 @@ class CombinedReward:
         ]
 
     async def close(self) -> None:
+        """Release processes and connections. Calls that still run fail."""
         await asyncio.gather(*(source.close() for source in self.sources.values()))
         await asyncio.to_thread(self._executor.shutdown)
 

@@ -7,7 +7,6 @@ does not fail the others."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,17 +114,12 @@ class HttpSource:
         shown = [[data_url(file) for file in files] for files in rows.images]
         images = shown if any(shown) else []
         body = ScoreRequest(rows.queries, rows.prompts, rows.labels, images).to_json()
-        results, attempts = await self._client.post(body, reader(len(rows)), alone=alone)
+
+        def read(values: Any) -> Results:
+            return read_reply(without_echo(values), len(rows))
+
+        results, attempts = await self._client.post(body, read, alone=alone)
         return [replace(result, attempts=attempts) for result in results]
-
-
-def reader(count: int) -> Callable[[Any], Results]:
-    """Return a function that reads the scores of ``count`` rows."""
-
-    def read(values: Any) -> Results:
-        return read_reply(without_echo(values), count)
-
-    return read
 
 
 def without_echo(values: Any) -> Any:

@@ -143,9 +143,9 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
     room = min(max_model_len, sampling.max_len or max_model_len) - len(token_ids)
     if not token_ids or room < 1:
         raise UserError(
-            f"a prompt of {len(token_ids)} tokens cannot be continued by an engine of"
+            f"a prompt of {len(token_ids)} tokens leaves no room for an answer: the engine holds"
             f" {max_model_len} tokens",
-            "--prompt_max_len and --generate_max_len: the engine takes their sum",
+            "raise --generate_max_len or --prompt_max_len: the engine holds their sum",
         )
     return min(sampling.max_tokens, room)
 

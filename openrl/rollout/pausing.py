@@ -102,7 +102,7 @@ class PausingEngine(ABC):
             with self._computing():
                 part = await self._sample(request)
                 if part.end is End.INTERRUPTED and not self._interrupting:
-                    raise RuntimeError("the engine gave a request up that nobody interrupted")
+                    raise RuntimeError("the engine gave up a request that no pause interrupted")
             request.extend(part)
             end = part.end
         return Completion(request.tokens, request.logprobs, end, request.versions)

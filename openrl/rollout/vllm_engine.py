@@ -112,7 +112,7 @@ class VLLMEngine(PausingEngine):
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
         sampled, found = list(reply.token_ids), reply.logprobs
         if (list(found.token_ids) if found else []) != sampled:
-            raise RuntimeError("vLLM gave log-probs of other tokens than it sampled")
+            raise RuntimeError("vLLM returned log-probs of tokens that it did not sample")
         spans: tuple[VersionSpan, ...] = (VersionSpan(0, len(sampled), self.policy_version),)
         if self._spec.keep_cache_on_pause:  # the weights may have changed while it was inside vLLM
             labels = reply.weight_versions or ()
@@ -216,7 +216,7 @@ class VLLMEngine(PausingEngine):
     async def connect(self, route: Route, first_rank: int) -> None:
         if self._spec.spans_nodes and route.transport == "host":
             raise UserError(
-                "weights would go through the host memory of one node, and this engine lies on"
+                "weights would go through the host memory of one node, but this engine spans"
                 " several",
                 "--vllm_sync_backend nccl with --lora_sync merge, and engines on GPUs of their own"
                 " or on all of the actor's",

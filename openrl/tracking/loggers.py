@@ -40,7 +40,7 @@ class JsonlTracker:
         would be ambiguous."""
         last = self._writer.last_step
         if last is not None and step <= last:
-            raise ValueError(f"step {step} after step {last}")
+            raise ValueError(f"metrics of step {step} came after those of step {last}")
         self._writer.write({"step": step, **values})
 
     def close(self) -> None:

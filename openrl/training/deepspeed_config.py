@@ -42,7 +42,8 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
     of ranks may depend on the cluster."""
     if facts.trained and facts.ranks % flags.zpg:
         raise UserError(
-            f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide into such groups", "--zpg 1"
+            f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide evenly into such groups",
+            "--zpg 1",
         )
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -65,7 +66,7 @@ def check_device(dtype: str, device: str) -> None:
     """Raise UserError if DeepSpeed cannot train this type on this device."""
     if device == "cpu" and dtype == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise UserError(
-            "--param_dtype fp16: this CPU has no arithmetic in it", "--param_dtype bf16, or fp32"
+            "--param_dtype fp16: this CPU cannot compute in it", "--param_dtype bf16, or fp32"
         )
 
 

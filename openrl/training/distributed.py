@@ -34,7 +34,9 @@ class Launch:
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
             if not env.get(name, "0").isdecimal():
                 remedy = f"unset {name}, or start with torchrun, which sets it"
-                raise UserError(f"${name} is {env[name]!r}: no number of a launcher", remedy)
+                raise UserError(
+                    f"${name} is {env[name]!r}: not a number, as launchers set it", remedy
+                )
         own = local_rank if local_rank >= 0 else int(env.get("LOCAL_RANK", "0"))
         return cls(
             int(env["RANK"]),

@@ -50,7 +50,7 @@ def read_rank_state(
     stem = directory / f"rank_{rank:05d}"
     if not stem.with_suffix(".json").exists():
         raise UserError(
-            f"{directory} holds no state of rank {rank}", "resume with as many ranks as the run had"
+            f"{directory} has no state of rank {rank}", "resume with as many ranks as the run had"
         )
     values = json.loads(stem.with_suffix(".json").read_text())
     for name, now in expected.items():

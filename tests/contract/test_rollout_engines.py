@@ -269,7 +269,7 @@ def test_model_length_is_the_limit(bench: Bench) -> None:
     (reply,) = bench.generate([prompt], [Sampling(50, seed=1, ignore_eos=True)])
     assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 3)
     for bad in ([], [*prompt, 4, 5, 6]):
-        with pytest.raises(UserError, match="cannot be continued"):
+        with pytest.raises(UserError, match="leaves no room for an answer"):
             bench.generate([bad], [Sampling(1)])
 
 

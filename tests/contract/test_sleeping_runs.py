@@ -30,7 +30,7 @@ from openrl.trainer.workers.roles import (
     role_models,
     sleep_parts,
     start_waves,
-    workers,
+    worker_arguments,
 )
 from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, untimed
 
@@ -106,7 +106,7 @@ async def in_this_process(
     models = role_models(config)
     requests = role_requests(config.placement, config.hybrid, config.engine, models)
     plan = plan_placement(requests, device, [Node("here", 8, 0, 8, 0)])
-    made_of, groups = workers(config, device, optimizer_steps, plan), {}
+    made_of, groups = worker_arguments(config, device, optimizer_steps, plan), {}
     residency = Residency(
         ResidencyTable.of(plan, sleep_parts(config)),
         MemoryLog() if config.memory.log_memory else None,

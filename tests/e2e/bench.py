@@ -18,7 +18,7 @@ from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.trainer.workers.residency import Residency
-from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, workers
+from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, worker_arguments
 from tests.e2e.runs import metrics, ppo_flags, run_here
 
 
@@ -32,7 +32,7 @@ async def in_this_process(
     config: PPOConfig, device: Any, optimizer_steps: int, stage: Any
 ) -> AsyncIterator[Roles]:
     groups = {}
-    for role, (worker, *args) in workers(config, device, optimizer_steps).items():
+    for role, (worker, *args) in worker_arguments(config, device, optimizer_steps).items():
         groups[role] = LocalGroup.create(role, 1, worker, *args)
         await groups[role].call("start")
     try:
@@ -63,7 +63,7 @@ class Bench:
     ) -> AsyncIterator[Roles]:
         """The groups that the run needs, each with the model that its flags describe, built
         anew."""
-        made_of = workers(config, device, optimizer_steps)
+        made_of = worker_arguments(config, device, optimizer_steps)
         models = {role: spec for role, (_, spec, *_) in made_of.items() if role != ENGINES}
         # one after the other: where roles sleep, there is room for one
         for role, spec in models.items():

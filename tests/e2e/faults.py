@@ -111,7 +111,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
     return Faulty(process, out, Path(str(checkpoints)), said, folder)
 
 
-def session_ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
+def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     """What became of the run after ``inject(run)``."""
     run.look()
     started = time.monotonic()

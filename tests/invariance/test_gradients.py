@@ -224,7 +224,7 @@ def answers(batch: ExperienceBatch) -> PreferenceBatch:
     return PreferenceBatch(**vars(batch) | columns | more)
 
 
-def flatten_parts(batch: ExperienceBatch) -> ExperienceBatch:
+def flat(batch: ExperienceBatch) -> ExperienceBatch:
     """The batch with rows that have no advantage, a group and one more, and one without a
     weight."""
     advantages, weights = batch.advantages.clone(), batch.loss_weights.clone()
@@ -278,7 +278,7 @@ def rank_of_two(rank, port, checkpoint, batch, path):
         name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()
     }
     found |= {
-        f"flat {name}": gradients(case, models[case.model], flatten_parts(batch), 2, rank, True)
+        f"flat {name}": gradients(case, models[case.model], flat(batch), 2, rank, True)
         for name, case in CASES.items()
         if name in LEAVING_OUT
     }
@@ -329,7 +329,7 @@ def test_two_ranks(one_rank, two_ranks, case):
 @pytest.mark.parametrize("case", LEAVING_OUT)
 def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case):
     """Of every cut on one rank and on two the gradient and the loss are those of all rows."""
-    batch, update, model = flatten_parts(one_rank[1]), CASES[case].update, models[CASES[case].model]
+    batch, update, model = flat(one_rank[1]), CASES[case].update, models[CASES[case].model]
     all_rows = gradients(CASES[case], model, batch, 1, 0)[0]
     own = gradients(CASES[case], model, batch, 1, 0, leave_out=True)
     left_out = int((~update.gradient_rows(batch_of(CASES[case], batch))).sum())

@@ -27,7 +27,7 @@ from openrl.flags.schema import (
     part,
 )
 from openrl.flags.sources import read_file
-from openrl.flags.values import convert, time_limit
+from openrl.flags.values import convert, within
 from openrl.registry import Registry
 
 losses = Registry("loss", "openrl.registry")
@@ -587,7 +587,7 @@ def test_components_that_are_objects_describe_themselves_by_their_own_functions(
     ],
 )  # fmt: skip
 def test_bounds(value, bounds, ok):
-    assert time_limit(value, bounds) is ok
+    assert within(value, bounds) is ok
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ LAYERS = (
     ("flags",),
     ("registry",),
     ("processes",),
-    ("locks",),
+    ("locks", "http_server"),
     ("errors", "files", "lazy", "seeds"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -60,8 +60,8 @@ HOMES = {  # heavy library -> the parts that may import it
     "tensorboard": {"tracking"},
     "torch.utils.tensorboard": {"tracking"},
     "fastapi": {"inference"},
-    "starlette": {"agents"},
-    "uvicorn": {"inference", "agents"},
+    "starlette": {"http_server", "agents"},
+    "uvicorn": {"http_server", "inference", "agents"},
     "prometheus_client": {"inference"},
     "peft": {"models", "lazy"},
     "websockets": {"agents"},

@@ -13,7 +13,6 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    Refusal,
     distribution,
     function_schema,
     get,
@@ -25,12 +24,13 @@ from openrl.agents.endpoint.records import (
     read_text,
     stop_texts,
 )
+from openrl.http_server import Refusal
 from openrl.types import Message
 
 
 def read(body: Json) -> CompletionRequest:
     if get(body, "n", int, 1) != 1:
-        raise Refusal(400, "'n' must be 1: ask as often as replies are wanted")
+        raise Refusal(400, "'n' must be 1: send one request per reply")
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else read_objects(body, "tools", [])
     return CompletionRequest(

@@ -71,7 +71,9 @@ class AgentCommand:
             raise RuntimeError(f"the agent {ending(code)}: {said}")
         session.raise_failures()
         if session.is_idle:
-            raise RuntimeError(f"the agent asked the endpoint for nothing; it said: {said}")
+            raise RuntimeError(
+                f"the agent sent no request to the endpoint; its output ends with: {said}"
+            )
         return session.trajectory(End.TIMEOUT if code is None else None)
 
     async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int | None:
@@ -109,7 +111,8 @@ class AgentCommand:
             )
         if os.fstat(output.fileno()).st_size > MOST_OUTPUT:
             raise RuntimeError(
-                f"the agent printed more than {MOST_OUTPUT} bytes, at last: {_output_tail(output)}"
+                f"the agent printed more than {MOST_OUTPUT} bytes, ending with:"
+                f" {_output_tail(output)}"
             )
 
 
@@ -121,7 +124,10 @@ def split_command(command: str) -> list[str]:
     except ValueError as error:
         raise UserError(f"--agent_command {command!r}: {error}") from error
     if not words or shutil.which(words[0]) is None:
-        raise UserError(f"--agent_command: there is no program {''.join(words[:1])!r}")
+        raise UserError(
+            f"--agent_command: no program {''.join(words[:1])!r} was found",
+            "a program on $PATH, or a path to one",
+        )
     return words
 
 

@@ -13,7 +13,6 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    Refusal,
     distribution,
     function_schema,
     get,
@@ -23,6 +22,7 @@ from openrl.agents.endpoint.records import (
     read_text,
     stop_texts,
 )
+from openrl.http_server import Refusal
 from openrl.types import Message
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large"}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openrl.http_server import Refusal
 from openrl.types import Completion, End, Message
 
 Json = dict[str, Any]
@@ -28,14 +29,6 @@ _DISTRIBUTION = (
     "logit_bias",
     "response_format",
 )
-
-
-class Refusal(Exception):
-    """Refuses a request with a reason, an HTTP status and a code."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code = status, message, code
 
 
 def session_ended() -> Refusal:
@@ -110,7 +103,7 @@ def read_objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -
     """Return ``body[name]``, which must be a list of JSON objects. Raises Refusal."""
     items = get(body, name, list, default)
     if not all(isinstance(item, dict) for item in items):
-        raise Refusal(400, f"{name!r} must hold objects")
+        raise Refusal(400, f"{name!r} must be a list of JSON objects")
     return items
 
 
@@ -129,7 +122,7 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
     stop = get(body, name, (str, list), [])
     texts = [stop] if isinstance(stop, str) else stop
     if not all(isinstance(text, str) and text for text in texts):
-        raise Refusal(400, f"{name!r} must hold texts")
+        raise Refusal(400, f"{name!r} must be a text or a list of texts")
     return tuple(texts)
 
 
@@ -142,7 +135,7 @@ def read_text(content: Any) -> str:
         raise Refusal(400, "the content of a message must be text or a list of parts")
     for part in content:
         if not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
-            raise Refusal(400, "the content of this message can be text only")
+            raise Refusal(400, "this message may only contain text")
     return "".join(get(part, "text", str) for part in content)
 
 
@@ -168,7 +161,7 @@ def _image(part: Json) -> Json:
         held = f"data:{get(held, 'media_type', str)};base64,{get(held, 'data', str)}"
     url = get(held, "url", str) if isinstance(held, dict) else held
     if not url.startswith(_URLS):
-        raise Refusal(400, f"an image is a URL that begins with {', '.join(_URLS)}")
+        raise Refusal(400, f"an image must be a URL that begins with {', '.join(_URLS)}")
     return {"type": "image", "image": url}
 
 

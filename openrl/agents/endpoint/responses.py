@@ -13,7 +13,6 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    Refusal,
     distribution,
     function_schema,
     get,
@@ -23,6 +22,7 @@ from openrl.agents.endpoint.records import (
     read_objects,
     read_text,
 )
+from openrl.http_server import Refusal
 from openrl.types import Message
 
 
@@ -41,13 +41,9 @@ def read(body: Json) -> CompletionRequest:
         tools_left_out=len(tools) - len(ours),
         max_tokens=read_max_tokens(body, "max_output_tokens"),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
-        after=_answer_id(get(body, "previous_response_id", str, "")),
+        after=get(body, "previous_response_id", str, "").removeprefix("resp_") or None,
         instructions=get(body, "instructions", str, ""),
     )
-
-
-def _answer_id(response: str) -> str | None:
-    return response.removeprefix("resp_") or None
 
 
 def read_items(items: list[Json]) -> list[Message]:
@@ -82,7 +78,7 @@ def _read_item(item: Json) -> Message | None:
         return {"role": "tool", "tool_call_id": called, "content": read_content(item.get("output"))}
     if kind == "reasoning":  # written by another model; no template has a place for it
         return None
-    raise Refusal(400, f"items of the type {kind!r} are not known")
+    raise Refusal(400, f"items of type {kind!r} are not supported")
 
 
 def write(body: Json, answer: Answer) -> Json:

@@ -9,10 +9,10 @@ import asyncio
 import json
 import logging
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,21 +24,20 @@ from openrl.agents.base import Generate
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
-from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, Refusal, session_ended
+from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, session_ended
 from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, Sender
 from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
-from openrl.errors import UserError
+from openrl.http_server import ReadyServer, Refusal, bind, read_body, refuse_web_pages
 from openrl.types import Prompt, Sampling
 
 HOST = "127.0.0.1"
-MAX_BODY = 64 * 2**20  # bytes
 KEEP_ALIVE = 3600  # seconds between two requests, in which an agent may do other things
-BODY_TIMEOUT = 60.0  # seconds for a client to send its request
 DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
 
 log = logging.getLogger(__name__)
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Endpoint:
     def __init__(self, play: Play, port: int = 0) -> None:
         """Port 0 means any free one. Raises UserError if the port is taken."""
         self.play, self._sessions = play, dict[str, Session]()
-        self._listener = _bind(port)
+        self._listener = bind(HOST, port, "--agent_endpoint_port")
         config = uvicorn.Config(
             self._app(),
             lifespan="off",
@@ -86,7 +85,8 @@ class Endpoint:
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE,
         )
-        self._server = _Server(config)
+        self._ready = asyncio.Event()
+        self._server = _Server(config, self._ready.set)
 
     @property
     def root(self) -> str:
@@ -94,12 +94,12 @@ class Endpoint:
 
     async def start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve([self._listener]))
-        ready = asyncio.create_task(self._server.ready.wait())
+        ready = asyncio.create_task(self._ready.wait())
         await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
             await self._serving
-            raise RuntimeError("the endpoint's server ended before it answered")
+            raise RuntimeError("the endpoint's server stopped before it was ready")
 
     async def close(self) -> None:
         self._server.should_exit = self._server.force_exit = True
@@ -124,27 +124,17 @@ class Endpoint:
         routes = []
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
-                handler = self._handler(dialect)
-                routes.append(Route(prefix + dialect.path, handler, methods=["POST"]))
-            routes.append(Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]))
-            routes.append(Route(f"{prefix}/v1/models", self._models, methods=["GET"]))
+                answer = handler(partial(self._reply, dialect=dialect), dialect)
+                routes.append(Route(prefix + dialect.path, answer, methods=["POST"]))
+            reward, models = (
+                handler(reply, CHAT_COMPLETIONS) for reply in (self._reward, self._models)
+            )
+            routes.append(Route(f"{prefix}/v1/reward", reward, methods=["POST"]))
+            routes.append(Route(f"{prefix}/v1/models", models, methods=["GET"]))
         return Starlette(routes=routes)
 
-    def _handler(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            try:
-                return await self._reply(request, dialect)
-            except Refusal as refusal:
-                return JSONResponse(dialect.error(refusal), refusal.status)
-            except Exception as error:  # in the client's own form, so that it can say what failed
-                log.exception("%s failed", dialect.path)
-                failed = Refusal(500, f"{type(error).__name__}: {error}")
-                return JSONResponse(dialect.error(failed), failed.status)
-
-        return handle
-
     async def _reply(self, request: Request, dialect: Dialect) -> Response:
-        session, raw = self._session(request), await _read_body(request)
+        session, raw = self._session(request), await read_body(request)
         body = _parse(raw)
         ask = dialect.read(body)
         sender = Sender.of(dialect.path, raw, request.headers)
@@ -156,24 +146,17 @@ class Endpoint:
         return StreamingResponse(iter([content]), media_type="text/event-stream")
 
     async def _reward(self, request: Request) -> Response:
-        try:
-            self._session(request).reward(_parse(await _read_body(request)))
-        except Refusal as refusal:
-            return JSONResponse(CHAT_COMPLETIONS.error(refusal), refusal.status)
+        self._session(request).reward(_parse(await read_body(request)))
         return JSONResponse({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
-        try:
-            self._session(request)
-        except Refusal as refusal:
-            return JSONResponse(CHAT_COMPLETIONS.error(refusal), refusal.status)
+        self._session(request)
         one = {"id": MODEL, "object": "model", "created": 0, "owned_by": "openrl"}
         return JSONResponse({"object": "list", "data": [one]})
 
     def _session(self, request: Request) -> Session:
         """Return the session whose key the request holds. Raises Refusal."""
-        if "origin" in request.headers:  # a foreign page could make a browser send this
-            raise Refusal(403, "no pages of browsers are answered")
+        refuse_web_pages(request)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         named = request.path_params.get("key")
         keys = [named] if named else [bearer, request.headers.get("x-api-key", "")]
@@ -181,6 +164,22 @@ class Endpoint:
             if key in self._sessions:
                 return self._sessions[key]
         raise session_ended()
+
+
+def handler(reply: Handler, dialect: Dialect) -> Handler:
+    """Return ``reply`` with its errors in the client's own form, so that it can say what failed."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await reply(request)
+        except Refusal as refusal:
+            return JSONResponse(dialect.error(refusal), refusal.status)
+        except Exception as error:
+            log.exception("%s failed", request.url.path)
+            failed = Refusal(500, f"{type(error).__name__}: {error}")
+            return JSONResponse(dialect.error(failed), failed.status)
+
+    return handle
 
 
 async def _wait(request: Request, exchange: Exchange) -> Answer:
@@ -192,7 +191,7 @@ async def _wait(request: Request, exchange: Exchange) -> Answer:
         left.cancel()
         exchange.waiting -= 1
     if not exchange.reply.done():
-        raise Refusal(499, "the client left")
+        raise Refusal(499, "the client disconnected")
     exchange.delivered = True
     if exchange.reply.cancelled():
         raise session_ended()
@@ -202,20 +201,6 @@ async def _wait(request: Request, exchange: Exchange) -> Answer:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _read_body(request: Request) -> bytes:
-    """Read the body of a request. Raises Refusal if it is too large or arrives too late."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
-    return bytes(body)
 
 
 def _parse(raw: bytes) -> Json:
@@ -235,29 +220,8 @@ def _line(event: Json) -> str:
     return f"{name}data: {json.dumps(event)}\n\n"
 
 
-def _bind(port: int) -> socket.socket:
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"the endpoint's port {port}: {error.strerror}", "port 0 takes any free one"
-        ) from error
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """A server that says when it is ready, and leaves signals to the process it runs in."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
+class _Server(ReadyServer):
+    """Leaves signals to the process that it runs in."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

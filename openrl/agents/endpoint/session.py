@@ -18,7 +18,6 @@ from openrl.agents.endpoint.records import (
     Call,
     CompletionRequest,
     Json,
-    Refusal,
     get,
     session_ended,
 )
@@ -26,6 +25,7 @@ from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
 from openrl.agents.tools.calls import ParsedReply, call_ids
 from openrl.data.rows import BadRow
+from openrl.http_server import Refusal
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
@@ -92,7 +92,7 @@ class Session:
         if not any(isinstance(message["content"], list) for message in messages):
             return messages
         if not chat.takes_images:
-            message = "the policy reads text only (--max_images_per_prompt)"
+            message = "the policy can only read text; images need --max_images_per_prompt"
             raise Refusal(400, message)
         try:
             return await asyncio.to_thread(chat.load_images, messages)
@@ -123,7 +123,7 @@ class Session:
 
     def _earlier_chat(self, answer: str | None) -> list[Message]:
         if answer is not None and answer not in self._chats:
-            raise Refusal(404, "there is no earlier response of this id", "not_found")
+            raise Refusal(404, "no earlier response has this id", "not_found")
         return self._chats[answer] if answer is not None else []
 
     def _read(self, reply: Reply, ask: CompletionRequest) -> Answer:

@@ -9,21 +9,21 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    Refusal,
     distribution,
     get,
     logprob_items,
     read_max_tokens,
     stop_texts,
 )
+from openrl.http_server import Refusal
 
 
 def read(body: Json) -> CompletionRequest:
-    ids, sampling = (get(body, "token_ids", list), get(body, "sampling_params", dict, {}))
+    ids, sampling = get(body, "token_ids", list), get(body, "sampling_params", dict, {})
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
-        raise Refusal(400, "'token_ids' must hold the ids of one token or more")
+        raise Refusal(400, "'token_ids' must be a list of at least one token id")
     if body.get("stream") or get(sampling, "n", int, 1) != 1:
-        raise Refusal(400, "one reply at a time, and no streams")
+        raise Refusal(400, "streams and several replies per request are not supported")
     return CompletionRequest(
         [],
         token_ids=ids,

@@ -53,10 +53,10 @@ def check_address(address: str) -> None:
     except ValueError:
         host, port = None, None
     if not host or not port:
-        raise UserError(f"verifiers:{address} is no address", "verifiers:tcp://127.0.0.1:PORT")
+        raise UserError(f"verifiers:{address} is not an address", "verifiers:tcp://127.0.0.1:PORT")
     if host not in ("127.0.0.1", "localhost"):
         raise UserError(
-            f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
+            f"verifiers:{address}: the server must run on this machine, like the endpoint",
             "start the environment server here",
         )
     try:
@@ -85,7 +85,7 @@ class VerifiersAgent:
         session = opened.session
         session.raise_failures()
         if session.is_idle:
-            raise RuntimeError(f"the environment asked for nothing: {outcome.error}")
+            raise RuntimeError(f"the environment sent no request to the endpoint: {outcome.error}")
         if outcome.error is not None and session.over is None and not outcome.timed_out:
             raise RuntimeError(f"the environment failed: {outcome.error}")
         session.score = Score(outcome.reward, parts=outcome.metrics)
@@ -158,10 +158,10 @@ class EnvironmentServer:
             del self._requests[id_]
         reply = request.reply.result()
         if not reply.get("success"):
-            raise RuntimeError(f"the environment server refuses: {reply.get('error')}")
+            raise RuntimeError(f"the environment server refused the episode: {reply.get('error')}")
         outcome = self._wire.read(reply, request.deltas)
         if not math.isfinite(outcome.reward):
-            raise RuntimeError(f"the environment's reward is {outcome.reward}")
+            raise RuntimeError(f"the environment's reward is {outcome.reward}, not a finite number")
         return outcome
 
     async def _check_alive(self) -> None:
@@ -169,7 +169,7 @@ class EnvironmentServer:
             async with asyncio.timeout(PATIENCE):
                 await self._ask(self._wire.health)
         except TimeoutError:
-            raise RuntimeError(f"the environment server {self.address} is gone") from None
+            raise RuntimeError(f"the environment server {self.address} no longer answers") from None
 
     async def _ask(self, frames: list[bytes]) -> Any:
         id_ = _new_id()

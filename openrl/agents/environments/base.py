@@ -112,7 +112,7 @@ class Game(ABC, Generic[O]):
         drawn = self.render()
         if drawn is None:
             name = type(self).__name__
-            raise UserError(f"{name} draws no pictures", "pictures: false in --env_config")
+            raise UserError(f"{name} cannot draw pictures", "pictures: false in --env_config")
         return [said, drawn] if said else [drawn]
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -96,7 +96,7 @@ def scalar(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is no number but {type(value).__name__}") from None
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
 
 
 def verdict(value: Any) -> float | None:

@@ -128,7 +128,7 @@ def read(found: Any) -> EpisodeResult:
     """Read what ``execute`` returned. Raises TypeError if it has another form."""
     if not isinstance(found, Mapping) or not {"observation_tokens", "action_ranges"} <= {*found}:
         raise TypeError(
-            "execute returned no dict with observation_tokens and action_ranges, but"
+            "execute must return a dict with observation_tokens and action_ranges, not"
             f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
         )
     reward = found.get("reward")

@@ -155,13 +155,13 @@ def _turns(
     token_ids: list[int], ranges: list[tuple[int, int]], replies: list[Reply]
 ) -> list[_Turn]:
     if not ranges:
-        raise NotSampled("its action_ranges are empty")
+        raise NotSampled("action_ranges is empty: there is nothing to train")
     turns: list[_Turn] = []
     last = 0
     for start, end in ranges:
         if not last <= start < end <= len(token_ids):
             raise NotSampled(
-                f"action_ranges {ranges} are no ascending ranges of {len(token_ids)} tokens"
+                f"action_ranges {ranges} must be ascending ranges of {len(token_ids)} tokens"
             )
         before, said, last = token_ids[:start], token_ids[start:end], end
         reply = next(
@@ -176,7 +176,7 @@ def _turns(
         if reply is None:
             raise NotSampled(
                 f"tokens {start} to {end} of observation_tokens are not what the engine sampled"
-                " behind the tokens before them"
+                " after the tokens before them"
             )
         if turns and reply.images[: len(turns[-1].reply.images)] != turns[-1].reply.images:
             raise NotSampled(f"the turn of tokens {start} to {end} was shown other images")

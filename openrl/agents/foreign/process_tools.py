@@ -40,5 +40,7 @@ class ProcessTools(Toolset):
     async def _ask(self, method: str, *arguments: Any) -> Any:
         async with self._turn:
             if not self._process.is_alive:
-                raise CallFailed("the agent process has ended, and what the episode was with it")
+                raise CallFailed(
+                    "the agent's process has ended, and with it the state of the episode"
+                )
             return await self._process.call(Call(method, arguments))

@@ -30,7 +30,7 @@ class ProgramAgent:
         session = opened.session
         session.raise_failures()
         if session.is_idle:
-            raise RuntimeError("the agent asked the endpoint for nothing")
+            raise RuntimeError("the agent sent no request to the endpoint")
         if played.reward is not None:
             session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
         return session.trajectory(End.LENGTH if played.truncated else end)

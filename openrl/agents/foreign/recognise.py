@@ -127,7 +127,9 @@ def find_class(module: ModuleType, name: str | None) -> AgentClass:
         raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
     if not fitting:
         known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
-        raise NotKnown(f"none of its classes is known: {_list_classes(own)}. Known are{known}")
+        raise NotKnown(
+            f"none of its classes can be played: {_list_classes(own)}. These can be:{known}"
+        )
     (found,) = fitting
     if problem := found.kind.problem(found.made) or _constructor_problem(found):
         raise NotKnown(problem)
@@ -146,7 +148,11 @@ def _constructor_problem(found: AgentClass) -> str | None:
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and p.name not in GIVEN
     ]
-    return f"nobody gives {found.made.__name__}.__init__ its {', '.join(asked)}" if asked else None
+    return (
+        f"{found.made.__name__}.__init__ needs {', '.join(asked)}, which nothing provides"
+        if asked
+        else None
+    )
 
 
 def _kind_of(made: Any) -> AgentClass | None:

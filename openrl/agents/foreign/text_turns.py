@@ -125,11 +125,11 @@ def _content(text: str, images: Any) -> Content:
 
 def _value(found: Any, key: str, method: str) -> Any:
     if not isinstance(found, Mapping) or key not in found:
-        raise TypeError(f"{method} returned no dict with {key!r}")
+        raise TypeError(f"{method} must return a dict with {key!r}")
     return found[key]
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"an observation is text, this one is {type(value).__name__}")
+        raise TypeError(f"an observation must be text, not {type(value).__name__}")
     return value

@@ -38,7 +38,7 @@ class ActionReader:
         fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
         required = [name for name in schema.get("required", []) if name in fields]
         if not fields:
-            raise UserError("openenv: its actions have no field that a policy could write")
+            raise UserError("openenv: the actions have no field that a policy could write")
         for only in (required, list(fields)):
             if len(only) == 1 and fields[only[0]].get("type") in _READ:
                 return cls(only[0], fields[only[0]]["type"])

@@ -78,9 +78,9 @@ async def find_server(url: str) -> Server:
             found = await client.get(f"{root}/schema")
             schema = found.raise_for_status().json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UserError(f"openenv: {root} shows no /schema: {error!r}", remedy) from None
+        raise UserError(f"openenv: {root} does not answer at /schema: {error!r}", remedy) from None
     if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
-        raise UserError(f"openenv: {root}/schema has no schema of actions", remedy)
+        raise UserError(f"openenv: {root}/schema does not describe actions", remedy)
     try:
         async with _connect(root):
             return Server(root, schema["action"], True)
@@ -114,7 +114,9 @@ class Connections:
             retry=retry_if_exception_type(ServerFull),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
         )
-        late = ServerFull(f"{self.server.root} has no room after {WAIT_FOR_ROOM:g} s")
+        late = ServerFull(
+            f"{self.server.root} had no room for another episode within {WAIT_FOR_ROOM:g} s"
+        )
         async with time_limit(WAIT_FOR_ROOM, late):
             async for attempt in attempts:
                 with attempt:

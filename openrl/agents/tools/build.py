@@ -51,7 +51,7 @@ async def toolsets(part: str) -> list[OpenToolset]:
     if part.endswith((".yaml", ".yml")):
         return [partial(VerlTools, tools_of_config(Path(part)))]
     raise UserError(
-        f"--tools: {part!r} is no source of tools",
+        f"--tools: {part!r} is not a source of tools",
         "FILE.py, http://HOST:PORT/mcp, python, or verl's FILE.yaml",
     )
 

@@ -101,8 +101,8 @@ def _schema_from_types(function: Function) -> dict[str, Any]:
         reason = str(error.args[0]) if error.args else type(error).__name__
     if reason:
         raise UserError(
-            f"{name} makes no tool: {reason}",
-            f"{SHAPE}; or call it _{name} if it is no tool",
+            f"{name} cannot be a tool: {reason}",
+            f"{SHAPE}; or rename it to _{name} if it is not a tool",
         )
     return schema
 

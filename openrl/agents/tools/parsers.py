@@ -69,7 +69,7 @@ def detect(chat_template: ChatTemplate) -> str:
     fitting = _matching_formats(chat_template)
     if not fitting:
         raise UserError(
-            "--tools: the chat template writes calls of tools in no format that is known here",
+            "--tools: the chat template writes tool calls in an unknown format",
             f"--tool_parser, one of {', '.join(tool_parsers.names())}",
         )
     return max(fitting, key=lambda name: fitting[name])

@@ -21,9 +21,6 @@ def python(code: str) -> str:
     """
     ran = run({"mode": "program", "code": code}, LIMITS)
     if ran.outcome != "done":
-        raise ToolError(_FAILED.get(ran.outcome) or _last_line(ran.message))
+        last_line = ran.message.strip().rpartition("\n")[2]
+        raise ToolError(_FAILED.get(ran.outcome) or last_line or "the program ended early")
     return ran.stdout.decode(errors="replace").rstrip("\n") or "(nothing was printed)"
-
-
-def _last_line(message: str) -> str:
-    return message.strip().rpartition("\n")[2] or "the program ended early"

@@ -69,7 +69,7 @@ class TrlTools(Toolset):
         said = await call(self._object.reset, **_row(prompt, self._object.reset))
         if not isinstance(said, str | None):
             name = self.made.__name__
-            raise TypeError(f"{name}.reset gives {type(said).__name__}, not text or None")
+            raise TypeError(f"{name}.reset must return text or None, not {type(said).__name__}")
         return said or ""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:

@@ -49,7 +49,7 @@ class JudgeOptions:
     )
     low: float = flag(0.0, "The worst score; reward 0.")
     high: float = flag(10.0, "The best score; reward 1.")
-    pass_at_k: float = flag(1.0, "An answer has passed from this reward on.", bounds="[0, 1]")
+    pass_at: float = flag(1.0, "An answer has passed from this reward on.", bounds="[0, 1]")
     temperature: float = flag(0.0, "Of the model's sampling.", bounds=">= 0")
     max_tokens: int = flag(1024, "Tokens of its reply.", bounds="> 0")
     timeout: float = flag(
@@ -102,7 +102,7 @@ def judge(answer: Answer, options: JudgeOptions) -> Verdict:
             f"the judge gave {score:g}, which is not between {options.low:g} and {options.high:g}"
         )
     reward = (score - options.low) / (options.high - options.low)
-    return Verdict(reward, float(reward >= options.pass_at_k))
+    return Verdict(reward, float(reward >= options.pass_at))
 
 
 @cache

@@ -54,11 +54,8 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     Raises UserError if a model's config does not load, or if the batches do not divide among the
     ranks."""
     models = role_models(config)
-    plan = plan_placement(
-        place_requests(config, models),
-        inputs.device,
-        [planned_node(inputs.device)],
-    )
+    node = planned_node(inputs.device)
+    plan = plan_placement(place_requests(config, models), inputs.device, [node])
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
     memory = memory_by_role(config, models, plan, inputs.device)
     batch = batch_rows(config, len(inputs.prompts), plan)
@@ -233,8 +230,9 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
     table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
     if device == "cpu":
         total = sum((m.total + m.host) * ranks[role] for role, m in memory.items())
+        here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         table += f"\nAll ranks: {format_bytes(total)}"
-        table += f"; this machine has {format_bytes(machine_memory())}."
+        table += f"; this machine has {format_bytes(here)}."
     return table
 
 
@@ -263,12 +261,8 @@ def memory_by_stage(
     config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]
 ) -> list[StageMemory]:
     sizes = {role: m.by_part() for role, m in memory.items()}
-    return simulate_stages(
-        ResidencyTable.of(plan, sleep_parts(config)),
-        stages(config),
-        sizes,
-        dropped_parts(config),
-    )
+    table = ResidencyTable.of(plan, sleep_parts(config))
+    return simulate_stages(table, stages(config), sizes, dropped_parts(config))
 
 
 def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
@@ -287,11 +281,6 @@ def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
 
 def _names(parts: list[RolePart]) -> str:
     return " ".join(map(str, parts)) or "-"
-
-
-def machine_memory() -> int:
-    """Return this machine's main memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def format_bytes(count: int) -> str:

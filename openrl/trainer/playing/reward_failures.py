@@ -76,5 +76,5 @@ class FailureGuard:
                         *failure_notes(self.failed),
                     ]
                 ),
-                "fix the reward",
+                "fix the reward, or raise --max_reward_failure_rate",
             )

@@ -50,7 +50,9 @@ def check_steps_kept(directory: Path, first: int, last: int) -> None:
     missing = [step for step in range(first, last + 1) if not path_of(directory, step).is_file()]
     if missing:
         fix = f"--max_steps {missing[0] - 1}" if missing[0] > first else "another directory"
-        raise UserError(f"--rollout_replay_dir {directory} has no step {missing[0]}", fix)
+        raise UserError(
+            f"--rollout_replay_dir {directory} has no rollouts of step {missing[0]}", fix
+        )
 
 
 def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
@@ -60,7 +62,7 @@ def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
     try:
         generated = [group_from_json(row, prompts) for row in rows]
     except KeyError as error:
-        message = f"{path}: the data has no prompt {error}"
+        message = f"{path}: the data lacks prompt {error}"
         raise UserError(message, "the same --prompt_data as in the run that wrote it") from None
     groups = [generated[index] for index in head["trained"]]
     return RolloutBatch(groups, generated, head["version"], head["counts"])

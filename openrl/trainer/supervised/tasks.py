@@ -43,10 +43,6 @@ async def no_annotation(batch: ExperienceBatch, forward: Forward) -> ExperienceB
     return batch
 
 
-def no_metrics(values: Any) -> dict[str, float]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Task:
     """How one command reads rows, what it trains, and what it measures."""
@@ -63,9 +59,8 @@ class Task:
     # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
     reference_lora: LoRAFlags | None = None  # for the reference model
-    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = (
-        no_metrics  # further metrics
-    )
+    # further metrics
+    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = lambda values: {}
     # computes fields for config.json from rewards (B,)
     config_fields: Callable[[Tensor], dict[str, float]] | None = None
     value_head: str = "score"

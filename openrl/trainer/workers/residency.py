@@ -213,7 +213,7 @@ class Residency:
         rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (
             one.needs | other.needs
         )
-        return f"{_names(rows)} would have to be asleep and awake at a time"
+        return f"{_names(rows)} would have to be asleep and awake at the same time"
 
     async def _make_room(self, entered: _ActiveStage) -> None:
         if self._failed:

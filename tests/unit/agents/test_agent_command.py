@@ -86,7 +86,10 @@ post(os.environ["OPENRL_REWARD_URL"], {{"reward": 0.5, "scores": 1, "extra_logs"
     [
         ("ask('a'); sys.exit('I give up')", "exited with status 1: I give up"),
         ("print('x' * 9000 + 'end'); os.kill(os.getpid(), 9)", "was killed by SIGKILL: "),
-        ("print('no key'); sys.exit(0)", "asked the endpoint for nothing; it said: no key"),
+        (
+            "print('no key'); sys.exit(0)",
+            "sent no request to the endpoint; its output ends with: no key",
+        ),
     ],
 )
 def test_programs_that_fail(code, message):
@@ -103,7 +106,10 @@ def test_programs_that_fail(code, message):
             "held = b'1' * 2**28",
             r"used 0\.\d GiB of memory, more than the 0\.125 GiB allowed \(--env_memory_gb\)",
         ),
-        ("print('x' * 9000 + 'end', flush=True)", "printed more than 5000 bytes, at last: x+end$"),
+        (
+            "print('x' * 9000 + 'end', flush=True)",
+            "printed more than 5000 bytes, ending with: x+end$",
+        ),
     ],
 )
 def test_programs_that_take_too_much(monkeypatch, code, message):

@@ -111,7 +111,7 @@ def test_more_images_than_the_engine_takes_are_named(processor):
 
 def test_a_policy_that_reads_text_is_not_shown_an_environment_of_pictures(processor):
     blind = ChatFormat(processor.processor.tokenizer, chat=True, kwargs={})
-    with pytest.raises(UserError, match="reads only text"):
+    with pytest.raises(UserError, match="can only read text"):
         play(blind, Zoom())
 
 
@@ -204,5 +204,5 @@ def test_games_are_shown_as_pictures(tag):
 
 
 def test_a_game_that_draws_nothing_says_so():
-    with pytest.raises(UserError, match="Bandit draws no pictures"):
+    with pytest.raises(UserError, match="Bandit cannot draw pictures"):
         asyncio.run(make_environment("bandit", {"pictures": True}).reset(1, PROMPT))

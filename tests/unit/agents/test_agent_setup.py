@@ -95,34 +95,42 @@ def test_turns_as_rows():
 @pytest.mark.parametrize(
     ("flags", "source", "problem"),
     [
-        ({"agent_func_path": "GYM"}, "reward_funcs", "Game returns rewards, and --reward_funcs"),
-        ({"agent_func_path": "PROGRAM"}, None, "speaks to a chat endpoint.*\n.*--agent_endpoint"),
+        (
+            {"agent_func_path": "GYM"},
+            "reward_funcs",
+            "Game returns rewards itself, but --reward_funcs",
+        ),
+        ({"agent_func_path": "PROGRAM"}, None, "calls a chat endpoint.*\n.*--agent_endpoint"),
         (
             {"agent_func_path": "WRONG"},
             None,
             r"use it: Game.reset\(self\) cannot be called as gym's",
         ),
-        ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
-        ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "shows no /schema"),
+        ({"agent_func_path": "NOTHING"}, None, "none of its classes can be played"),
+        ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "does not answer at /schema"),
         ({"agent_func_path": "TRL"}, None, "T has no get_reward"),
-        ({"agent_func_path": "REWARDING"}, "reward_funcs", "T returns rewards, and --reward_funcs"),
-        ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "on this machine alone"),
+        (
+            {"agent_func_path": "REWARDING"},
+            "reward_funcs",
+            "T returns rewards itself, but --reward_funcs",
+        ),
+        ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "must run on this machine"),
         ({"agent_func_path": "verifiers:tcp://127.0.0.1:9"}, None, "no environment server listens"),
         (
             {"agent_func_path": "verifiers:tcp://127.0.0.1:9"},
             "reward_funcs",
-            "verifiers: environments give the rewards, and --reward_funcs",
+            "verifiers: environments give rewards themselves, but --reward_funcs",
         ),
         ({"agent_func_path": "TRL", "tool_parser": "herms"}, None, "did you mean 'hermes'"),
         (
             {"agent_func_path": "EXECUTOR", "agent_sample_unit": "step"},
             None,
-            "Own makes the training rows itself",
+            "Own builds the training rows itself",
         ),
         (
             {"agent_func_path": "EXECUTOR", "turn_timeout": 3.0},
             None,
-            "Own alone knows when a turn begins",
+            "only Own knows when a turn begins",
         ),
         ({"tools": "UNTYPED"}, "reward_funcs", "add.*type"),
         ({"tools": "python", "tool_parser": "herms"}, "reward_funcs", "did you mean 'hermes'"),
@@ -192,5 +200,7 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
     path.write_text(settings)
     tagged = EnvironmentFlags(env_tags=(tag,), env_config=str(path))
     how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
-    with pytest.raises(UserError, match=f"(?s)--env_tags {tag}: it begins no game: .*--env_config"):
+    with pytest.raises(
+        UserError, match=f"(?s)--env_tags {tag}: it cannot start an episode: .*--env_config"
+    ):
         check_agents(how, hermes_chat().tokenizer, None)

@@ -64,7 +64,7 @@ def http(session, **headers):
     return httpx.AsyncClient(base_url=session.root, headers=headers, timeout=30)
 
 
-def read_content(reply):
+def content_of(reply):
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"]
 
@@ -128,7 +128,7 @@ def test_a_retry_gets_the_reply_of_the_first():
             assert first.json() == second.json()
             other = await client.post(PATH, json={**BODY, "messages": [GOES_ON]}, headers=retry)
             again = await client.post(PATH, json=BODY)  # wanted anew
-            assert [read_content(r) for r in (first, other, again)] == ["a", "b", "c"]
+            assert [content_of(r) for r in (first, other, again)] == ["a", "b", "c"]
 
     assert run(talk, policy).session.trajectory().metrics["replayed_replies"] == 1
 
@@ -142,7 +142,7 @@ def test_an_idempotency_key():
                 await client.post(PATH, json=BODY, headers={"idempotency-key": key})
                 for key in ("x", "x", "y")
             ]
-            assert [read_content(reply) for reply in keyed] == ["a", "a", "b"]
+            assert [content_of(reply) for reply in keyed] == ["a", "a", "b"]
 
     run(talk, policy)
 
@@ -164,8 +164,8 @@ def test_a_client_that_leaves_and_comes_back(finished):
                 await exchange.reply
             asking = asyncio.create_task(client.post(PATH, json=BODY))
             policy.may.set()
-            assert read_content(await asking) == "a"
-            assert read_content(await client.post(PATH, json=BODY)) == "b"
+            assert content_of(await asking) == "a"
+            assert content_of(await client.post(PATH, json=BODY)) == "b"
 
     async def main():
         async with opened(Gate(script)) as session:
@@ -253,9 +253,9 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
         (b"{", "not JSON"),
         (b"[]", "must be a JSON object"),
         (b'{"messages": 3}', "'messages' is missing"),
-        (b'{"messages": [3]}', "'messages' must hold objects"),
+        (b'{"messages": [3]}', "'messages' must be a list of JSON objects"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "must be text or a list"),
-        (b'{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}', "text only"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}', "only contain text"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "'image_url' is"),
         (b'{"messages": [], "n": 2}', "'n' must be 1"),
         (b'{"messages": [], "max_tokens": 0}', "must be 1 or more"),
@@ -327,7 +327,9 @@ def test_a_port_that_is_taken():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port}: Address already in use"):
+        with pytest.raises(
+            UserError, match=f"{port} on 127.0.0.1 cannot be bound: Address already in use"
+        ):
             Endpoint(Play(hermes_chat(), parser_for("hermes", None)), port)
 
 
@@ -380,6 +382,6 @@ def test_requests_at_the_same_time_do_not_exceed_the_turns():
                 other = {**BODY, "messages": [GOES_ON]}
                 refused = await client.post(PATH, json=other)
                 policy.may.set()
-                return read_content(await first), refused.json()["error"]["code"]
+                return content_of(await first), refused.json()["error"]["code"]
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == ("a", "episode_over")

@@ -195,11 +195,11 @@ async def breaks():
 @pytest.mark.parametrize(
     "answer, words",
     [
-        (answers(Step("ok", reward=math.nan)), "the reward is nan"),
-        (answers(Step("ok", metrics={"speed": math.inf})), "speed is inf"),
-        (answers(Step("ok", passed=5.0)), "success is 5.0, not in [0, 1]"),
-        (answers(Step("ok", passed=math.nan)), "success is nan, not in [0, 1]"),
-        (answers(Step("x" * 1_000_001)), "an observation of 1000001 characters"),
+        (answers(Step("ok", reward=math.nan)), "the reward is nan, not a finite number"),
+        (answers(Step("ok", metrics={"speed": math.inf})), "speed is inf, not a finite number"),
+        (answers(Step("ok", passed=5.0)), "success must be in [0, 1], but it is 5.0"),
+        (answers(Step("ok", passed=math.nan)), "success must be in [0, 1], but it is nan"),
+        (answers(Step("x" * 1_000_001)), "an observation has 1000001 characters"),
         (breaks, "ConnectionError: gone"),
         (times_out, "TimeoutError: its own server"),
         (hangs, "no answer within 0.05 s"),
@@ -247,7 +247,10 @@ def test_a_long_list_of_actions_is_cut():
     environment.answer = lambda: answers(next(turns))()
     with pytest.raises(EnvironmentFailure) as error:
         play(environment, *["a" * 300] * 10)
-    assert "the reward is -inf; actions: ... " in str(error.value) and len(str(error.value)) < 1200
+    assert (
+        "the reward is -inf, not a finite number; actions: ... " in str(error.value)
+        and len(str(error.value)) < 1200
+    )
 
 
 @pytest.mark.parametrize("limit", ["turn_timeout", "episode_timeout"])
@@ -317,7 +320,7 @@ def test_classes_that_are_no_environment_are_refused():
         GymEnvironment(NoSeed())
     with pytest.raises(UserError, match=r"NoAction has no method step\(action\)"):
         GymEnvironment(NoAction())
-    with pytest.raises(UserError, match="Averages reduces by median"):
+    with pytest.raises(UserError, match="Averages has unknown reductions: median"):
         GymEnvironment(Averages())
     with pytest.raises(UserError, match="did you mean 'sokoban'"):
         make_environment("sokban", {})
@@ -328,7 +331,7 @@ def test_an_observation_that_is_no_text_is_a_failure():
         def line(self):
             return 3
 
-    with pytest.raises(EnvironmentFailure, match="a list of both, this one is int"):
+    with pytest.raises(EnvironmentFailure, match="a list of both, not int"):
         play(Numbers(), "x")
 
 

@@ -48,13 +48,13 @@ def write(tmp_path):
         ("os._exit(3)", "CallFailed: the agent process exited with status 3"),
         ("os.kill(os.getpid(), 11)", "CallFailed: the agent process was killed by SIGSEGV"),
         ("raise ValueError('odd')", r"CallFailed: ValueError: odd \(game.py, line 10\)"),
-        ("return 'x' * 10**7, 0.0, False, False, {}", "an observation of 10000000 characters"),
+        ("return 'x' * 10**7, 0.0, False, False, {}", "an observation has 10000000 characters"),
         ("return 'x', float('nan'), False, False, {}", "the reward is nan"),
         ("return 'x', 'much', False, False, {}", "could not convert string to float"),
-        ("return 'x', 0.0", "step gave tuple, not gym's 5 or 4 values"),
+        ("return 'x', 0.0", "step must return gym's 5 or 4 values, not tuple"),
         (
             "return None, 0.0, False, False, {}",
-            "an observation is text, a picture or .*, this one is NoneType",
+            "an observation must be text, a picture or .*, not NoneType",
         ),
         ("x = [0] * 10**8; time.sleep(1000)", r"0\.4 GiB allowed \(--env_memory_gb\)"),
         ("sys.exit(4)", "CallFailed: the agent process exited with status 4"),
@@ -132,7 +132,7 @@ class AgentExecutor(AgentExecutorBase):
         ("time.sleep(1000)", r"nothing came back within 4 s \(--env_step_timeout\)"),
         ("os._exit(3)", "the agent process exited with status 3"),
         ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
-        ("return None", "execute returned no dict with observation_tokens and action_ranges"),
+        ("return None", "execute must return a dict with observation_tokens and action_ranges"),
     ],
 )
 def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):

@@ -196,10 +196,10 @@ def test_what_the_engine_did_not_sample_is_not_trained(write):
         ([1, 2, 3, 4, 5, 6], [(2, 6)], "tokens 2 to 6 of observation_tokens are not what"),
         ([1, 2, 3, 4, 5, 6], [(1, 4)], "tokens 1 to 4 of observation_tokens are not what"),
         ([1, 2, 3, 4, 5, 6], [(3, 4)], "tokens 3 to 4 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 5, 6], [(5, 6), (2, 4)], "no ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [(2, 4), (5, 7)], "no ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [(2, 2)], "no ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [], "action_ranges are empty"),
+        ([1, 2, 3, 4, 5, 6], [(5, 6), (2, 4)], "must be ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [(2, 4), (5, 7)], "must be ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [(2, 2)], "must be ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [], "action_ranges is empty"),
     ],
 )
 def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
@@ -484,8 +484,12 @@ def test_an_agent_of_ours_has_its_time(write):
 @pytest.mark.parametrize(
     ("text", "name", "problem"),
     [
-        ("x = 1", None, r"none of its classes is known: none\. Known are\n  OpenRLHF's AgentExec"),
-        ("class A:\n    def act(self): pass", None, "is known: A with act"),
+        (
+            "x = 1",
+            None,
+            r"none of its classes can be played: none\. These can be:\n  OpenRLHF's AgentExec",
+        ),
+        ("class A:\n    def act(self): pass", None, "can be played: A with act"),
         ("class A:\n    def act(self): pass", "B", "it has no class B, but A with act"),
         (GYM + GYM.replace("Game", "Other"), None, "several of its classes.*: Game, Other; name"),
         (GYM.replace("seed=None", ""), None, r"Game.reset\(self\) cannot be called as gym's and"),
@@ -505,7 +509,7 @@ def test_an_agent_of_ours_has_its_time(write):
                 "    def reset", "    def __init__(self, size):\n        pass\n\n    def reset"
             ),
             None,
-            "nobody gives Game.__init__ its size",
+            "Game.__init__ needs size, which nothing provides",
         ),
         ("import not_there", None, "No module named 'not_there'"),
         ("import os; os._exit(7)", None, "the agent process exited with status 7"),

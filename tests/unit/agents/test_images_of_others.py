@@ -148,7 +148,7 @@ def test_images_that_clients_are_refused(processor, chat, tmp_path):
         chat, completions(FIRST), mark
     )
     blind = ChatFormat(processor.processor.tokenizer, chat=True, kwargs={})
-    assert "reads text only" in refused(blind, completions(FIRST))
+    assert "can only read text" in refused(blind, completions(FIRST))
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -197,7 +197,9 @@ class Silent(Server):
 def test_nobody_waits_for_room_without_end(monkeypatch, server):
     monkeypatch.setattr(wire, "WAIT_FOR_ROOM", 0.3)
     (failure,) = play(server, policy_of())
-    assert isinstance(failure, ServerFull) and "no room after 0.3 s" in str(failure)
+    assert isinstance(failure, ServerFull) and "no room for another episode within 0.3 s" in str(
+        failure
+    )
 
 
 def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
@@ -259,7 +261,7 @@ def test_what_an_observation_says(observation, text):
 
 def test_what_is_no_server_is_said_before_the_start():
     for nowhere in ("ws://127.0.0.1:9", "ws://127.0.0.1:99999", "ws://[::1"):
-        with pytest.raises(UserError, match="shows no /schema"):
+        with pytest.raises(UserError, match="does not answer at /schema"):
             asyncio.run(find_server(nowhere))
     with pytest.raises(UserError, match="no field that a policy could write"):
         play(Server(schema={"properties": {}}), policy_of("hi"))

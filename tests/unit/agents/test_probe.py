@@ -8,13 +8,10 @@ from openrl.errors import UserError
 from tests.chat_templates import FAMILIES, TOOLS, TRL, chat_of
 from tests.tiny import tiny_tokenizer
 
-ANEW = "the template writes the turns before anew."
-USER = f"What a user says starts a row of its own: {ANEW}"
-REASONED = f"What a user says after reasoning starts a row of its own: {ANEW}"
-RESULT = (
-    "A tool's result starts a row of its own: the template writes calls otherwise than the policy"
-    " does"
-)
+ANEW = "the template rewrites the turns before it."
+USER = f"A user's message starts a new row: {ANEW}"
+REASONED = f"A user's message after reasoning starts a new row: {ANEW}"
+RESULT = "A tool's result starts a new row: the template writes calls differently from the policy"
 
 FOUND = {
     "chatml": [],
@@ -50,10 +47,14 @@ def test_a_template_that_refuses_a_user():
         "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one question') }}"
         "{% endif %}{{ m.content }}{% endfor %}"
     )
-    assert probe(chat) == ["A user cannot go on: the chat template cannot render it: one question."]
+    assert probe(chat) == [
+        "A user's second message cannot be shown: the chat template cannot render it: one question."
+    ]
     chat.tokenizer.chat_template = "{{ raise_exception('no question') }}"
-    assert probe(chat) == ["A user cannot ask: the chat template cannot render it: no question."]
-    with pytest.raises(UserError, match="cannot be asked: the chat template cannot render it"):
+    assert probe(chat) == [
+        "A user's question cannot be shown: the chat template cannot render it: no question."
+    ]
+    with pytest.raises(UserError, match="cannot be shown: the chat template cannot render it"):
         require_tools(chat, TOOLS)
 
 
@@ -78,7 +79,7 @@ def test_templates_that_take_none():
     with pytest.raises(UserError, match="leaves out the results"):
         require_tools(chat, TOOLS)
     chat.tokenizer.chat_template = described + FAMILIES["gemma3"].template
-    with pytest.raises(UserError, match=r"cannot be told: .*must alternate"):
+    with pytest.raises(UserError, match=r"cannot be shown: .*must alternate"):
         require_tools(chat, TOOLS)
 
 

@@ -181,7 +181,7 @@ def test_what_a_tool_says_of_its_own_timeout_is_its_error():
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("def f(x):\n    'Does.'", "f makes no tool: the parameter x has no type"),
+        ("def f(x):\n    'Does.'", "f cannot be a tool: the parameter x has no type"),
         ("def f(x: int):\n    'Does.'", "no description for the argument 'x'"),
         ("def f(x: int): pass", "it has no docstring"),
         ("class A: pass\ndef f(x: A):\n    'Does.'", "the type of x: .*A has no form in JSON"),
@@ -203,7 +203,7 @@ def test_what_makes_no_tool(tmp_path, line, says):
 def test_what_is_no_source_of_tools(file, tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         opened(str(tmp_path / "none.py"))
-    with pytest.raises(UserError, match="'calculator' is no source of tools"):
+    with pytest.raises(UserError, match="'calculator' is not a source of tools"):
         opened("calculator")
     with pytest.raises(UserError, match="two tools are called area"):
         opened(f"{file}, {file}")

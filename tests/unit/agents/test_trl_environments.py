@@ -160,7 +160,7 @@ def test_a_reward_that_is_no_number_fails_the_episode():
 
 
 def test_what_is_refused():
-    with pytest.raises(UserError, match="look makes no tool: the parameter where has no type"):
+    with pytest.raises(UserError, match="look cannot be a tool: the parameter where has no type"):
         TrlEnvironment(Untyped)
     with pytest.raises(UserError, match="Toolless has no method that can be a tool"):
         TrlEnvironment(Toolless)

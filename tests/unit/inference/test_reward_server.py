@@ -15,6 +15,7 @@ import torch
 import uvicorn
 from transformers import AutoModelForSequenceClassification
 
+from openrl import http_server
 from openrl.config.groups.inference import RewardModelFlags
 from openrl.config.groups.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
@@ -227,7 +228,7 @@ def test_a_body_that_is_no_request_is_named(body, complaint):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_whole(monkeypatch):
-    monkeypatch.setattr(server, "MAX_BODY", 1000)
+    monkeypatch.setattr(http_server, "MAX_BODY", 1000)
     sent = []
 
     async def endless():
@@ -291,13 +292,13 @@ def test_a_text_without_tokens_has_no_score(checkpoint):
 def serve_while(conversation, monkeypatch, head_timeout=15.0):
     """Run ``conversation(port)`` against the real server."""
     monkeypatch.setattr(serve, "HEAD_TIMEOUT", head_timeout)
-    listener = serve.bind("127.0.0.1", 0)
+    listener = http_server.bind("127.0.0.1", 0, "--port")
     app = build_app(scorer_of(lambda texts, images: [Scalar(1.0, False)] * len(texts)))
 
     async def main():
         config = uvicorn.Config(app, http=serve.Connection, log_level="warning", access_log=False)
         ready = asyncio.Event()
-        running = serve.Server(config, ready.set)
+        running = http_server.ReadyServer(config, ready.set)
         serving = asyncio.create_task(running.serve([listener]))
         await ready.wait()
         try:
@@ -347,7 +348,7 @@ def test_a_client_that_leaves_is_no_error_of_the_server(monkeypatch, caplog):
 
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch):
-    monkeypatch.setattr(server, "BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr(http_server, "BODY_TIMEOUT", 0.05)
 
     async def stuck():
         yield b"{"

@@ -101,7 +101,7 @@ def test_the_score_is_scaled_and_the_request_is_a_chat(service, monkeypatch):
 def test_scale_pattern_and_verdict(service):
     service.replies = [completion("grade 4 of 5")]
     options = {"pattern": r"grade (\d)", "low": 1, "high": 5}
-    assert ask(service, **options, pass_at_k=0.75).passed == 1
+    assert ask(service, **options, pass_at=0.75).passed == 1
     assert ask(service, **options).reward == 0.75
 
 

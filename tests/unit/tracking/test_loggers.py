@@ -48,7 +48,7 @@ def test_one_object_a_step_readable_before_close(tmp_path):
 def test_a_second_object_of_a_step_is_refused(tmp_path):
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
     tracker.log(3, {})
-    with pytest.raises(ValueError, match="step 3 after step 3"):
+    with pytest.raises(ValueError, match="step 3 came after those of step 3"):
         tracker.log(3, {})
 
 

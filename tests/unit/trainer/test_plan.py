@@ -32,7 +32,7 @@ from openrl.trainer.planning.memory import (
     gpu_memory,
     model_memory,
     model_shape,
-    read_max_tokens,
+    most_tokens,
     saved_bytes,
 )
 from openrl.trainer.workers.roles import RoleModel
@@ -226,7 +226,7 @@ SIXTEEN = f"{PPO} --prompt_max_len 100 --generate_max_len 10 --n_samples_per_pro
 )
 def test_a_shared_prompt_counts_once(words, tokens):
     config = ppo(f"{SIXTEEN} {words} --advantage_estimator group_norm")
-    assert read_max_tokens(config, 16) == tokens
+    assert most_tokens(config, 16) == tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])

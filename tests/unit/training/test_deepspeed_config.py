@@ -106,7 +106,7 @@ def test_a_cpu_without_fp16_is_told_of_before_the_start(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
     with pytest.raises(
         UserError,
-        match=r"--param_dtype fp16: this CPU has no arithmetic in it\n.*--param_dtype bf16",
+        match=r"--param_dtype fp16: this CPU cannot compute in it\n.*--param_dtype bf16",
     ):
         check_device("fp16", "cpu")
     check_device("bf16", "cpu")
