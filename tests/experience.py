@@ -24,6 +24,7 @@ from tests.patience import PATIENCE
 
 LENGTHS = (12, 7, 9, 5, 12, 4, 8, 10)
 PROMPT = 3
+PRELOADED = ("openrl.training.deepspeed_engine", "deepspeed")  # what an engine needs
 
 
 def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> ExperienceBatch:
@@ -156,7 +157,7 @@ def assert_same_gradient(found: Tensor, expected: Tensor) -> None:
 def on_ranks(number: int, work: Callable[..., None], *args: Any) -> None:
     """``work(rank, port, *args)`` in so many processes. They are copies of one that has imported
     what an engine needs, which takes seconds; all tests of a session share it."""
-    multiprocessing.set_forkserver_preload(["openrl.training.deepspeed_engine", "deepspeed"])
+    multiprocessing.set_forkserver_preload([*PRELOADED])
     torch.multiprocessing.start_processes(
         work, (free_port(), *args), number, start_method="forkserver"
     )
