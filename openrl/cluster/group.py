@@ -33,7 +33,6 @@ class WorkerContext:
     # environment that the worker's process started with
     env: dict[str, str] = field(default_factory=dict)
     spans_nodes: bool = False  # its places lie on several nodes
-    log: str = ""  # file for the output of the process and its children
 
 
 class WorkerDied(RuntimeError):

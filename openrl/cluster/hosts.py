@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from openrl.cluster.group import WorkerContext, is_async, iterate, maybe_await
 from openrl.cluster.life import NO_LOGS, LogSpec, begin_log
 from openrl.cluster.ray_cluster import Reservation
 from openrl.registry import load_plugins
+
+Early = Callable[[], None]
+"""What a process does before it imports its worker."""
 
 CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more than it ever gets
 
@@ -31,26 +35,31 @@ class PlainHost:
         # Python sets signals on the main thread only, and Ray builds async actors on another.
         ctypes.CDLL(None).signal(signal.SIGCHLD, ctypes.c_void_p(signal.SIG_DFL))
 
-    def where(self) -> tuple[str, int, int]:
-        """Return (address of the node, a port that is free there, process id)."""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, probe.getsockname()[1], os.getpid()
-
-    def build(self, directory: str, worker_class: type, context: WorkerContext, *args: Any) -> None:
-        """Build the worker. The constructor cannot do this, since Ray would change the type of its
-        errors.
+    def begin(self, directory: str, log: str, early: Early | None) -> tuple[str, int, int]:
+        """Open the log and call ``early``, before ``build`` imports the worker. Returns (address of
+        the node, a port that is free there, process id).
 
         ``directory`` is the driver's working directory. The process changes to it, if the node has
         it, so that relative paths in flags mean the same here."""
         if Path(directory).is_dir():
             os.chdir(directory)
-        if context.log:
-            begin_log(context.log, f"{context.role} rank {context.rank}")
+        if log:
+            begin_log(log)
+        if early:
+            early()
+        gc.disable()  # until ``build``: while modules load it finds nothing and takes a fifth
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, probe.getsockname()[1], os.getpid()
+
+    def build(self, worker_class: type, context: WorkerContext, *args: Any) -> None:
+        """Build the worker. The constructor cannot do this, since Ray would change the type of its
+        errors."""
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
+        gc.enable()
 
     def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._worker, method)(*args, **kwargs)
@@ -107,6 +116,7 @@ class ProcessRecipe:
     envs: Sequence[dict[str, str]]  # environment of each rank
     plugins: tuple[str, ...] = ()
     logs: LogSpec = NO_LOGS
+    early: Early | None = None
 
     @property
     def size(self) -> int:
@@ -126,6 +136,10 @@ class ProcessRecipe:
         )
         return placed.remote()
 
+    def begin(self, actor: Any, rank: int) -> ray.ObjectRef:
+        log = self.logs.path(self.role, rank)
+        return actor.begin.remote(str(Path.cwd()), log, self.early)
+
     def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:
         """Build the worker in ``actor``. ``address`` and ``port`` are those of the role's rank
         0."""
@@ -140,6 +154,5 @@ class ProcessRecipe:
             self.plugins,
             self.envs[rank],
             plan.spans_nodes(self.role, rank),
-            self.logs.path(self.role, rank),
         )
-        return actor.build.remote(str(Path.cwd()), self.worker_class, context, *self.args)
+        return actor.build.remote(self.worker_class, context, *self.args)

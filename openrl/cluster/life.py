@@ -29,14 +29,14 @@ class LogSpec:
 NO_LOGS = LogSpec()
 
 
-def begin_log(path: str, who: str) -> None:
+def begin_log(path: str) -> None:
     """Append the output of this process and its children to ``path`` from now on, and touch the
     file every BEAT_S seconds. Do nothing if its directory does not exist on this machine."""
     if not Path(path).parent.is_dir():
         return
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
-    os.write(file, f"-- {who}, process {os.getpid()}, {started}\n".encode())
+    os.write(file, f"-- {Path(path).stem}, process {os.getpid()}, {started}\n".encode())
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

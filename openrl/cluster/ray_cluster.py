@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 import ray
-import torch
 from ray._private import auto_init_hook, ray_constants
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
+from ray._private.node import Node as RayNode
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import (
@@ -45,6 +45,7 @@ from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
+from openrl.lazy import torch
 
 # A Unix socket's path has at most 107 characters, and vLLM's sockets add "/" and a UUID.
 LONGEST_SCRATCH = 107 - 37
@@ -287,7 +288,7 @@ def open_cluster(
 def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
     """Start a one-node Ray cluster that listens on 127.0.0.1 only and ends with this process."""
     on_child_end = signal.getsignal(signal.SIGCHLD)
-    with _loopback_only():
+    with _smallest_cluster():
         context = _init(
             address="local",
             num_cpus=num_cpus,
@@ -390,14 +391,22 @@ def import_path() -> list[str]:
 
 
 @contextmanager
-def _loopback_only() -> Iterator[None]:
-    """Make Ray use 127.0.0.1 as this node's address, so that all its servers listen there only.
+def _smallest_cluster() -> Iterator[None]:
+    """Make Ray use 127.0.0.1 as this node's address, so that all its servers listen there only, and
+    start no process that a run does not need.
 
     Passing the address to ``ray.init`` is not enough, since Ray replaces a loopback address by the
-    machine's. This is the switch that Ray itself uses on macOS and Windows."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
+    machine's. The switch is the one that Ray itself uses on macOS and Windows. The two processes
+    collect usage statistics and send logs to the driver, even where both are off, and ``ray.init``
+    waits for the first."""
+    names = ("start_api_server", "start_log_monitor")
+    kept, before = [getattr(RayNode, name) for name in names], ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
+    for name in names:
+        setattr(RayNode, name, lambda node, **options: None)
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+        for name, method in zip(names, kept, strict=True):
+            setattr(RayNode, name, method)

@@ -26,7 +26,7 @@ from openrl.cluster.group import (
     gather_ranks,
     raised_by,
 )
-from openrl.cluster.hosts import ProcessRecipe
+from openrl.cluster.hosts import Early, ProcessRecipe
 from openrl.cluster.life import BEAT_S, NO_LOGS, LogSpec, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 
@@ -47,6 +47,7 @@ class GroupSettings:
     plugins: tuple[str, ...] = ()  # modules that every process imports first
     env: Mapping[str, str] = field(default_factory=dict)  # overrides ``worker_env``
     logs: LogSpec = NO_LOGS
+    early: Early | None = None  # called in every process before it imports its worker
 
 
 class RayGroup:
@@ -98,11 +99,19 @@ class RayGroup:
         shared = _share(args, size)
         envs = [env | of_rank for of_rank in places]
         recipe = ProcessRecipe(
-            role, reservation, worker_class, shared, envs, settings.plugins, settings.logs
+            role,
+            reservation,
+            worker_class,
+            shared,
+            envs,
+            settings.plugins,
+            settings.logs,
+            settings.early,
         )
         group = cls(cluster, recipe, settings)
         try:
-            group._places = await group._answers("start", [a.where.remote() for a in group._actors])
+            begun = [recipe.begin(actor, rank) for rank, actor in enumerate(group._actors)]
+            group._places = await group._answers("start", begun)
             builds = [
                 recipe.build(a, r, *group._places[0][:2]) for r, a in enumerate(group._actors)
             ]
@@ -117,7 +126,7 @@ class RayGroup:
         with suppress(RaySystemError):
             ray.kill(self._actors[rank])  # still alive if only a child process died
         self._actors[rank] = actor = self._recipe.actor(rank)
-        asked = {rank: self._answer(rank, "start", actor.where.remote())}
+        asked = {rank: self._answer(rank, "start", self._recipe.begin(actor, rank))}
         self._places[rank] = (await self._gather("start", asked))[0]
         build = self._recipe.build(actor, rank, *self._places[0][:2])
         await self._gather("__init__", {rank: self._answer(rank, "__init__", build)})

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-from transformers import AutoConfig
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from openrl.config.groups.model import Dtype
 from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
-from openrl.models.memory import MemoryUse
 from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, PlacedImage, Sampling
-from openrl.vision.processor import media_tokens
-from openrl.weights.transport import Route, SentBucket, SyncEndpoint
+
+if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are imported
+    from openrl.models.memory import MemoryUse
+    from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
 class EngineDied(UserError):
@@ -154,5 +153,9 @@ def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
     """Return the image tokens, which an engine that accepts images must never sample."""
     if not spec.max_images:
         return ()
+    from transformers import AutoConfig
+
+    from openrl.vision.processor import media_tokens
+
     config = AutoConfig.from_pretrained(spec.model, trust_remote_code=spec.trust_remote_code)
     return media_tokens(config)

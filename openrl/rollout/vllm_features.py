@@ -55,6 +55,7 @@ REQUIRED: tuple[Feature, ...] = (
     ("vllm.v1.worker.gpu_worker", "Worker.update_weights", ("update_info",)),
     ("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", ()),
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
+    ("vllm.v1.engine.utils", "get_mp_context", ()),
 )
 
 KEEPING: tuple[Feature, ...] = (

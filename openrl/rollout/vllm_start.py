@@ -1,11 +1,8 @@
-"""Starts vLLM: sets its environment and derives the fields of its ``EngineArgs`` from a spec."""
+"""Starts vLLM: derives the fields of its ``EngineArgs`` from a spec."""
 
 from __future__ import annotations
 
 import ast
-import os
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,61 +12,15 @@ from openrl.models.causal_lm import DTYPES
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.vllm_adapters import room_for_rank
 from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
+from openrl.rollout.vllm_process import forking_engine, is_forked, preload_engine
 
-_UNBOUND = "nobind"  # vLLM's value for threads that may run on any core
 _SMALLEST_BLOCK = 32  # tokens, for attention on a CPU
-
-
-def _set_environment(spec: EngineSpec) -> None:
-    """Set what vLLM reads only from the environment. Must run before vLLM is first imported. The
-    user's own values take precedence."""
-    on_cpu = spec.device == "cpu"
-    defaults = {
-        "VLLM_NO_USAGE_STATS": "1",
-        # on a CPU it warns about every missing accelerator
-        "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",
-    }
-    if spec.spans_nodes:
-        # Ray has set it to "", since Ray's workers have the GPUs and this process has none
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    else:
-        defaults["VLLM_HOST_IP"] = "127.0.0.1"
-    if on_cpu:
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
-        # the model runs eagerly anyway; this leaves one helper that counts log-probs, and compiling
-        # it would take ten seconds of each start
-        defaults["TORCH_COMPILE_DISABLE"] = "1"
-        # vLLM's own binding puts all engines of a machine on the same cores, so we set the number
-        # of threads instead (Ray's default is 1). One core stays free for the other processes.
-        if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
-            cores = len(os.sched_getaffinity(0)) - 1
-            os.environ["OMP_NUM_THREADS"] = str(
-                max(1, cores // (spec.engines_per_machine * spec.sizes.width))
-            )
-    else:
-        if spec.dtype == "fp32":
-            # attention in TF32 deviates by 1e-2 from the trainer's
-            defaults["TRITON_F32_DEFAULT"] = "ieee"
-        if _older_than(0, 32):
-            # its V2 model runner allocates cache state in memory that sleep discards (vLLM #53343),
-            # and divides logits by the temperature in bf16
-            defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _older_than(*release: int) -> bool:
-    """Return whether the installed vLLM is older than ``release``, without importing it."""
-    with suppress(PackageNotFoundError, ValueError):
-        return tuple(map(int, version("vllm").split(".")[:2])) < release
-    return False
 
 
 def start_llm(spec: EngineSpec) -> Any:
     """Start vLLM's ``AsyncLLM`` with the settings of ``spec``. Raises UserError if this vLLM lacks
     a feature that we need, and whatever vLLM raises."""
-    _set_environment(spec)
+    preload_engine(spec)
     import vllm
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -83,7 +34,8 @@ def start_llm(spec: EngineSpec) -> Any:
             f"--partial_rollout_cache keep: vLLM {vllm.__version__} lacks {', '.join(missing)}",
             "--partial_rollout_cache refill, or pip install 'vllm==0.32.*'",
         )
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
+    with forking_engine(spec):
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
@@ -186,5 +138,4 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
         "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30),
         "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
     }
-    alone = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND and spec.sizes.width == 1
-    return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
+    return cache | ({"distributed_executor_backend": UniProcExecutor} if is_forked(spec) else {})

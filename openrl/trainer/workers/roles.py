@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from openrl.agents.build import AgentSetup
@@ -32,6 +33,7 @@ from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.build import allow_images, engine_spec
 from openrl.rollout.engine import EngineSpec
+from openrl.rollout.vllm_process import preload_engine
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
@@ -302,12 +304,15 @@ async def _start(
     worker_class: type,
     *args: Any,
 ) -> WorkerGroup:
+    forked = role == ENGINES and args[0] == "vllm" and args[1].device == "cpu"
+    early = partial(preload_engine, args[1]) if forked else None
     settings = GroupSettings(
         config.placement.rpc_timeout,
         1 if role == ENGINES else config.parallel.ranks_per_shard,
         config.debug.plugin,
         config.placement.environment,
         LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
+        early,
     )
     group = await RayGroup.create(cluster, reservation, role, settings, worker_class, *args)
     await group.call("start")
