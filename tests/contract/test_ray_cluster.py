@@ -73,10 +73,9 @@ class Engine:
 def address():
     """Two nodes of three CPUs each, which pass for owners of two GPUs."""
     before = psutil.Process().children(recursive=True)
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 3, "num_gpus": 2, "include_dashboard": False},
-    )
+    head = {"num_cpus": 3, "num_gpus": 2, "include_dashboard": False}
+    head["_system_config"] = {"prestart_worker_first_driver": False}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=3, num_gpus=2)
     nodes.wait_for_nodes()
     processes = set(psutil.Process().children(recursive=True)) - {*before}

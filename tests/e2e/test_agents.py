@@ -62,12 +62,12 @@ class Cases(Bench):
 
 
 @pytest.fixture(scope="module", params=["trajectory", "step"])
-def bench(request, tmp_path_factory):
+def bench(request, ray_address, tmp_path_factory):
     """One engine with its environments, policy, critic and reference."""
     task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("start")
     (task / "game.py").write_text(GAME)
     flags = {"advantage_estimator": "gae", "agent_func_path": task / "game.py"}
-    flags |= {"agent_sample_unit": request.param}
+    flags |= {"agent_sample_unit": request.param, "ray_address": ray_address}
     with started(task, out, **(SMALL | flags)) as alive:
         cases = Cases(alive.runner, task, alive.groups, alive.residency)
         cases.unit = request.param
@@ -126,11 +126,12 @@ def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
     assert pages.count(".html") == pages.count(".txt") == 2 * 4
 
 
-def test_a_program_trains_as_its_native_twin(tmp_path):
+def test_a_program_trains_as_its_native_twin(ray_address, tmp_path):
     """The same seeds, the same tokens, the same weights after two steps, bit by bit."""
     task = make_task(tmp_path)
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     same = SMALL | {
+        "ray_address": ray_address,
         "remote_rm_url": task / "reward.py",
         "apply_chat_template": True,
         "tokenizer_chat_template": template,
@@ -155,7 +156,7 @@ def test_a_program_trains_as_its_native_twin(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_mid_episode_takes_its_turns_again(tmp_path):
+def test_a_run_that_is_killed_in_mid_episode_takes_its_turns_again(ray_address, tmp_path):
     """The slow game keeps episodes under way while a checkpoint is written."""
     task = make_task(tmp_path / "task", rows=100)
     slow = GAME.replace(
@@ -163,6 +164,7 @@ def test_a_run_that_is_killed_in_mid_episode_takes_its_turns_again(tmp_path):
     )
     (task / "game.py").write_text(f"import time\n{slow}")
     settings = SMALL | {
+        "ray_address": ray_address,
         "agent_func_path": task / "game.py",
         "async_train": True,
         "async_queue_size": 2,

@@ -43,11 +43,11 @@ class Cases(Bench):
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+def bench(ray_address, tmp_path_factory):
     """One engine, policy, critic and reference, each in a process of its own."""
     task = make_task(tmp_path_factory.mktemp("task"), rows=100)
     out = tmp_path_factory.mktemp("start")
-    flags = {"advantage_estimator": "gae", "full_determinism": True}
+    flags = {"advantage_estimator": "gae", "full_determinism": True, "ray_address": ray_address}
     with started(task, out, **(SMALL | flags)) as alive:
         yield Cases(alive.runner, task, alive.groups, alive.residency)
 
@@ -138,7 +138,9 @@ KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1
 
 
 @pytest.mark.slow
-def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompts(bench, tmp_path):
+def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompts(
+    ray_address, bench, tmp_path
+):
     """SIGKILL of the driver at random moments, then Ctrl-C in mid-step, with answers under way:
     every step is trained on the prompts of the uninterrupted run, in their order. Ctrl-C leaves a
     checkpoint and no process."""
@@ -147,8 +149,9 @@ def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompt
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     bench(whole, **settings)
     words, moments = ppo_flags(bench.task, cut, **settings, load_checkpoint=True), random.Random(7)
+    joined = [*words, "--ray_address", ray_address]
     for _ in range(KILLS):
-        process = one_step_later(words, cut)
+        process = one_step_later(joined, cut)
         time.sleep(moments.random() * 2)  # any moment of the steps that follow
         assert process.poll() is None, f"it ended before it was killed:\n{process.stdout.read()}"
         os.killpg(process.pid, signal.SIGKILL)
@@ -159,7 +162,7 @@ def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompt
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "SIGINT: stopped after step" in output
     assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
-    assert "resumed from" in run("train_ppo_ray", words)
+    assert "resumed from" in run("train_ppo_ray", joined)
     assert prompts_of_steps(cut) == prompts_of_steps(whole)
 
 

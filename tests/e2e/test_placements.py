@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -134,21 +133,11 @@ def task(tmp_path_factory) -> Path:
     return task
 
 
-@pytest.fixture(scope="module")
-def address():
-    """Of one Ray cluster for all starts, as large as the largest needs; the processes of one
-    placement live at a time."""
-    node = {"num_cpus": 4 * max(RANKS) + 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    yield cluster.address
-    cluster.shutdown()
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
-def outcomes(request, address, task, tmp_path_factory):
+def outcomes(request, ray_address, task, tmp_path_factory):
     """(placement, ranks, cases) -> what each case leaves there."""
     every_role = {
-        "ray_address": address,
+        "ray_address": ray_address,
         "rollout_backend": request.param,
         "advantage_estimator": "gae",
         "remote_rm_url": None,

@@ -23,9 +23,9 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster():
-    nodes = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
-    )
+    head = {"num_cpus": 2, "include_dashboard": False}
+    head["_system_config"] = {"prestart_worker_first_driver": False}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=2)
     nodes.wait_for_nodes()
     yield nodes

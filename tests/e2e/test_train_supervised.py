@@ -24,7 +24,7 @@ from openrl.config.groups.model import ModelFlags
 from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.trainer.planning.dry_run import format_bytes
-from tests.e2e.runs import metrics, run
+from tests.e2e.runs import metrics
 from tests.patience import PATIENCE
 from tests.tiny import PAD, tiny_model_dir
 
@@ -212,8 +212,6 @@ def test_two_ranks_of_torchrun(task, whole, tmp_path):
     assert len(list((tmp_path / "out/checkpoints/step_000004/model").glob("rank_*.json"))) == 2
 
 
-def test_two_ranks_of_ray(task, whole, tmp_path):
-    run("train_rm", flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2"))
-    assert_same_run(
-        (load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["rm"]
-    )
+def test_two_ranks_of_ray(ray_address, task, whole, tmp_path):
+    ranks = f"--num_gpus_per_node 2 --ray_address {ray_address}"
+    assert_same_run(train(task, tmp_path / "out", "rm", ranks), whole["rm"])
