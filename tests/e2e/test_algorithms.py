@@ -75,11 +75,10 @@ class Cases(Bench):
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+def bench(ray_address, tmp_path_factory):
     task, first = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("first")
-    with started(
-        task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"})
-    ) as alive:
+    flags = SMALL | FULL_KL | {"advantage_estimator": "gae", "ray_address": ray_address}
+    with started(task, first / "out", **flags) as alive:
         for role in ("actor", "critic"):
             alive.runner.run(alive.groups[role].call("save", str(first / role)))
         yield Cases(alive.runner, task, alive.groups, alive.residency, first)

@@ -36,13 +36,13 @@ FLAGS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(ray_address, tmp_path_factory):
     """(model, steps and directory of a whole run, those of one that resumes after its step 2) over
     the same processes."""
     task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("out")
     model = tiny_model_dir(task, arch="qwen3_moe", tied=False)
     flags = FLAGS | {"pretrain": model}
-    with started(task, out / "start", **flags) as bench:
+    with started(task, out / "start", **flags, ray_address=ray_address) as bench:
         whole = bench(out / "whole", **flags)
         shutil.copytree(
             out / "whole/checkpoints/step_000002", out / "again/checkpoints/step_000002"

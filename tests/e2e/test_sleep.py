@@ -35,9 +35,10 @@ ASLEEP = {
 }
 
 
-def test_sleep_changes_no_bit(tmp_path, capsys):
+def test_sleep_changes_no_bit(ray_address, tmp_path, capsys):
     task = make_task(tmp_path)
-    with started(task, tmp_path / "start", **TOGETHER, **ASLEEP) as bench:
+    flags = {**TOGETHER, **ASLEEP, "ray_address": ray_address}
+    with started(task, tmp_path / "start", **flags) as bench:
         capsys.readouterr()
         slept = bench(tmp_path / "slept", **TOGETHER, **ASLEEP)
         shown = capsys.readouterr().out

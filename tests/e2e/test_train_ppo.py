@@ -96,7 +96,7 @@ def test_killed_and_resumed_on_one_place_it_ends_at_the_same_bits(whole_run, tas
     assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
 
 
-def test_replayed_rollouts_train_the_same_weights(whole_run, task, tmp_path):
+def test_replayed_rollouts_train_the_same_weights(ray_address, whole_run, task, tmp_path):
     """No engine and no reward function runs; a step leaves its profile, its checkpoint a copy."""
     whole, _ = whole_run
     changes = {
@@ -108,7 +108,7 @@ def test_replayed_rollouts_train_the_same_weights(whole_run, task, tmp_path):
     flags = ppo_flags(task, tmp_path / "out", **EXACT, **changes)
     plan = plan_of(flags)
     assert "No engine is started" in plan and "\nvllm " not in plan
-    assert run_here(flags) == 0
+    assert run_here([*flags, "--ray_address", ray_address]) == 0
     expected, found = (
         load_file(whole / "model.safetensors"),
         load_file(tmp_path / "out/model.safetensors"),
@@ -122,7 +122,7 @@ def test_replayed_rollouts_train_the_same_weights(whole_run, task, tmp_path):
     assert [step_of(path) for path in checkpoints.complete()] == [2, 4]
 
 
-def test_adapters_on_shared_places(task, tmp_path):
+def test_adapters_on_shared_places(ray_address, task, tmp_path):
     """LoRA over two ranks of ZeRO 3 that share their places with two engines; the reference is the
     base itself."""
     changes = {
@@ -138,7 +138,7 @@ def test_adapters_on_shared_places(task, tmp_path):
         "max_steps": 3,
     }
     assert "reference" not in plan_of(ppo_flags(task, tmp_path, **changes))
-    assert run_here(ppo_flags(task, tmp_path, **changes)) == 0
+    assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
     records = metrics(tmp_path)
     # it begins as the reference, then leaves it
     assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
@@ -155,7 +155,7 @@ def test_adapters_on_shared_places(task, tmp_path):
     ).stat().st_size
 
 
-def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
+def test_an_engine_of_two_places_gives_up_the_slowest_groups(ray_address, task, tmp_path):
     """One engine over the places of two actor ranks. Two prompts more than wanted run at a time."""
     changes = {
         "colocate_all_models": True,
@@ -177,7 +177,7 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
     plan = plan_of(ppo_flags(task, tmp_path, **changes))
     rows = [line for line in plan.splitlines() if line.startswith("vllm ")]
     assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
-    assert run_here(ppo_flags(task, tmp_path, **changes)) == 0
+    assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
     records = metrics(tmp_path)
     # each half of the engine gets its half of a sync
     assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)
@@ -203,7 +203,7 @@ def kill_when(process, happened) -> None:
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 
 
-def test_every_role_with_two_actor_ranks(task, tmp_path):
+def test_every_role_with_two_actor_ranks(ray_address, task, tmp_path):
     """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16;
     evaluation too."""
     AutoModelForSequenceClassification.from_pretrained(
@@ -231,7 +231,7 @@ def test_every_role_with_two_actor_ranks(task, tmp_path):
         "enable_ema": True,
         "save_value_network": True,
     }
-    assert run_here(ppo_flags(task, tmp_path, **changes)) == 0
+    assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
     records = metrics(tmp_path)
     assert AutoModelForSequenceClassification.from_pretrained(f"{tmp_path}_critic").num_labels == 1
     assert [m["step"] for m in records] == [1, 2]

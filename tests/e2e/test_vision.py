@@ -124,12 +124,13 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     assert (tmp_path / "processor_config.json").is_file()
 
 
-def test_images_cross_processes(task, supervised, tmp_path, capsys):
+def test_images_cross_processes(ray_address, task, supervised, tmp_path, capsys):
     """Ray, vLLM, and two ranks that see different images; nothing of them is lost or mistaken on
     the way, or the engine's log-probs would not be the trainer's."""
     flags = ppo_flags(
         task,
         tmp_path,
+        ray_address=ray_address,
         pretrain=supervised,
         prompt_data=task / "rows.parquet",
         actor_num_gpus_per_node=2,
