@@ -83,6 +83,7 @@ def config(args: argparse.Namespace, folder: Path, seed: int, **changes: object)
         "seed": seed,
         "plugin": "benchmarks.long_tails",
         "train_generations_to_log": 0,
+        "overwrite_ckpt": True,  # settings take turns in one folder
     }
     return config_of(args, folder, args.steps, **(flags | changes))
 
