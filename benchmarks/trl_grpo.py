@@ -214,7 +214,8 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         packing_samples=args.rows == "packed" or None,
         prefix_grouper=args.rows == "shared" or None,
         enable_prefix_caching=True,
-        vllm_block_size=32,
+        vllm_dtype=args.rollout_dtype,
+        enable_vllm_is_correction=args.rollout_dtype != "fp32" or None,
     )
     inputs = prepare(config)
     work = Work(
@@ -252,7 +253,8 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: 
             (
                 f"{parameters / 1e6:.1f}M parameters, {args.prompts} prompts x {args.samples}"
                 f" samples x {'at most ' if args.free else ''}{args.tokens} tokens, {args.flat:.0%}"
-                f" of groups flat, {args.pairs} pairs, cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
+                f" of groups flat, rollouts in {args.rollout_dtype}, {args.pairs} pairs, cores"
+                f" {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
                 f" {torch.__version__}, TRL {trl.__version__}"
             ),
             "",
@@ -288,6 +290,12 @@ def main() -> int:
     model_options(parser, hidden_size=256, layers=5)
     parser.add_argument(
         "--flat", type=float, default=0.0, help="share of prompts whose answers get equal rewards"
+    )
+    parser.add_argument(
+        "--rollout_dtype",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of openrl's engine; bf16 comes with its correction",
     )
     parser.add_argument(
         "--micro",
