@@ -70,6 +70,7 @@ def config_of(
 ) -> PPOConfig:
     """The quickstart's flags with a constant learning rate; made into a config as the command makes
     it. Of ``changes``, True is a switch and None leaves a flag out."""
+    half = args.prompts * args.samples // 2
     flags: dict[str, object] = {
         "pretrain": folder / "model",
         "prompt_data": folder / "data" / "rl.jsonl",
@@ -86,12 +87,12 @@ def config_of(
         "init_kl_coef": 0.001,
         "rollout_batch_size": args.prompts,
         "n_samples_per_prompt": args.samples,
-        "train_batch_size": args.prompts * args.samples // 2,
-        "micro_train_batch_size": 64,
+        "train_batch_size": half,
+        "micro_train_batch_size": min(64, half),
         "micro_rollout_batch_size": 128,
         "prompt_max_len": 32,
         "generate_max_len": args.tokens,
-        "actor_learning_rate": 5e-4,
+        "actor_learning_rate": 1e-6 if args.pretrain else 5e-4,  # a trained model stays near itself
         "lr_scheduler": "constant",
         "max_steps": max_steps,
         "save_path": folder / "run",
