@@ -6,7 +6,6 @@ from openrl.training.distributed import init_distributed
 from tests.experience import ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
-from tests.vllm_forks import get_mp_context
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +21,3 @@ def batch():
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return tiny_model_dir(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def forked_vllm():
-    """vLLM starts its engine processes as tests/vllm_forks.py says."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vllm.v1.engine.utils.get_mp_context", get_mp_context)
-        yield

@@ -28,7 +28,7 @@ from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.patience import PATIENCE
 from tests.tiny import EOS, tiny_model_dir
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_vllm")]
+pytestmark = pytest.mark.slow
 
 MAX_MODEL_LEN = 128
 CLOSE = 1e-4  # fp32, two implementations
