@@ -88,7 +88,9 @@ def test_gradients_add_up_in_the_type_that_is_asked_for(
         engine.save(tmp_path)
         state = load_file(tmp_path / "rank_00000.safetensors")
         names = sorted(name for name in state if name.startswith("exp_avg."))
-        return torch.cat([state[name].flatten() for name in names]).double() / (1 - optim.flags.adam_betas[0])
+        return torch.cat([state[name].flatten() for name in names]).double() / (
+            1 - optim.flags.adam_betas[0]
+        )
 
     exact = sum(gradient([rows], None) for rows in THIRDS)
     assert float((gradient(THIRDS, None) - exact).norm() / exact.norm()) < 1e-6
