@@ -168,8 +168,8 @@ def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompt
 
 
 def one_step_later(words: list[str], out: Path) -> subprocess.Popen[str]:
-    """The run with these flags, started, once it has trained a step. A resume cuts the log back to its
-    checkpoint, so that it is shorter for a while."""
+    """The run with these flags, started, once it has trained a step. A resume first cuts the log
+    back to its checkpoint."""
     process, steps_before = start("train_ppo_ray", words), steps_in(out)
     deadline = time.monotonic() + PATIENCE
     while steps_in(out) <= steps_before:
