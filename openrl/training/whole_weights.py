@@ -74,7 +74,7 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     """Return the names of parameters that hold inf or NaN on any rank. Each rank checks its own
     share; they combine their findings on ``device``."""
     named = list(model.named_parameters())
-    shares = [getattr(p, "ds_tensor", p) for _, p in named]
+    shares = [_own_share(p) for _, p in named]
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
     dist.all_reduce(bad, op=dist.ReduceOp.MAX)
     return [
@@ -82,6 +82,16 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
         for (name, _), found in zip(named, bad.tolist(), strict=True)
         if found
     ]
+
+
+def _own_share(parameter: Any) -> Tensor:
+    """Return this rank's part of a parameter. DeepSpeed pads parts to equal sizes and never writes
+    the padding, so it is left out."""
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter
+    part = parameter.ds_tensor.view(-1)
+    start = dist.get_rank(parameter.ds_process_group) * len(part)
+    return part[: max(parameter.ds_numel - start, 0)]
 
 
 def parameter_count(model: HeadedModel, tp_size: int) -> int:

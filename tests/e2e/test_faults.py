@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -195,7 +196,7 @@ finish = RolloutWorker.finish_sync
 async def die_and_finish(self, version):
     if self.context.rank == 0 and now.exists():
         now.unlink()
-        vllm = [p for p in psutil.Process().children() if "EngineCore" in p.name()]
+        vllm = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in p.name()]
         for process in vllm or [psutil.Process()]:
             process.kill()
     return await finish(self, version)
@@ -244,7 +245,9 @@ def test_one_death_of_an_engine_too_many(task, tmp_path):
 def test_a_second_start_is_refused(task, tmp_path):
     first = begun(task, tmp_path / "out")
     flags = ppo_flags(task, tmp_path / "out", rollout_backend="hf", load_checkpoint=True)
+    started = time.monotonic()
     said = run("train_ppo_ray", flags, code=2)
+    print(f"| second of two starts | 2 | {time.monotonic() - started:.1f} |")
     assert f"is in use by another run: process {first.process.pid} on" in said
     end = ended(first, send(signal.SIGTERM))
     tell("first of two starts, then SIGTERM", end)

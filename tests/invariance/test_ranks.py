@@ -95,7 +95,18 @@ def rank_of_two(rank, port, checkpoint, root):
     if rank == 1:  # its shard alone
         poison(resumed, "hf.model.layers.0.mlp.up_proj.weight")
     assert resumed.nonfinite_weights() == ["model.layers.0.mlp.up_proj.weight"]
+    padding_is_no_weight(checkpoint.with_name("qwen3-tied-4"), rank)
     close_distributed()
+
+
+def padding_is_no_weight(checkpoint, rank):
+    """A vector of 31 numbers makes two parts of 16, and nobody writes the last of them."""
+    engine = build_engine(engine_spec(checkpoint, zero_stage=3))
+    norm = dict(engine.model.named_parameters())["hf.model.norm.weight"]
+    assert (norm.ds_numel, norm.ds_tensor.numel()) == (31, 16)
+    if rank == 1:
+        norm.ds_tensor.data[-1] = torch.nan
+    assert engine.nonfinite_weights() == []
 
 
 def goes_on(spec, directory, engine, rows, plan):
@@ -171,6 +182,7 @@ def learns_and_resumes(checkpoint, directory, rank, optimizer, stage, dtype):
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     tiny_model_dir(folder, seed=3)
+    tiny_model_dir(folder, seed=4, hidden_size=31)
     return tiny_model_dir(folder)
 
 
