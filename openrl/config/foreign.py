@@ -36,9 +36,7 @@ FOREIGN = {
         "each answer to a prompt is already a separate request", commands=(PPOConfig,)
     ),
     "use_ds_universal_ckpt": Foreign(
-        "a run resumes only with the ranks and ZeRO stage that it was saved with",
-        "leave it out; with --pretrain EXPORTED_MODEL any ranks and stage work",
-        TRAINING,
+        "every checkpoint resumes with any number of ranks and any ZeRO stage", commands=TRAINING
     ),
     "ref_offload": Foreign(
         "the reference reads all rows before training begins and is then removed",

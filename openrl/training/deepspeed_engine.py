@@ -28,13 +28,16 @@ from openrl.training.export import write_model
 from openrl.training.masters import Masters
 from openrl.training.moving_average import MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
+from openrl.training.regroup import Fragment, regroup
 from openrl.training.sleep import Sleep, movable, needs
 from openrl.training.state import (
     WHOLE,
     StateParts,
+    check_values,
     optimizer_tensors,
     random_state,
-    read_rank_state,
+    read_tensors,
+    read_values,
     restore_optimizer_tensors,
     restore_random_state,
     write_rank_state,
@@ -354,7 +357,7 @@ class DeepSpeedEngine:
         tensors, values = random_state(self.device) if parts.random else ({}, {})
         tensors |= optimizer_tensors(self._inner, self._masters.tensors(), state=parts.optimizer)
         tensors |= self._average.named() if self._average else {}
-        values |= self._shape()
+        values |= self._shape() | self._division() | {"fragments": self._fragments()}
         if parts.optimizer:
             values |= {
                 "scheduler": self._scheduler.state_dict(),
@@ -367,14 +370,20 @@ class DeepSpeedEngine:
 
     @needs("param", "optim")
     def load(self, directory: Path, parts: StateParts = WHOLE) -> None:
-        """Resume from a saved state. Raises UserError if the number of ranks, the ZeRO stage or the
-        type differs from the saved run's, or if one of ``parts`` was not saved."""
-        tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
-        if parts.random:
-            restore_random_state(self.device, tensors, values)
-        restore_optimizer_tensors(
-            self._inner, self._masters.tensors(), tensors, state=parts.optimizer
-        )
+        """Resume from a saved state. After a change of ranks or ZeRO stage every rank cuts its part
+        from the files of all, and random numbers start anew. Raises UserError if anything else in
+        ``_shape`` differs from the saved run's, or if one of ``parts`` was not saved."""
+        values = read_values(directory, 0)
+        check_values(directory, values, self._shape(), parts)
+        masters, rank = self._masters.tensors(), self.layout.rank
+        if all(values[name] == now for name, now in self._division().items()):
+            tensors = read_tensors(directory, rank)
+            if parts.random:
+                restore_random_state(self.device, tensors, read_values(directory, rank))
+        else:
+            ranks = values["ranks"] if values["--zero_stage"] else 1  # in stage 0 all have all
+            tensors = regroup(directory, ranks, masters, self._fragments(), parts.optimizer)
+        restore_optimizer_tensors(self._inner, masters, tensors, state=parts.optimizer)
         self._masters.refresh()
         if self._average:
             self._average.load(tensors)
@@ -390,11 +399,19 @@ class DeepSpeedEngine:
     def _shape(self) -> dict[str, Any]:
         """Return what must not change between saving and loading, keyed by the flag that sets
         it."""
-        ranks, tp = self.layout.world_size, self.layout.tp_size
+        tp = self.layout.tp_size
         return {
-            "ranks": ranks if tp == 1 else f"{ranks // tp} x --ds_tensor_parallel_size {tp}",
-            "--zero_stage": self.stage,
             "--param_dtype": self.dtype,
             "--enable_ema": self._average is not None,
+            "--ds_tensor_parallel_size": tp,
             "parameters": self.parameter_count(),
+            **(self._division() if tp > 1 else {}),
         }
+
+    def _division(self) -> dict[str, Any]:
+        """Return what decides which part of the state each rank has."""
+        return {"ranks": self.layout.world_size, "--zero_stage": self.stage}
+
+    def _fragments(self) -> list[Fragment]:
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return list(self._masters.fragments(names))

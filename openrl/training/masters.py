@@ -6,15 +6,17 @@ bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3).""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.models.causal_lm import DTYPES
+from openrl.training.regroup import Fragment
 
 
 class Masters:
@@ -45,6 +47,36 @@ class Masters:
         if self._stage == 3:  # the optimizer's groups list them only during a step
             return self._optimizer.fp32_partitioned_groups_flat
         return [p for group in self._inner.param_groups for p in group["params"]]
+
+    def fragments(self, names: Mapping[Tensor, str]) -> Iterator[Fragment]:
+        """Yield which elements of which parameters this rank's masters hold. ``names`` are those of
+        the parameters. Padding belongs to no fragment."""
+        if self._stage == 3:
+            for master, parameters in enumerate(self._optimizer.fp16_groups):
+                offset = 0
+                for p in parameters:
+                    share = p.partition_numel()
+                    start = dist.get_rank(p.ds_process_group) * share
+                    length = max(0, min(share, p.ds_numel - start))
+                    yield Fragment(names[p], start, master, offset, length)
+                    offset += share
+        elif self._stage > 0:
+            # DeepSpeed has an optimizer of its own for stage 1 in bf16
+            groups = "bf16_groups" if hasattr(self._optimizer, "bf16_groups") else "bit16_groups"
+            for master, parameters in enumerate(getattr(self._optimizer, groups)):
+                for p in parameters:
+                    held = p._hp_mapping  # None if all of it is on other ranks
+                    if held is not None:
+                        start, length = (
+                            held.lp_fragment_address.start,
+                            held.lp_fragment_address.numel,
+                        )
+                        offset = held.hp_fragment_address.start
+                        yield Fragment(names[p], start, master, offset, length)
+        else:
+            parameters = self.tensors() if self._plain else [p for p, _ in self._pairs()]
+            for master, p in enumerate(parameters):
+                yield Fragment(names[p], 0, master, 0, p.numel())
 
     @torch.no_grad()
     def put(self, tensors: Iterable[Tensor]) -> None:

@@ -42,17 +42,25 @@ def write_rank_state(
     stem.with_suffix(".json").write_text(json.dumps(values))
 
 
-def read_rank_state(
-    directory: Path, rank: int, expected: dict[str, Any], parts: StateParts
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return (tensors, values). Raises UserError if the files are missing, if a value in
-    ``expected`` differs from the saved one, or if one of ``parts`` was not saved."""
-    stem = directory / f"rank_{rank:05d}"
-    if not stem.with_suffix(".json").exists():
+def read_values(directory: Path, rank: int) -> dict[str, Any]:
+    """Return the JSON values that a rank saved. Raises UserError if there are none."""
+    file = (directory / f"rank_{rank:05d}").with_suffix(".json")
+    if not file.exists():
         raise UserError(
-            f"{directory} has no state of rank {rank}", "resume with as many ranks as the run had"
+            f"{directory} has no state of rank {rank}", "give every rank access to all files"
         )
-    values = json.loads(stem.with_suffix(".json").read_text())
+    return json.loads(file.read_text())
+
+
+def read_tensors(directory: Path, rank: int) -> dict[str, Tensor]:
+    return load_file((directory / f"rank_{rank:05d}").with_suffix(".safetensors"))
+
+
+def check_values(
+    directory: Path, values: dict[str, Any], expected: dict[str, Any], parts: StateParts
+) -> None:
+    """Raise UserError if a value in ``expected`` differs from the saved one, or if one of ``parts``
+    was not saved."""
     for name, now in expected.items():
         if values[name] != now:
             raise UserError(
@@ -67,7 +75,6 @@ def read_rank_state(
             raise UserError(
                 f"{directory} was saved with --no_save_{flag}", f"resume with --no_load_{flag}"
             )
-    return load_file(stem.with_suffix(".safetensors")), values
 
 
 def optimizer_tensors(

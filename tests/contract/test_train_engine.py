@@ -1,6 +1,7 @@
 """What every training engine must do, on one rank: held against plain transformers and plain
 AdamW."""
 
+import json
 import math
 
 import psutil
@@ -22,6 +23,7 @@ from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
+from openrl.training.state import StateParts
 from openrl.training.updates import PolicyUpdate, StepPart, SupervisedUpdate, ValueUpdate, balanced
 from openrl.weights.transport import Route
 from tests.experience import (
@@ -248,10 +250,52 @@ def test_communication_buffers_are_no_larger_than_the_gradients(checkpoint, batc
     assert psutil.Process().memory_info().vms - before < 5e8
 
 
-def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
-    build_engine(engine_spec(checkpoint, zero_stage=1, optim=optim_spec())).save(tmp_path)
-    with pytest.raises(UserError, match="--zero_stage 1, this run has 2"):
-        build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec())).load(tmp_path)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("stage", "other"), [(0, 1), (1, 3), (2, 0), (3, 2)])
+def test_a_state_of_another_stage_goes_on(tmp_path, checkpoint, batch, stage, other, dtype):
+    """With moments, their step counts, schedule and moving average; two ranks are in
+    tests/invariance/test_ranks.py."""
+    plan = StepPlan(halves(batch), counts_of(batch))
+    optim = optim_spec(learning_rate=1e-3, average=0.5)
+    saving, resumed = (
+        build_engine(engine_spec(checkpoint, zero_stage=one, dtype=dtype, optim=optim))
+        for one in (stage, other)
+    )
+    saving.train_step(batch, plan, SupervisedUpdate())
+    saving.save(tmp_path)
+    resumed.load(tmp_path)
+    after = [engine.train_step(batch, plan, SupervisedUpdate()) for engine in (saving, resumed)]
+    assert after[0]["lr"] == after[1]["lr"]
+    assert after[0]["loss"].value == pytest.approx(after[1]["loss"].value, rel=1e-6)
+    for engine, name in ((saving, "saving"), (resumed, "resumed")):
+        engine.export(tmp_path / name)  # the average
+    expected, found = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("saving", "resumed")
+    )
+    gaps = torch.cat([(expected[n] - found[n]).abs().flatten() for n in expected])
+    assert float((gaps > 1e-6).float().mean()) <= (0 if dtype == "fp32" else 0.01)
+
+
+def test_a_state_that_cannot_be_cut_anew_is_refused(tmp_path, checkpoint, batch):
+    plan = StepPlan(halves(batch), counts_of(batch))
+    blocks = optim_spec(optimizer="adamw_8bit")
+    saving = build_engine(engine_spec(checkpoint, zero_stage=1, optim=blocks))
+    saving.train_step(batch, plan, SupervisedUpdate())
+    saving.save(tmp_path)
+    resumed = build_engine(engine_spec(checkpoint, zero_stage=3, optim=blocks))
+    with pytest.raises(UserError, match="has no value for each element") as caught:
+        resumed.load(tmp_path)
+    assert "--no_load_optim" in caught.value.remedy
+    resumed.load(tmp_path, StateParts(optimizer=False, random=True))
+    for (name, a), (_, b) in zip(saving.named_weights(), resumed.named_weights(), strict=True):
+        assert torch.equal(a, b), name
+    with pytest.raises(UserError, match="--param_dtype fp32, this run has bf16"):
+        build_engine(engine_spec(checkpoint, dtype="bf16", optim=blocks)).load(tmp_path)
+    values = tmp_path / "rank_00000.json"
+    text = json.loads(values.read_text())
+    values.write_text(json.dumps(text | {"fragments": text["fragments"][1:]}))
+    with pytest.raises(UserError, match=r"lacks \d+ elements"):
+        resumed.load(tmp_path, StateParts(optimizer=False, random=True))
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
 
 
 LAYOUTS = {
-    6: (
+    7: (
         "learner.kl.coef learner.rewards.count learner.rewards.mean"
         " learner.rewards.squares rollouts.admitted rollouts.draws rollouts.dropped"
         " rollouts.prompts.data rollouts.prompts.epoch rollouts.prompts.position"
@@ -220,7 +220,8 @@ def leaves(value: object, path: str = "") -> list[str]:
 
 
 def test_supervised_rows_join_and_resume(bench, tmp_path):
-    """Their loss falls, and a resume after step 2 goes on with the rows that come next."""
+    """Their loss falls, and a resume after step 2 goes on with the rows that come next; in another
+    ZeRO stage too."""
     task = bench.task / "prompts.jsonl"
     changes = {
         "ptx_data": task,
@@ -236,6 +237,10 @@ def test_supervised_rows_join_and_resume(bench, tmp_path):
     shutil.copytree(tmp_path / "whole/checkpoints/step_000002", stopped)
     resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
     assert untimed(resumed) == untimed(whole[2:])
+    shutil.copytree(stopped, tmp_path / "stage 3/checkpoints/step_000002")
+    divided = bench(tmp_path / "stage 3", **changes, load_checkpoint=True, zero_stage=3)
+    for name in ("actor/ptx_loss", "actor/policy_loss", "actor/grad_norm"):
+        assert [m[name] for m in divided] == pytest.approx([m[name] for m in whole[2:]], rel=1e-5)
 
 
 def test_a_resume_between_two_sendings_of_weights(bench, tmp_path):

@@ -68,7 +68,7 @@ def write(directory, engine, norm):
         )
 
 
-def rank_of_two(rank, port, checkpoint, root):
+def rank_of_two(rank, port, checkpoint, root, saved_by_one):
     init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=PATIENCE)
     for stage in STAGES:
         for name, shards in TWO_RANKS.items():
@@ -80,6 +80,13 @@ def rank_of_two(rank, port, checkpoint, root):
             engine, plan, norm = two_steps(spec, *shards[rank], 2, directory)
             write(directory, engine, norm)
         resumed = goes_on(spec, directory, engine, shards[rank][0], plan)  # the last cut again
+    for stage in STAGES:
+        rows, micro_batches = TWO_RANKS["even"][rank]
+        plan = StepPlan(micro_batches, counts_of(batch_with_old_logprobs(), 2))
+        for saved in (saved_by_one, root / f"{another(stage)}-even"):
+            after = root / f"{stage} after {saved.name}"
+            after.mkdir(exist_ok=True)
+            write(after, takes_up(checkpoint, stage, saved, rows, plan), norm=0.0)
     for case in OTHERS:
         learns_and_resumes(checkpoint, root / "-".join(map(str, case)), rank, *case)
     trained, norm = towards_a_reference(checkpoint, 3, *TWO_RANKS["uneven"][rank], 2)
@@ -120,6 +127,19 @@ def goes_on(spec, directory, engine, rows, plan):
     for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
         assert torch.equal(a, b), (directory.name, name)
     return resumed
+
+
+def another(stage):
+    return (stage + 1) % len(STAGES)
+
+
+def takes_up(checkpoint, stage, saved, rows, plan):
+    """An engine that takes up a save after the first step, of any ranks and stage, and trains the
+    second."""
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7))
+    engine.load(saved)
+    engine.train_step(batch_with_old_logprobs().select(rows), plan, UPDATE)
+    return engine
 
 
 def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
@@ -210,17 +230,22 @@ def gradient(directory):
     return [torch.cat([r[n].flatten() for r in ranks]) for n in names]
 
 
-def assert_same_training(found, expected, *, by_group, rel=1e-6, strays=0):
+def assert_same_weights(found, expected, strays=0):
     """``strays`` elements of each tensor may have a gradient so near zero that Adam, which divides
     by its size, turns a rounding error into a visible one; a step is never longer than the learning
     rate."""
-    a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
-    assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=rel)
-    assert a.keys() == b.keys()
-    for name in a:
-        gap = (a[name] - b[name]).abs()
+    names = expected.keys() - {"grad_norm"}
+    assert found.keys() - {"grad_norm"} == names
+    for name in names:
+        gap = (found[name] - expected[name]).abs()
         assert gap.max() <= 2 * OPTIM.learning_rate, name
-        assert (gap > 2e-5 + 1e-5 * b[name].abs()).sum() <= strays, name
+        assert (gap > 2e-5 + 1e-5 * expected[name].abs()).sum() <= strays, name
+
+
+def assert_same_training(found, expected, *, by_group, rel=1e-6, strays=0):
+    a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
+    assert float(a["grad_norm"]) == pytest.approx(float(b["grad_norm"]), rel=rel)
+    assert_same_weights(a, b, strays)
     if by_group:
         parts = gradient(expected)
         for flat in gradient(found):
@@ -241,7 +266,7 @@ def test_one_rank(tmp_path, checkpoint, expected, stage, cut):
 
 def test_two_ranks(tmp_path, checkpoint, expected):
     (tmp_path / "kl").mkdir()
-    on_ranks(2, rank_of_two, checkpoint, tmp_path)
+    on_ranks(2, rank_of_two, checkpoint, tmp_path, expected)
     (tmp_path / "one").mkdir()
     write(
         tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1)
@@ -252,3 +277,11 @@ def test_two_ranks(tmp_path, checkpoint, expected):
             assert_same_training(tmp_path / f"{stage}-{cut}", expected, by_group=stage in (1, 2))
     for name, flags in MEMORY.items():
         assert_same_training(tmp_path / name, expected, by_group=flags["zero_stage"] == 2)
+    plan = StepPlan(ONE_RANK["halves"], counts_of(batch_with_old_logprobs()))
+    wanted = load_file(expected / "trained.safetensors")
+    for stage in STAGES:
+        for saved in (expected.name, f"{another(stage)}-even"):
+            found = load_file(tmp_path / f"{stage} after {saved}/trained.safetensors")
+            assert_same_weights(found, wanted)
+        one = takes_up(checkpoint, another(stage), tmp_path / f"{stage}-even", range(8), plan)
+        assert_same_weights(dict(one.named_weights()), wanted)

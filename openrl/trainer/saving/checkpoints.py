@@ -30,7 +30,7 @@ from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage,
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
 version is refused, never half read."""
 
