@@ -5,7 +5,11 @@ import os
 import subprocess
 import sys
 
-from openrl.rollout.vllm_process import ForkContext
+import pytest
+
+from openrl.rollout import vllm_process
+from openrl.rollout.engine import EngineSpec
+from openrl.rollout.vllm_process import ForkContext, preload_engine
 
 
 def test_a_worker_begins_without_the_heavy_libraries():
@@ -34,3 +38,31 @@ def test_a_forked_process_has_the_environment_of_its_start(monkeypatch):
     assert seen_by_child() is None  # the process that forks runs from here on
     monkeypatch.setenv("OPENRL_TEST_LATE", "set")
     assert seen_by_child() == "set"
+
+
+@pytest.mark.parametrize(
+    ("installed", "dtype", "expected"),
+    [
+        ("0.32.0", "bf16", {}),
+        ("0.32.0", "fp32", {"TRITON_F32_DEFAULT": "ieee"}),
+        ("0.26.1", "bf16", {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+        ("0.28.0", "fp32", {"TRITON_F32_DEFAULT": "ieee", "VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    ],
+)
+def test_the_environment_of_an_engine_on_a_gpu(monkeypatch, installed, dtype, expected):
+    monkeypatch.setattr(vllm_process, "version", lambda package: installed)
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "3", "VLLM_LOGGING_LEVEL": "INFO"})
+    preload_engine(EngineSpec("model", device="cuda", dtype=dtype))
+    assert os.environ == expected | {
+        "CUDA_VISIBLE_DEVICES": "3",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def test_an_engine_over_nodes_sees_what_its_node_has(monkeypatch):
+    """Ray gives its process no GPU, and its workers theirs."""
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": ""})
+    preload_engine(EngineSpec("model", device="cuda", spans_nodes=True))
+    assert not {"CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP"} & os.environ.keys()
