@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,9 @@ def test_an_engine_that_fails_in_the_middle_is_named_and_all_keep_their_weights(
         torch.testing.assert_close(logprobs, plain_logprobs(path), atol=1e-4, rtol=0)
 
 
-def test_an_engine_that_dies_in_the_middle_is_left_out_and_served_when_it_is_back(tmp_path):
+@pytest.mark.parametrize("before", ["host", "nccl"])
+def test_an_engine_that_dies_is_left_out_and_served_when_it_is_back(tmp_path, before):
+    """By way of host memory, and all engines from then on, whatever brought the weights before."""
     path = tiny_model_dir(tmp_path)
     policy, worker = policy_of(path)
     engines = engines_of(path, 2)
@@ -190,8 +193,12 @@ def test_an_engine_that_dies_in_the_middle_is_left_out_and_served_when_it_is_bac
         engines._workers[1].load_bucket = die
         await publisher.publish(pool.call_living)
         versions.append((versions_now(), [*pool.lost]))
+        pool.lost.clear()
         del engines._workers[1].load_bucket
-        await publisher.send_to_restarted(1)
+        publisher.route = replace(publisher.route, transport=before)
+        await publisher.send_to_restarted([1])
+        versions.append(versions_now())
+        await publisher.publish(pool.call_living)
         versions.append(versions_now())
         got = await engine_logprobs(engines)
         await engines.close()
@@ -201,7 +208,7 @@ def test_an_engine_that_dies_in_the_middle_is_left_out_and_served_when_it_is_bac
         raise WorkerDied("it died", 1)
 
     got = asyncio.run(scenario())
-    assert versions == [([2, 1], [1]), [2, 2]]
+    assert versions == [([2, 1], [1]), [2, 2], [3, 3]]
     worker.export(str(tmp_path / "out"))
     for logprobs in got:
         torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)

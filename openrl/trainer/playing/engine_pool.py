@@ -123,26 +123,30 @@ class EnginePool:
             await cancel_all([task])
 
     async def replace_lost(self) -> None:
-        """Check every engine and replace those that died. A new engine gets the policy's weights
-        before its first request. Must not run while the policy learns, since its weights would
-        change during the transfer. If steps were trained since the last sync, the new engine holds
-        newer weights than the others but reports the same version."""
+        """Check every engine and replace those that died, side by side. New engines get the
+        policy's weights before their first request. Must not run while the policy learns, since its
+        weights would change during the transfer. If steps were trained since the last sync, a new
+        engine holds newer weights than the others but reports the same version."""
         if self.repair is None:
             return
         await self.call_living("check")
         self._loss.clear()
-        for rank, died in list(self.lost.items()):
+        if not self.lost:
+            return
+        ranks = [*self.lost]
+        for rank in ranks:
             self.repair.progress.note(
-                f"WARNING: {died}\n  its prompts go elsewhere, and another engine takes its place;"
-                f" {self.restarts_left} of --max_engine_restarts left"
+                f"WARNING: {self.lost[rank]}\n  its prompts go elsewhere, and another engine takes"
+                f" its place; {self.restarts_left} of --max_engine_restarts left"
             )
-            with self.repair.progress.stage("engines"):
-                await self._restart(rank)
-                await self.repair.publisher.send_to_restarted(rank)
-            async with self._admitted:
+        with self.repair.progress.stage("engines"):
+            await all_or_first_error(self._restart(rank) for rank in ranks)
+            await self.repair.publisher.send_to_restarted(ranks)
+        async with self._admitted:
+            for rank in ranks:
                 del self.lost[rank]
-                self._replaced += 1
-                self._admitted.notify_all()
+            self._replaced += len(ranks)
+            self._admitted.notify_all()
 
     async def _restart(self, rank: int) -> None:
         """Start a new engine in the place of a lost one, paused if the others are."""

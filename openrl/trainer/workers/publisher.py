@@ -65,21 +65,23 @@ class Publisher:
             await self._send(self.version, self.rollout.call)
             self._resent += 1
 
-    async def send_to_restarted(self, rank: int) -> None:
-        """Send the weights, as the current version, to an engine that has just been restarted,
-        while the others continue. From then on all weights go through host memory, since a
-        broadcast group, for one, has lost a member."""
+    async def send_to_restarted(self, ranks: Sequence[int]) -> None:
+        """Send the weights, as the current version, to engines that have just been restarted, while
+        the others continue. From then on all weights go through host memory, since a broadcast
+        group, for one, has lost members. No engine may be dead."""
+
+        async def call(method: str, *args: Any) -> list[Any]:
+            return await all_or_first_error(
+                self.rollout.call_one(rank, method, *args) for rank in ranks
+            )
+
         assert self.route is not None, "engines die after the first sync"
         if self.route.transport == "host":
-            await self.rollout.call_one(rank, "connect", self.route, 0)
+            await call("connect", self.route, 0)
         else:
             self.route = replace(self.route, transport="host")
             await self.policy.call("connect", self.route)
             await self.rollout.call("connect", self.route, 0)
-
-        async def call(method: str, *args: Any) -> list[Any]:
-            return [await self.rollout.call_one(rank, method, *args)]
-
         await self._send(self.version, call)
 
     @property

@@ -94,8 +94,10 @@ class Engines(Publisher):
         await call_living("take", self.run.version)
         return {"perf/sync_bytes": Last(8.0)}
 
-    async def send_to_restarted(self, rank):
-        await self.group.call_one(rank, "take", self.run.version)
+    async def send_to_restarted(self, ranks):
+        self.run.events.append(("served", *ranks))
+        for rank in ranks:
+            await self.group.call_one(rank, "take", self.run.version)
 
 
 class Learner:
@@ -210,7 +212,7 @@ def test_one_death_too_many_ends_the_run():
 def test_both_engines_die_at_once():
     run = Run((0, 1), (1, 1))
     steps, logged = asyncio.run(trained(run, deaths=2))
-    assert steps == first_prompts()
+    assert steps == first_prompts() and run.happened("served") == [("served", 0, 1)]
     assert sum(m["rollout/engines_replaced"] for m in logged) == 2
 
 
