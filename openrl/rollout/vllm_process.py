@@ -78,9 +78,8 @@ def _set_environment(spec: EngineSpec) -> None:
         # Ray has set it to "", since Ray's workers have the GPUs and this process has none
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
-        defaults["VLLM_HOST_IP"] = "127.0.0.1"
+        defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     if on_cpu:
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
         # the model runs eagerly anyway; this leaves one helper that counts log-probs, and compiling
         # it would take ten seconds of each start
         defaults["TORCH_COMPILE_DISABLE"] = "1"

@@ -68,21 +68,21 @@ def init_distributed(
         device: "cpu" or "cuda"; on a GPU each process sees its own device as number 0.
         timeout: seconds that a collective may take before the group aborts.
 
-    The group listens on ``master_addr`` only; a single rank opens no port at all. A second call
-    has no effect."""
+    The group listens on ``master_addr`` only. A second call has no effect."""
     # DeepSpeed reads these when it is imported and when an engine is built.
     os.environ["DS_ACCELERATOR"] = device
     os.environ.setdefault("LOCAL_RANK", "0")
     if dist.is_initialized():
         return
     limit = timedelta(seconds=timeout)
-    store: dist.Store
-    if world_size == 1:
-        store = dist.HashStore()
-    else:
-        if socket.gethostbyname(master_addr).startswith("127."):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = _tcp_store(rank, world_size, master_addr, master_port, limit)
+    if socket.gethostbyname(master_addr).startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    store: dist.Store = (
+        dist.HashStore()
+        if world_size == 1
+        else _tcp_store(rank, world_size, master_addr, master_port, limit)
+    )
     if device == "cuda":
         torch.cuda.set_device(0)
     dist.init_process_group(

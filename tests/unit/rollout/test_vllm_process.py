@@ -55,6 +55,7 @@ def test_the_environment_of_an_engine_on_a_gpu(monkeypatch, installed, dtype, ex
     preload_engine(EngineSpec("model", device="cuda", dtype=dtype))
     assert os.environ == expected | {
         "CUDA_VISIBLE_DEVICES": "3",
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
@@ -65,4 +66,4 @@ def test_an_engine_over_nodes_sees_what_its_node_has(monkeypatch):
     """Ray gives its process no GPU, and its workers theirs."""
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": ""})
     preload_engine(EngineSpec("model", device="cuda", spans_nodes=True))
-    assert not {"CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP"} & os.environ.keys()
+    assert not {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "VLLM_HOST_IP"} & os.environ.keys()
