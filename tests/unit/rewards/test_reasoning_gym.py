@@ -158,6 +158,28 @@ def test_towers_are_never_worked_out(answer):
     assert verdict(tagged(answer), label).parts == {"answered": 0}
 
 
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("coin_flip", "1e999999999"),
+        ("coin_flip", "1e,999999999"),
+        ("coin_flip", "1e9_9_9_9_9_9_9_9_9"),
+        ("countdown", "1e999999999"),
+        ("complex_arithmetic", "nan"),
+        ("complex_arithmetic", "nani"),
+    ],
+)
+def test_numbers_that_no_task_asks_for_are_not_read(task, answer):
+    """A task would work out the first ones, and give the last ones its full score."""
+    label = make_rows(task, 1, seed=1, config={})[0]["label"]
+    assert verdict(tagged(answer), label).parts == {"answered": 0}
+
+
+def test_a_label_does_not_say_how_many_questions_are_made():
+    label = json.loads(make_rows("acre", 1, seed=1, config={})[0]["label"])
+    assert verdict(tagged(label["answer"]), label | {"config": {"size": 10**12}}).reward == 1
+
+
 def test_an_entry_that_its_task_cannot_score_is_said():
     label = {"answer": "2 \u00d7 3", "metadata": {"source_dataset": "word_ladder"}}
     with pytest.raises(BadRow, match="cannot be scored"):

@@ -107,6 +107,12 @@ def test_how_a_program_ends(code, limits, outcome):
         "import os\nos.setsid()",
         "import os\nos.memfd_create('x')",
         "import ctypes\nif ctypes.CDLL(None).prctl(1, 0, 0, 0, 0): raise OSError('Error')",
+        # a signal of any number to any process, once the pipe can be read
+        "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl\nfcntl.fcntl(1, fcntl.F_SETLEASE, 0)",
+        "import fcntl\nfcntl.ioctl(1, 0x40086602, bytes(8))",  # a file's flags, as chattr does
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.shmctl(0, 0, None) and ctypes.get_errno() == 1: raise OSError('Error')",
     ],
 )
 def test_what_is_refused(code):
@@ -373,6 +379,19 @@ def test_ending_early_is_not_passing(code):
     assert verdict(fenced(code), ["assert add(1, 2) == 3"]).reward == 0
 
 
+# The module leaves its server and answers for itself: it offers builtins, and 0 for every call.
+ANSWERS = """
+import os, sys
+link = int(sys.argv[3])
+add, absolute = ({"tuple": [name, {"theirs": 1}]} for name in ("add", "abs"))
+builtins = {"tuple": ["__builtins__", {"dict": [absolute]}]}
+reply = json.dumps([False, {"dict": [add, absolute, builtins]}])
+while True:
+    os.write(link, reply.encode() + b"\\n")
+    if not os.read(link, 10000):
+        os._exit(0)
+    reply = "[false, 0]"
+"""
 EQUAL = "class All:\n    def __getattr__(self, name): return lambda *_: True\n"
 EQUAL += "".join(
     f"    def __{name}__(self, *_): return {value}\n"
@@ -391,6 +410,8 @@ EQUAL += "".join(
         "assert 3 == add(1, 2)",
         "assert add(1, 2) in (3, 4)",
         "assert abs(add(1, 2) - 3) < 1e-6",
+        "from solution import *\nassert abs(add(1, 2) - 3) < 1e-6",
+        "assert all(map(lambda case: add(*case) == 3, [(1, 2)]))",
         "assert 2 < add(1, 2) < 4",
         "assert [add(1, 2)] == [3]",
         "assert sorted([add(1, 2)]) == [3]",
@@ -405,6 +426,9 @@ EQUAL += "".join(
     [
         f"{EQUAL}def add(a, b): return All()",
         f"{EQUAL}add = All()",
+        f"import json\n{ANSWERS}",
+        "def add(a, b): raise StopIteration",
+        "def abs(x): return 0\ndef add(a, b): return 9",
         "import builtins\nbuiltins.exec = builtins.compile = lambda *_: None",
         "import builtins\nabs = sorted = set = len = lambda *_: {3}\nclass math:\n"
         "    isclose = lambda *_: True\ndef add(a, b): return 9",
