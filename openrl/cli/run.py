@@ -27,8 +27,6 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
-    # selects Ray's new behaviour without the warning about the old one
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 """Environment that keeps libraries from disturbing the progress bar; values that the user set
 stay."""

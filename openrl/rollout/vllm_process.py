@@ -75,7 +75,7 @@ def _set_environment(spec: EngineSpec) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",
     }
     if spec.spans_nodes:
-        # Ray has set it to "", since Ray's workers have the GPUs and this process has none
+        # "" where Ray hides the GPUs that it gives to the engine's workers and not to this process
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
