@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.models.causal_lm import DTYPES
 from openrl.training.regroup import Fragment
+from openrl.training.whole_weights import own_range
 
 
 class Masters:
@@ -55,11 +55,9 @@ class Masters:
             for master, parameters in enumerate(self._optimizer.fp16_groups):
                 offset = 0
                 for p in parameters:
-                    share = p.partition_numel()
-                    start = dist.get_rank(p.ds_process_group) * share
-                    length = max(0, min(share, p.ds_numel - start))
+                    start, length = own_range(p)
                     yield Fragment(names[p], start, master, offset, length)
-                    offset += share
+                    offset += p.partition_numel()
         elif self._stage > 0:
             # DeepSpeed has an optimizer of its own for stage 1 in bf16
             groups = "bf16_groups" if hasattr(self._optimizer, "bf16_groups") else "bit16_groups"

@@ -74,7 +74,9 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     """Return the names of parameters that hold inf or NaN on any rank. Each rank checks its own
     share; they combine their findings on ``device``."""
     named = list(model.named_parameters())
-    shares = [_own_share(p) for _, p in named]
+    shares = [
+        p.ds_tensor.view(-1)[: own_range(p)[1]] if hasattr(p, "ds_tensor") else p for _, p in named
+    ]
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
     dist.all_reduce(bad, op=dist.ReduceOp.MAX)
     return [
@@ -84,14 +86,12 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     ]
 
 
-def _own_share(parameter: Any) -> Tensor:
-    """Return this rank's part of a parameter. DeepSpeed pads parts to equal sizes and never writes
-    the padding, so it is left out."""
-    if not hasattr(parameter, "ds_tensor"):
-        return parameter
-    part = parameter.ds_tensor.view(-1)
-    start = dist.get_rank(parameter.ds_process_group) * len(part)
-    return part[: max(parameter.ds_numel - start, 0)]
+def own_range(parameter: Any) -> tuple[int, int]:
+    """Return where this rank's part of a parameter of stage 3 begins, and its length. The padding
+    that evens out the parts is left out: DeepSpeed never writes it."""
+    size = parameter.partition_numel()
+    start = dist.get_rank(parameter.ds_process_group) * size
+    return start, max(0, min(size, parameter.ds_numel - start))
 
 
 def parameter_count(model: HeadedModel, tp_size: int) -> int:
