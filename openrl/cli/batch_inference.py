@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
-from openrl.cli.run import command, of_module
+from openrl.cli.run import command, leave, of_module
 from openrl.config.commands import BatchInferenceConfig
 
 prepare, run = of_module("openrl.inference.batch")
 
 if __name__ == "__main__":
-    sys.exit(
+    leave(
         command(
             BatchInferenceConfig, prepare, run, prog="batch_inference", description=__doc__ or ""
         )

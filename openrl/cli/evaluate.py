@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from openrl.cli.run import command, of_module
+from openrl.cli.run import command, leave, of_module
 from openrl.config.commands import EvaluateConfig
 
 prepare, run = of_module("openrl.inference.evaluate")
 
 if __name__ == "__main__":
-    sys.exit(command(EvaluateConfig, prepare, run, prog="evaluate", description=__doc__ or ""))
+    leave(command(EvaluateConfig, prepare, run, prog="evaluate", description=__doc__ or ""))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from openrl.cli.run import command
+from openrl.cli.run import command, leave
 from openrl.config.commands import MergeConfig
 
 
@@ -30,4 +29,4 @@ def run(config: MergeConfig, inputs: None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command(MergeConfig, prepare, run, prog="lora_combiner", description=__doc__ or ""))
+    leave(command(MergeConfig, prepare, run, prog="lora_combiner", description=__doc__ or ""))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from openrl.cli.run import command
+from openrl.cli.run import command, leave
 from openrl.config.commands import PPOConfig
 
 
@@ -32,4 +31,4 @@ def run(config: PPOConfig, inputs: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command(PPOConfig, prepare, run, prog="train_ppo_ray", description=__doc__ or ""))
+    leave(command(PPOConfig, prepare, run, prog="train_ppo_ray", description=__doc__ or ""))

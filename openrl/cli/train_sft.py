@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
+from openrl.cli.run import leave
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import SFTConfig
 
 if __name__ == "__main__":
-    sys.exit(supervised_command(SFTConfig, prog="train_sft", description=__doc__ or ""))
+    leave(supervised_command(SFTConfig, prog="train_sft", description=__doc__ or ""))

@@ -59,6 +59,7 @@ class PlainHost:
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
+        gc.freeze()
         gc.enable()
 
     def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:

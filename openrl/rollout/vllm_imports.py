@@ -6,4 +6,5 @@ from importlib import import_module
 gc.disable()  # it would take a fifth of the time and find nothing
 for name in ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "openrl.rollout.vllm_worker"):
     import_module(name)
+gc.freeze()  # and what it looks at in a fork has to be copied
 gc.enable()
