@@ -27,6 +27,13 @@ SECONDS = 1.0  # of processor time for one comparison; an answer that takes long
 TOLERANCE = 1e-9  # relative, for decimals
 _LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.IGNORECASE)
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
+# What no number has but an inequality, an interval, a list, an operator without its operand; the
+# library leaves it out, and adds numbers with a space between them.
+_NO_NUMBER = re.compile(
+    r"[<>\u2264\u2265]|\A\d+\s+\d|\d(?:st|nd|rd|th)\b|(?:\\\{|[\[(]).*,|\^\{?T"
+    r"|hundred|thousand|million|billion"
+    r"|\\(?:[lg](?:eq?|eqslant|t|trsim)|sim|neg|lnot|lim|sum|prod|int)(?![A-Za-z])"
+)
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 MOST_TERMS = 500  # of an answer, multiplied out
 MOST_NESTED = 12  # levels of brackets in an answer
@@ -176,6 +183,8 @@ def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
     number = whole_number(text) if marked else None
     if number is not None and label.number is not None:
         return equal(number, label.number, either=True)
+    if marked and label.number is not None and _NO_NUMBER.search(said):
+        return False
     word = same_word((_LEAD if marked else _CLAIM).sub("", said), label.plain)
     if word is not None and (marked or word):
         return word

@@ -38,17 +38,20 @@ _SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\
 # What changes the value of a number: before it, as in \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; after it,
 # as in 2\pi, 5!, 5x, "5 million".
 _PART_OF = re.compile(
-    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]=?"
+    r"(?:[\^_\u221a\u2260\u2264\u2265]|[<>]=|\b(?:at (?:least|most)|(?:more|less|fewer|other) than)"
+    r"|(?:\bexcept|n't)\b|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]=?"
     r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot\b\s?\}?"
     r"|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)[A-Za-z]+(?:\[\d\])?"
     r")\s?\{?\s?\Z"
 )
 _GOES_ON = re.compile(
-    r"[xyzniepqrab](?![A-Za-z])|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)"
-    r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]\s?\d|or\b|to\s\W*\d"
+    r"(?:/\s?)?[xyzniepqrabk](?![A-Za-z])|(?:st|nd|rd|th)\b|\.\.|\u2026"
+    r"|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)"
+    r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]+\s?[\dxyz]|:\d|or\b|to\s\W*\d"
     r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])"
-    r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)"
+    r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b|[MB](?![A-Za-z]))"
 )
+_LIST = re.compile(r"\s?(?:[,;&|]|and\b)\W{0,3}\d")  # 12, 13
 _LEAD = re.compile(  # what may precede a number that is to stand alone
     r"(?:[A-Za-z](?:_\w)?(?:\([a-z]\))?\s?=|\\approx|\\[(\[]|[\s{(:=]"
     r"|\b(?:the|final|answer|total|result|value|is|it|equals)\b)*",
@@ -120,7 +123,7 @@ def last_number(text: str) -> Number | None:
 def first_number(text: str) -> Number | None:
     """Return the first number of the text, on the conditions of ``last_number``."""
     first = next(numbers(without_markup(text)), None)
-    if first is None or re.search(r"\d", first.text[: first.start]):
+    if first is None or re.search(r"\d", first.text[: first.start]) or _LIST.match(first.behind):
         return None
     return first if _is_alone(first) else None
 
@@ -129,7 +132,7 @@ def _is_alone(number: Number) -> bool:
     """Whether the text around the number does not change its value."""
     text = number.text
     before = text[max(0, number.start - 40) : number.start]
-    signed = text[number.start] in "+-" and re.search(r"(?<![A-Za-z])[A-Za-z]\s?\Z", before)
+    signed = text[number.start] in "+-" and re.search(r"(?:(?<![A-Za-z])[A-Za-z]\s?|\|)\Z", before)
     return not (signed or _PART_OF.search(before) or _GOES_ON.match(text, number.end))
 
 

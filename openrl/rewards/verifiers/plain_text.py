@@ -17,6 +17,7 @@ _NEGATION = re.compile(
     r"(?<![A-Za-z\\])(?:not|never|neither|no|\w+n't)(?![A-Za-z])|\\(?:neq?|not)(?![A-Za-z])|\u2260",
     re.IGNORECASE,
 )
+_ELLIPSIS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.{2,}")
 _BASE = re.compile(r"\(?(\d[0-9A-Za-z]*)\)?_\{?(\d{1,2})\}?")
 _FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan log ln exp sqrt pi max min mod gcd lcm"
 _UNITS = {
@@ -30,6 +31,7 @@ _UNITS = {
         "ml": "mL milliliter millilitre", "l": "L liter litre", "gal": "gallon", "N": "newton",
         "J": "joule", "kJ": "kilojoule", "W": "watt", "kW": "kilowatt", "V": "volt", "Hz": "hertz",
         "K": "kelvin", "Pa": "pascal", "mol": "mole", "rad": "radian", "deg": "degree",
+        "bit": "", "byte": "", "KB": "kB kilobyte", "MB": "megabyte", "GB": "gigabyte",
         "am": "AM a.m.", "pm": "PM p.m.", "dollar": "USD", "cent": "", "euro": "EUR", "mph": "",
     }.items()
     for spelling in [canonical, *spellings.split()]
@@ -51,16 +53,21 @@ def plain(text: str) -> str:
     ('5 cm', 'Evelyn')
     """
     text = without_markup(text).replace("\\varnothing", "\\emptyset").replace("\\$", "")
+    text = _ELLIPSIS.sub("\u2026", text)
     text = _SPACE.sub(" ", _WRAPPED.sub(r" \1 ", text.replace("$", "")))
     return text.replace(" ^", "^").lstrip(" ,;:").rstrip(" .,;:")
 
 
 def contradict(answer: str, label: str) -> bool:
-    """Whether only one of two plain texts contains alternatives or a negation, or their units
-    differ."""
-    return units_differ(answer, label) or any(
-        bool(pattern.search(answer)) != bool(pattern.search(label))
-        for pattern in (_ALTERNATIVES, _NEGATION)
+    """Whether only one of two plain texts contains alternatives, a negation or an ellipsis, or
+    their units differ."""
+    return (
+        units_differ(answer, label)
+        or ("\u2026" in answer) != ("\u2026" in label)
+        or any(
+            bool(pattern.search(answer)) != bool(pattern.search(label))
+            for pattern in (_ALTERNATIVES, _NEGATION)
+        )
     )
 
 
