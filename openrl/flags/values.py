@@ -8,14 +8,17 @@ import json
 import operator
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 NONE = "None"  # not "none", which is a choice of some flags
 BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-SECRET_WORDS = {"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "CREDENTIALS"}
+SECRET_WORDS = {
+    *("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
+    *("CREDENTIALS", "AUTH", "AUTHORIZATION", "BEARER", "SIG", "SIGNATURE"),
+}
 
 
 class Quoted(str):
@@ -215,5 +218,21 @@ def _allows(choice: str, number: float) -> bool:
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether a name looks like a secret's: HF_TOKEN and api-key do, max_tokens does not."""
-    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", name.upper()))
+    """Return whether a name looks like a secret's: HF_TOKEN, api-key and accessToken do, max_tokens
+    does not."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
+
+
+def secrets_in(value: Any) -> Iterator[str]:
+    """Yield what looks like a secret in the value of a flag: names of keys, at any depth, and of
+    URLs' queries, and URLs' passwords."""
+    if isinstance(value, dict):
+        yield from filter(looks_secret, value)
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from secrets_in(inner)
+    elif isinstance(value, str) and "://" in value:
+        yield from filter(looks_secret, re.findall(r"[?&]([^=&\s]+)=", value))
+        if re.search(r"://[^/\s@]*:[^/\s@]+@", value):
+            yield "a URL's password"

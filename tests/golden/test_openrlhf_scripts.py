@@ -280,6 +280,9 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
     assert config.logging.use_wandb is True and os.environ["WANDB_API_KEY"] == "0a1b2c3d4e"
     assert [p.flags for p in problems] == [("use_wandb",)] and not problems[0].fatal
     assert "0a1b2c3d4e" not in dump_yaml(config) + str(problems[0]) + " ".join(sys.argv)
+    for line in ("--use_wandb 0a1b2c3d4e more", "--use_wandb more 0a1b2c3d4e"):
+        (problem,) = settled(f"{SCRIPTS[1][1]} {line}")[1]
+        assert problem.fatal and "0a1b2c3d4e" not in str(problem)
 
 
 @pytest.mark.parametrize(

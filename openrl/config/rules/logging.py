@@ -5,7 +5,7 @@ from __future__ import annotations
 from openrl.config.commands import TRAINING, TrainingConfig
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, unknown_names
-from openrl.flags.values import looks_secret
+from openrl.flags.values import secrets_in
 
 
 @check(*TRAINING)
@@ -19,8 +19,7 @@ def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
     settings = {"tracker_kwargs": config.logging.tracker_kwargs}
     settings |= {"reward_func_kwargs": reward.reward_func_kwargs} if reward else {}
     for flag, values in settings.items():
-        inner = [v for v in values.values() if isinstance(v, dict)]
-        for name in [name for table in (values, *inner) for name in table if looks_secret(name)]:
+        for name in secrets_in(values):
             message = (
                 f"{name} looks like a secret, but flags are written to config.yaml, checkpoints"
             )

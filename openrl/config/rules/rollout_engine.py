@@ -9,7 +9,7 @@ from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
 from openrl.flags.checks import Problem, Problems, check
 from openrl.flags.schema import collect_flags
-from openrl.flags.values import looks_secret
+from openrl.flags.values import secrets_in
 
 OWN_FLAGS = {
     "model": "pretrain",
@@ -97,16 +97,16 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
 @check(PPOConfig)
 def environment_is_readable(config: PPOConfig) -> Problems:
     for pair in config.placement.system_envs:
-        name, equals, _ = pair.partition("=")
+        name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             yield Problem(
                 ("system_envs",),
                 f"{name!r} is not of the form NAME=VALUE",
                 "--system_envs NCCL_DEBUG=WARN",
             )
-        elif looks_secret(name):
+        elif secret := next(secrets_in({name: value}), None):
             message = (
-                f"{name} looks like a secret, but flags are written to config.yaml and trackers"
+                f"{secret} looks like a secret, but flags are written to config.yaml and trackers"
             )
             yield Problem(
                 ("system_envs",), message, f"export {name} where this command, or `ray start`, runs"

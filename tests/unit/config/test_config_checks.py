@@ -345,6 +345,12 @@ def test_a_key_among_arguments_is_warned_of():
     warnings = [p for p in settle(PPOConfig, f"{PPO} {words}")[1] if not p.fatal]
     assert [p.flags for p in warnings] == [("tracker_kwargs",)]
     assert warnings[0].message.startswith("api_key looks like a secret")
+    words = '--reward_func_kwargs {"http":[{"headers":{"Authorization":"x"}},"http://a:b@c"]}'
+    warnings = [p for p in settle(PPOConfig, f"{PPO} {words}")[1] if not p.fatal]
+    assert [p.message.partition(" looks")[0] for p in warnings] == [
+        "Authorization",
+        "a URL's password",
+    ]
 
 
 def test_a_dumped_config_warns_of_nothing(tmp_path):

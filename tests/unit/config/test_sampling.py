@@ -64,6 +64,10 @@ def test_what_engines_are_asked_for():
         ("--vllm_generate_batch_size 2048 --full_determinism", "vllm_generate_batch_size, --full_determinism", "the engines' speed decides"),
         ("--system_envs NCCL_DEBUG", "system_envs", "'NCCL_DEBUG' is not of the form NAME=VALUE"),
         ("--system_envs HF_TOKEN=abc", "system_envs", "looks like a secret"),
+        ("--system_envs DB_PASSWD=abc", "system_envs", "DB_PASSWD looks like a secret"),
+        ("--system_envs accessToken=abc", "system_envs", "accessToken looks like a secret"),
+        ("--system_envs HTTPS_PROXY=http://me:abc@host:1", "system_envs", "a URL's password looks like a secret"),
+        ("--system_envs HOOK=https://host/x?sig=abc", "system_envs", "sig looks like a secret"),
     ],
 )  # fmt: skip
 def test_refused(words, flags, message):
