@@ -91,7 +91,7 @@ CASES = [
 ]
 PROMPT, ANSWER = 32, 96  # tokens
 FREEING = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=1048576"
-AS_IN_A_RUN = worker_env("cpu", 1, local=True)["GLIBC_TUNABLES"]
+AS_IN_A_RUN = worker_env("actor", "cpu", 1, local=True)["GLIBC_TUNABLES"]
 
 
 def make_model(directory: Path, shape: dict[str, int]) -> str:

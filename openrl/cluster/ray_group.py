@@ -29,6 +29,7 @@ from openrl.cluster.group import (
 from openrl.cluster.hosts import Early, ProcessRecipe
 from openrl.cluster.life import BEAT_S, NO_LOGS, LogSpec, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
+from openrl.config.groups.placement import ENGINES
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class RayGroup:
         constructor raises, its error is raised here after all actors are killed."""
         size = reservation.plan.size(role)
         env = (
-            worker_env(reservation.plan.device, size, cluster.local)
+            worker_env(role, reservation.plan.device, size, cluster.local)
             | cluster.scratch()
             | dict(settings.env)
         )
@@ -336,33 +337,33 @@ def _tail(file: Path, size: int = 4096) -> str:
         return opened.read().decode(errors="replace")
 
 
-HEAP = ":".join(
-    [
-        "glibc.malloc.hugetlb=1",  # a page fault per 2 MB instead of one per 4 kB
-        "glibc.malloc.mmap_max=0",
-        f"glibc.malloc.trim_threshold={2**33}",
-    ]
-)
-"""How glibc manages memory in workers on a CPU. By default it maps each large tensor anew and gives
-it back when it is freed, so every pass takes and clears its pages again: a fifth of an optimizer
-step of a model of 135M parameters. What sleeps is given back by ``malloc_trim``."""
+HEAP = f"glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold={2**33}"
+KEEP_LARGE, MAP_LARGE = "glibc.malloc.mmap_max=0", f"glibc.malloc.mmap_threshold={2**22}"
+"""How glibc manages memory in workers on a CPU: a page fault per 2 MB instead of one per 4 kB, and
+freed memory stays in the process. What sleeps is given back by ``malloc_trim``.
+
+By default glibc maps tensors above 32 MB anew and gives them back when they are freed, so every
+pass takes and clears their pages again: a fifth of an optimizer step of a model of 135M parameters.
+Models therefore keep them too. Engines map tensors from 4 MiB on: kernels that oneDNN keeps come
+between the logits of different batches, and holes that no later logits fit into took four times the
+memory, and more time."""
 
 
-def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
+def worker_env(role: str, device: str, ranks: int, local: bool) -> dict[str, str]:
     """Return default environment variables for a role's processes. The user's own environment
     overrides them.
 
     On a CPU the ranks of a role share the cores, where Ray's default is a single thread. Roles
     mostly take turns; when two do run at once, threads that spin while they wait would keep the
-    cores from the threads they wait for, so waiting is passive. ``HEAP`` keeps freed memory in the
-    process. On a cluster of our own, collectives stay on the loopback interface."""
+    cores from the threads they wait for, so waiting is passive. On a cluster of our own,
+    collectives stay on the loopback interface."""
     env: dict[str, str] = {}
     if device == "cpu":
         env |= {
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
             "OMP_WAIT_POLICY": "passive",
         }
-        env |= {"GLIBC_TUNABLES": HEAP}
+        env |= {"GLIBC_TUNABLES": f"{HEAP}:{MAP_LARGE if role == ENGINES else KEEP_LARGE}"}
     if local:
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     return {name: os.environ.get(name, value) for name, value in env.items()}
