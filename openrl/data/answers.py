@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
-from openrl.data.blend import Report, load_blend
+from openrl.data.blend import load_blend
 from openrl.data.images import RowImages
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
@@ -70,39 +70,6 @@ class Draft:
     value: float
 
 
-@dataclass(frozen=True)
-class SupervisedReport:
-    """How many rows of one source are used, cut and left out."""
-
-    source: str
-    rows: int
-    cut: int  # lost the end of their answer
-    dropped: int  # the prompt alone fills --max_len: nothing left to learn
-    tokens: int  # to learn in one pass
-    max_len: int
-    same: int = 0  # left out: chosen and rejected answer are the same tokens
-    noun: str = "examples"
-
-    def line(self) -> str:
-        text = (
-            f"{self.source}: {self.rows - self.dropped - self.same} {self.noun}, {self.tokens}"
-            " tokens to train on"
-        )
-        if self.cut:
-            text += f"; {self.cut} cut at --max_len {self.max_len}"
-        if self.dropped:
-            text += (
-                f"; {self.dropped} of {self.rows} left out because the prompt already fills"
-                f" --max_len {self.max_len}"
-            )
-        if self.same:
-            text += (
-                f"; {self.same} of {self.rows} left out because chosen and rejected answers are"
-                " the same tokens"
-            )
-        return text
-
-
 class ExampleBuilder(ABC, Generic[Example]):
     """Makes examples from rows, by the column and template flags."""
 
@@ -143,9 +110,9 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     def build(
         self, sources: Sequence[RowSource], flag: str = "dataset"
-    ) -> tuple[list[list[Example]], list[SupervisedReport]]:
-        """Return the examples of each source, at most --max_len tokens long, and a report for each
-        of what was cut or left out.
+    ) -> tuple[list[list[Example]], list[str]]:
+        """Return the examples of each source, at most --max_len tokens long, and a line for each on
+        what was cut or left out.
 
         Raises UserError, which names all bad rows, or a source of which nothing is left.
         """
@@ -196,21 +163,25 @@ class ExampleBuilder(ABC, Generic[Example]):
     def _is_usable(self, draft: Draft) -> bool:
         return self._has_answer(draft) and not _equal(draft.rows)
 
-    def _report(self, source: str, drafts: list[Draft], flag: str) -> SupervisedReport:
+    def _report(self, source: str, drafts: list[Draft], flag: str) -> str:
+        """Say how many rows of a source are used, cut and left out. Raises UserError if none is
+        used."""
         kept = [draft for draft in drafts if self._is_usable(draft)]
-        dropped = sum(not self._has_answer(draft) for draft in drafts)
-        cut = sum(not d.whole for d in kept)
         tokens = sum(sum(row.loss_mask) for d in kept for row in d.rows)
-        same = len(drafts) - len(kept) - dropped
-        report = SupervisedReport(
-            source, len(drafts), cut, dropped, tokens, self.max_len, same, self.noun
-        )
+        text = f"{source}: {len(kept)} {self.noun}, {tokens} tokens to train on"
+        if cut := sum(not d.whole for d in kept):
+            text += f"; {cut} cut at --max_len {self.max_len}"
+        out = f"of {len(drafts)} left out because"
+        if dropped := sum(not self._has_answer(draft) for draft in drafts):
+            text += f"; {dropped} {out} the prompt already fills --max_len {self.max_len}"
+        if same := len(drafts) - len(kept) - dropped:
+            text += f"; {same} {out} chosen and rejected answers are the same tokens"
         if not kept:
             raise UserError(
-                f"--{flag}: no tokens are left to train on: {report.line()}",
+                f"--{flag}: no tokens are left to train on: {text}",
                 "a larger --max_len, or other rows",
             )
-        return report
+        return text
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -328,7 +299,7 @@ def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
 
 def load_answers(
     flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
-) -> tuple[list[Example], list[Report]]:
+) -> tuple[list[Example], list[str]]:
     """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError for
     rows that cannot be used."""
     split, probs, most = flags.dataset_split, flags.dataset_probs, flags.max_samples
@@ -337,7 +308,7 @@ def load_answers(
 
 def load_held_out(
     names: str | None, split: str, builder: ExampleBuilder[Example]
-) -> tuple[list[Example], Sequence[Report]]:
+) -> tuple[list[Example], list[str]]:
     """Return the examples of --eval_dataset, source by source; none without the flag."""
     if names is None:
         return [], []

@@ -4,9 +4,8 @@ into one pass."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from openrl.config.groups.data import probabilities
 from openrl.data.loading import RowSource, load_sources
@@ -15,29 +14,8 @@ from openrl.data.order import draw_sources, interleave
 T = TypeVar("T")
 
 
-class Report(Protocol):
-    """A report for people on the rows of a source."""
-
-    def line(self) -> str: ...
-
-
-Build = Callable[[list[RowSource]], tuple[list[list[T]], Sequence[Report]]]
-"""Sources -> the rows built from each, and a report on each."""
-
-
-@dataclass(frozen=True)
-class BlendReport:
-    """How many draws of one pass come from each source."""
-
-    parts: tuple[tuple[str, int, int], ...]  # (source, draws in one pass, rows)
-
-    def line(self) -> str:
-        total = sum(draws for _, draws, _ in self.parts)
-        shares = (
-            f"{draws} from {name} ({rows} rows, {draws / total:.0%})"
-            for name, draws, rows in self.parts
-        )
-        return f"one pass: {total} rows, {', '.join(shares)}"
+Build = Callable[[list[RowSource]], tuple[list[list[T]], list[str]]]
+"""Sources -> the rows built from each, and a line on each for people to read."""
 
 
 def load_blend(
@@ -49,8 +27,8 @@ def load_blend(
     seed: int,
     *,
     flag: str,
-) -> tuple[list[T], list[Report]]:
-    """Return the rows of one pass, unshuffled, and a report on each source and on the blend.
+) -> tuple[list[T], list[str]]:
+    """Return the rows of one pass, unshuffled, and a line on each source and on the blend.
     ``names`` and ``probs`` are comma lists, and ``flag`` is the flag that gave the names.
 
     With probabilities, a row of a small source may occur several times; without them, one dataset
@@ -60,9 +38,13 @@ def load_blend(
     sources = load_sources(names, split, max_samples, flag=flag, mixed=probs is not None)
     parts, reports = build(sources)
     if probs is None:
-        return [row for part in parts for row in part], list(reports)
+        return [row for part in parts for row in part], reports
     sizes = [len(part) for part in parts]
     pairs = interleave(sizes, draw_sources(probabilities(probs), seed), max_samples)
     draws = Counter(source for source, _ in pairs)
-    shares = tuple((source.name, draws[i], sizes[i]) for i, source in enumerate(sources))
-    return [parts[source][row] for source, row in pairs], [*reports, BlendReport(shares)]
+    shares = (
+        f"{draws[i]} from {source.name} ({sizes[i]} rows, {draws[i] / len(pairs):.0%})"
+        for i, source in enumerate(sources)
+    )
+    line = f"one pass: {len(pairs)} rows, {', '.join(shares)}"
+    return [parts[source][row] for source, row in pairs], [*reports, line]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,25 +117,9 @@ def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
     return RowImages(flags, processor)
 
 
-@dataclass(frozen=True)
-class ImageBudget:
-    """What images may take of the tokens of a prompt, as told before the start."""
-
-    pixels: int  # of a large image
-    tokens: int  # of that image
-    most: int  # images in a prompt
-    limit: int  # tokens of a prompt
-
-    def line(self) -> str:
-        taken = self.tokens * self.most
-        text = f"images: {self.tokens} tokens each at {self.pixels} pixels; {self.most} would take"
-        text += f" {taken} of the {self.limit} tokens of a prompt"
-        return text + (", more than there are" if taken > self.limit else "")
-
-
-def image_budget(images: RowImages | None, limit: int, flag: str) -> list[ImageBudget]:
-    """Return the account of a run that shows images, whose prompts have at most ``limit`` tokens by
-    ``flag``. Raises UserError if no image fits."""
+def image_budget(images: RowImages | None, limit: int, flag: str) -> list[str]:
+    """Return a line on what images take of a prompt's ``limit`` tokens, set by ``flag``; none for a
+    run without images. Raises UserError if no image fits."""
     if images is None or images.processor is None:
         return []
     flags, tokens_of = images.flags, images.processor.tokens_of
@@ -145,7 +128,10 @@ def image_budget(images: RowImages | None, limit: int, flag: str) -> list[ImageB
         message = f"--{flag} {limit}: an image takes {least} tokens or more"
         raise UserError(message, f"--{flag} {2 * least}, or a smaller --image_min_pixels")
     pixels = flags.image_max_pixels or LARGE
-    return [ImageBudget(pixels, tokens_of(pixels), flags.max_images_per_prompt, limit)]
+    tokens, most = tokens_of(pixels), flags.max_images_per_prompt
+    text = f"images: {tokens} tokens each at {pixels} pixels; {most} would take {tokens * most}"
+    more = ", more than there are" if tokens * most > limit else ""
+    return [f"{text} of the {limit} tokens of a prompt{more}"]
 
 
 def _cells(value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.data.blend import Report, load_blend
+from openrl.data.blend import load_blend
 from openrl.data.images import RowImages, flatten_parts
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import SeededOrder, SeededStream, fingerprint
@@ -24,37 +24,9 @@ from openrl.errors import UserError
 from openrl.types import Image, Message, Prompt
 
 
-@dataclass(frozen=True)
-class PromptReport:
-    """How many rows of one source became prompts, were shortened or left out."""
-
-    source: str
-    rows: int
-    too_long: int  # left out
-    shortened: int
-    longest: int  # tokens of the longest prompt before any shortening
-    limit: int  # tokens
-    notes: tuple[str, ...] = ()
-    images: int = 0  # in all prompts that are used
-    image_tokens: int = 0  # of the prompt with the most
-
-    def line(self) -> str:
-        text = f"{self.source}: {self.rows - self.too_long} prompts, longest {self.longest} tokens"
-        if self.images:
-            text += f"; {self.images} images, at most {self.image_tokens} tokens of a prompt"
-        if self.too_long:
-            text += (
-                f"; {self.too_long} of {self.rows} left out, longer than --prompt_max_len"
-                f" {self.limit}"
-            )
-        if self.shortened:
-            text += f"; {self.shortened} shortened to --prompt_max_len {self.limit}"
-        return "; ".join([text, *self.notes])
-
-
-def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[Report]]:
-    """Return the training prompts of --prompt_data, one pass over the blend, unshuffled, and a
-    report on each source."""
+def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[str]]:
+    """Return the training prompts of --prompt_data, one pass over the blend, unshuffled, and a line
+    on each source."""
     flags = builder.flags
     assert flags.prompt_data is not None
     return load_blend(
@@ -70,7 +42,7 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
 
 def load_eval_prompts(
     builder: PromptBuilder, evaluation: PromptEvalFlags
-) -> tuple[list[Prompt], list[Report]]:
+) -> tuple[list[Prompt], list[str]]:
     """Return the prompts of --eval_dataset, which must be given. Columns and templates are those of
     training."""
     assert evaluation.eval_dataset is not None
@@ -131,8 +103,8 @@ class PromptBuilder:
 
     def build(
         self, sources: list[RowSource], *, flag: str, kind: str
-    ) -> tuple[list[list[Prompt]], list[Report]]:
-        """Return the prompts of each source and a report on its rows. ``flag`` is the flag that
+    ) -> tuple[list[list[Prompt]], list[str]]:
+        """Return the prompts of each source and a line on its rows. ``flag`` is the flag that
         gave the sources, for errors.
 
         Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises UserError
@@ -266,28 +238,25 @@ class PromptBuilder:
 
     def _report(
         self, source: str, items: list[ReadPrompt], notes: tuple[str, ...], flag: str
-    ) -> Report:
-        lengths = [item.length for item in items]
-        kept = sum(item.prompt is not None for item in items)
+    ) -> str:
+        """Say how many rows of a source became prompts, were shortened or left out."""
+        lengths, limit = [item.length for item in items], f"--prompt_max_len {self.limit}"
+        kept = [item.prompt for item in items if item.prompt]
         if not kept:
             raise UserError(
-                f"--{flag}: all {len(items)} prompts of {source} are longer than --prompt_max_len"
-                f" {self.limit}; the shortest has {min(lengths)} tokens",
+                f"--{flag}: all {len(items)} prompts of {source} are longer than {limit}; the"
+                f" shortest has {min(lengths)} tokens",
                 f"--prompt_max_len {max(lengths)}",
             )
-        shortened = sum(item.shortened for item in items)
-        shown = [item.prompt.images for item in items if item.prompt]
-        return PromptReport(
-            source,
-            len(items),
-            len(items) - kept,
-            shortened,
-            max(lengths),
-            self.limit,
-            notes,
-            images=sum(map(len, shown)),
-            image_tokens=max(sum(image.end - image.start for image in row) for row in shown),
-        )
+        text = f"{source}: {len(kept)} prompts, longest {max(lengths)} tokens"
+        if images := sum(len(prompt.images) for prompt in kept):
+            most = max(sum(image.end - image.start for image in p.images) for p in kept)
+            text += f"; {images} images, at most {most} tokens of a prompt"
+        if too_long := len(items) - len(kept):
+            text += f"; {too_long} of {len(items)} left out, longer than {limit}"
+        if shortened := sum(item.shortened for item in items):
+            text += f"; {shortened} shortened to {limit}"
+        return "; ".join([text, *notes])
 
 
 def json_like(value: Any) -> Any:

@@ -27,7 +27,7 @@ from openrl.config.groups.sampling import InferenceSamplingFlags
 from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
-from openrl.data.prompts import PromptBuilder, Report, load_prompts
+from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector
 from openrl.flags.dump import dump_yaml
@@ -95,7 +95,7 @@ class Inputs:
     plan: RewardPlan
     builder: PromptBuilder
     prompts: list[Prompt]
-    reports: list[Report]
+    reports: list[str]  # a line on each source of data
     units: list[Unit] = field(default_factory=list)
     output: Output | None = None
 
@@ -142,7 +142,7 @@ def check_models(config: Config, reward_models: str | None) -> None:
         check_length(path, lengths.both, trusted, fix=fix)
 
 
-def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], list[Report]]:
+def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
     if tags := agent_setup(config).environments.env_tags:
         count = min(config.data.max_samples, EVALUATED_SEEDS * len(tags))
         return environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval"), []

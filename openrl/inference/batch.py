@@ -114,8 +114,8 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
     are."""
     console, output, units = PlainConsole(), inputs.output, inputs.units
     assert output is not None
-    for report in inputs.reports:
-        console.print(report.line())
+    for line in inputs.reports:
+        console.print(line)
     if output.done or output.removed:
         again = f", {output.removed} rows of a unit that was cut short are done again"
         console.print(

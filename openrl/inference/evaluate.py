@@ -49,8 +49,8 @@ def prepare(config: EvaluateConfig) -> Inputs:
 async def run(config: EvaluateConfig, inputs: Inputs) -> None:
     """Answer, score and count; print the table and write the figures."""
     console = PlainConsole()
-    for report in inputs.reports:
-        console.print(report.line())
+    for line in inputs.reports:
+        console.print(line)
     rows = await answer_all(config, inputs, console)
     figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
     console.print(table(figures, config.model.pretrain))

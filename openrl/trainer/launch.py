@@ -78,9 +78,8 @@ async def train_once(
 ) -> RunSummary:
     run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
     write_config(config, run_dir)
-    reports = (report.line() for report in inputs.reports)
     lines = [*start_lines(config), *inputs.agent_lines, *lines_on_a_cpu(config, inputs.device)]
-    for line in [*lines, *reports]:
+    for line in [*lines, *inputs.reports]:
         console.print(line)
     name = run_name(config.logging, "ppo")
     steps = config.batch.total_steps(len(inputs.prompts))

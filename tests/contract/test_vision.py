@@ -80,7 +80,7 @@ def prompts_of(checkpoint: str) -> list[Prompt]:
     source = RowSource("rows", "rows", Dataset.from_list(ROWS))
     (found,), (report,) = builder.build([source], flag="prompt_data", kind="train")
     assert [len(p.images) for p in found] == [0, 1, 2]
-    assert "3 images" in report.line()
+    assert "3 images" in report
     return found
 
 

@@ -110,7 +110,7 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     )
     config = ppo(" ".join(words))
     inputs = prepare(config)
-    assert "24 images, at most" in inputs.reports[0].line()
+    assert "24 images, at most" in inputs.reports[0]
     asyncio.run(train(config, inputs, in_this_process))
     steps = metrics(tmp_path)
     assert [m["step"] for m in steps] == [1, 2, 3]

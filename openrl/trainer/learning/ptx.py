@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.batching import TrainingPlan, plan_steps
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.data import SupervisedDataFlags
-from openrl.data.answers import SupervisedReport, SupervisedRow
+from openrl.data.answers import SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream
 from openrl.trainer.learning.rows import BatchingSpec, Training
@@ -17,7 +17,7 @@ from openrl.training.updates import SupervisedUpdate
 
 def load_ptx(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[SupervisedRow], list[SupervisedReport]]:
+) -> tuple[list[SupervisedRow], list[str]]:
     """Load the examples of --ptx_data; empty without that flag. Prompts are built like those of
     --prompt_data, and rows are cut at the maximum length of a rollout. Raises UserError for rows
     that cannot be used."""

@@ -63,7 +63,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *start_lines(config),
         *inputs.agent_lines,
         *lines_on_a_cpu(config, inputs.device),
-        *(report.line() for report in inputs.reports),
+        *inputs.reports,
         plan.render(),
         *placement_remarks(config.placement, plan),
         *transport_lines(config, plan),

@@ -17,8 +17,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.reward_plan import FLAG
-from openrl.data.answers import SupervisedReport, SupervisedRow
-from openrl.data.blend import Report
+from openrl.data.answers import SupervisedRow
 from openrl.data.difficulty import add_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
@@ -65,7 +64,7 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     eval_prompts: list[Prompt]
-    reports: list[Report | SupervisedReport]
+    reports: list[str]  # a line on each source of data
     ptx_rows: list[SupervisedRow] = field(default_factory=list)
     row_cost: RowCost = PER_TOKEN
     agent_lines: list[str] = field(default_factory=list)  # what users should know about their agent
@@ -153,7 +152,7 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     )
     collector = ErrorCollector()
     eval_prompts: list[Prompt] = []
-    eval_reports: list[Report] = []
+    eval_reports: list[str] = []
     with collector:
         prompts, reports = training_prompts(config, builder)
     with collector:
@@ -181,9 +180,7 @@ def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
     return check_agents(agent_setup(config), tokenizer, flag)
 
 
-def training_prompts(
-    config: PPOConfig, builder: PromptBuilder
-) -> tuple[list[Prompt], list[Report]]:
+def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
     """Return the prompts of --prompt_data, or seeds for --env_tags; none if nothing is trained."""
     shaping, data = config.shaping, config.data
     if config.environments.env_tags:

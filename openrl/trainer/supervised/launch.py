@@ -121,7 +121,7 @@ def check_model(config: SupervisedConfig) -> None:
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
     """Describe what was read from the data, and how many steps that gives."""
-    lines = [*split_lines(config), *(report.line() for report in inputs.examples.reports)]
+    lines = [*split_lines(config), *inputs.examples.reports]
     lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
     if config.evaluation.eval_steps > 0:
         epoch = len(inputs.examples.train) / config.batch.train_batch_size

@@ -18,7 +18,6 @@ from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
-from openrl.data.blend import Report
 from openrl.data.images import image_budget, row_images
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate_rows
@@ -170,7 +169,7 @@ class Examples:
 
     train: list[Any]
     evaluation: list[Any]  # empty without --eval_dataset
-    reports: list[Report]
+    reports: list[str]  # a line on each source
 
     @property
     def all(self) -> list[Any]:

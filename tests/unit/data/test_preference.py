@@ -40,7 +40,7 @@ def test_the_answers_of_a_pair_are_learned_and_the_prompt_is_not():
     (pair,), report = build([PAIR])
     assert [text(r) for r in pair.rows] == ["1+1=2<eos>", "1+1=3<eos>"]
     assert [learned(r) for r in pair.rows] == ["2<eos>", "3<eos>"]
-    assert report.line() == "rows.jsonl: 1 pairs, 4 tokens to train on"
+    assert report == "rows.jsonl: 1 pairs, 4 tokens to train on"
 
 
 def test_chats_with_and_without_a_column_of_prompts():
@@ -67,7 +67,7 @@ def test_pairs_that_cannot_be_told_apart_are_left_out_and_counted():
     examples, report = build(rows, max_len=8)
     assert [text(e.rows[0]) for e in examples] == ["1+1=2<eos>", "1+1=2 an"]
     assert (
-        report.line()
+        report
         == "rows.jsonl: 2 pairs, 10 tokens to train on; 1 cut at --max_len 8; 1 of 4 left out"
         " because the prompt already fills --max_len 8; 1 of 4 left out because chosen and rejected"
         " answers are the same tokens"

@@ -40,7 +40,7 @@ def load(*words):
         config.data, config.templates, tokenizer, config.sampling.lengths.prompt
     )
     prompts, reports = load_prompts(builder, seed=0)
-    return prompts, [report.line() for report in reports]
+    return prompts, reports
 
 
 def write(path, rows):
