@@ -17,14 +17,14 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.step_breakdown import make_task, model_options
-from openrl.agents.base import Step, TurnLimits
+from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
-from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
@@ -68,7 +68,7 @@ async def started(model: str) -> RolloutWorker:
     )
     await worker.start()
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
-    limits = TurnLimits(max_turns=TURNS, max_tokens_per_turn=SAMPLED)
+    limits = TurnFlags(max_turns=TURNS, max_tokens_per_turn=SAMPLED)
     worker.agent = EnvironmentAgent(lambda prompt: Waits(), Play(chat, limits=limits))
     return worker
 

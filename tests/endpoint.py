@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint, OpenSession, serve
 from openrl.agents.tools.parsers import parser_for
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import Completion, Prompt, Sampling, Segment
 from tests.chat_templates import FAMILIES, family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
@@ -34,7 +34,7 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 
 @asynccontextmanager
 async def endpoint(
-    limits: TurnLimits = TurnLimits(), play: Play | None = None
+    limits: TurnFlags = TurnFlags(), play: Play | None = None
 ) -> AsyncIterator[Endpoint]:
     """With Qwen 2.5's template, unless ``play`` has another."""
     async with serve(play or Play(hermes_chat(), parser_for("hermes", None), limits)) as server:
@@ -45,7 +45,7 @@ async def endpoint(
 async def opened(
     policy: Callable[[list[int], Sampling], Awaitable[Completion]],
     sampling: Sampling = ROOM,
-    limits: TurnLimits = TurnLimits(),
+    limits: TurnFlags = TurnFlags(),
     play: Play | None = None,
 ) -> AsyncIterator[OpenSession]:
     async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
-from openrl.agents.foreign.build import MEMORY, agent_file, open_file_agent
+from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.tools.parsers import parser_for
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import Prompt, Sampling, Trajectory
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
@@ -43,9 +44,8 @@ def ids(text: str) -> list[int]:
 def play(
     path: Path | str,
     *policies: Any,
-    limits: TurnLimits = TurnLimits(step_timeout=60.0),
+    limits: TurnFlags = TurnFlags(env_step_timeout=60.0),
     sampling: Sampling = ROOM,
-    memory: int = MEMORY,
     endpoint: Endpoint | None = None,
 ) -> list[Trajectory | BaseException]:
     """An episode for each policy, one after the other in one process; the error in the place of
@@ -54,9 +54,8 @@ def play(
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
         file = agent_file(str(path))
-        how = Play(CHAT, parser_for("hermes", None), limits)
-        opening = open_file_agent(file, how, size=1, memory=memory, endpoint=endpoint)
-        async with opening as agent:
+        how = Play(CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1))
+        async with open_file_agent(file, how, endpoint) as agent:
             for policy in policies:
                 one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)
                 played += await one

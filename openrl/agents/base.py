@@ -39,17 +39,6 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True)
-class TurnLimits:
-    """The limits of an episode. None and 0 mean no limit."""
-
-    max_turns: int | None = None
-    max_tokens_per_turn: int | None = None
-    step_timeout: float = 0.0  # seconds for a step of the environment, or for one tool call
-    turn_timeout: float = 0.0  # seconds for a turn: the policy's reply and its result
-    episode_timeout: float = 0.0  # seconds
-
-
-@dataclass(frozen=True)
 class Step:
     """The result of an action."""
 

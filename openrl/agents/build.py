@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.base import Agent, Environment, TurnLimits
+from openrl.agents.base import Agent, Environment
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.command import AT_ONCE, AgentCommand
+from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
 from openrl.agents.endpoint.verifiers import open_verifiers
 from openrl.agents.environment_agent import EnvironmentAgent
-from openrl.agents.foreign.build import SIZE, agent_file, open_file_agent
+from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.gym import make_environment
 from openrl.agents.openenv.environment import OpenEnvAgent
 from openrl.agents.openenv.wire import find_server
@@ -58,8 +58,7 @@ async def open_agent(
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
             endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
-            at_once, memory = flags.env_max_concurrency or AT_ONCE, int(flags.env_memory_gb * 2**30)
-            yield AgentCommand(flags.agent_command, endpoint, at_once, memory)
+            yield AgentCommand(flags.agent_command, endpoint)
         elif flags.agent_func_path is not None:
             yield await _open_named_agent(flags, play, rank, stack)
         elif setup.environments.env_tags:
@@ -84,14 +83,7 @@ async def _open_named_agent(
     if endpoint and given.startswith(VERIFIERS):
         address = given.removeprefix(VERIFIERS)
         return await stack.enter_async_context(open_verifiers(address, endpoint))
-    opened = open_file_agent(
-        agent_file(given),
-        play,
-        size=flags.env_max_concurrency or SIZE,
-        memory=int(flags.env_memory_gb * 2**30),
-        endpoint=endpoint,
-    )
-    return await stack.enter_async_context(opened)
+    return await stack.enter_async_context(open_file_agent(agent_file(given), play, endpoint))
 
 
 def play_settings(
@@ -101,20 +93,15 @@ def play_settings(
     --tool_parser."""
     flags, templates = setup.flags, setup.templates
     programs = flags.agent_command is not None or flags.agent_endpoint
-    limits = TurnLimits(
-        max_turns=flags.max_turns,
-        max_tokens_per_turn=flags.max_tokens_per_turn,
-        step_timeout=flags.env_step_timeout,
-        turn_timeout=flags.turn_timeout,
-        episode_timeout=flags.episode_timeout or (PROGRAM_TIMEOUT if programs else 0.0),
-    )
+    if programs and not flags.episode_timeout:
+        flags = replace(flags, episode_timeout=PROGRAM_TIMEOUT)  # type: ignore[type-var]
     chat = ChatFormat(
         tokenizer,
         chat=templates.apply_chat_template,
         kwargs=templates.chat_template_kwargs,
         images=images,
     )
-    return Play(chat, call_parser(flags, tokenizer), limits, flags.agent_sample_unit == "step")
+    return Play(chat, call_parser(flags, tokenizer), flags, flags.agent_sample_unit == "step")
 
 
 def endpoint_port(flags: AgentFlags, rank: int) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from openrl.agents.base import Generate, TurnLimits
+from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.tools.calls import Parse, parse_no_calls
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import (
     Completion,
     End,
@@ -42,7 +43,7 @@ class Play:
 
     chat: ChatFormat
     parse: Parse = parse_no_calls  # finds tool calls in what was sampled
-    limits: TurnLimits = TurnLimits()
+    limits: TurnFlags = TurnFlags()
     row_per_turn: bool = False
     """Whether every turn gets a row of its own, with the earlier turns as context."""
 

@@ -43,7 +43,7 @@ class EnvironmentAgent:
         interface."""
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
         game = _CheckedEnvironment(
-            self.make(prompt), prompt, limits.step_timeout, self.how.chat.load_images
+            self.make(prompt), prompt, limits.env_step_timeout, self.how.chat.load_images
         )
         episode = _Episode(conversation, game)
         async with close_on_exit(game.close):

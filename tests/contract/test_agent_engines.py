@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.command import AgentCommand
@@ -22,6 +21,7 @@ from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.parsers import parser_for
+from openrl.config.groups.agent import TurnFlags
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Prompt, Sampling
@@ -74,7 +74,7 @@ async def play(directory):
     """Episodes of the example at the same time; each is two turns."""
     tokenizer = tiny_tokenizer()
     prompt = Prompt("train:0", tokenizer("1+2=").input_ids, "1+2=")
-    plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnLimits(max_tokens_per_turn=12)
+    plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnFlags(max_tokens_per_turn=12)
     play = Play(plain, parser_for("hermes", None), limits)
     command = shlex.join([sys.executable, str(EXAMPLE)])
     engine = await start_engine("hf", EngineSpec(str(directory), dtype="fp32", max_model_len=128))
@@ -104,7 +104,7 @@ async def with_tools(directory, tokenizer):
 
     question = ({"role": "user", "content": "Say something."},)
     prompt = Prompt("train:0", [1], "Say something.", messages=question)
-    limits = TurnLimits(max_turns=3, max_tokens_per_turn=8)
+    limits = TurnFlags(max_turns=3, max_tokens_per_turn=8)
     play = Play(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
     agent = ToolAgent(toolbox_of([lambda: FunctionTools((say,))], 20.0), play)
     engine = await start_engine("hf", EngineSpec(str(directory), dtype="fp32", max_model_len=2048))

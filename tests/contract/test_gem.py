@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.agents.base import TurnLimits
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import End
 from tests.foreign_files import CHAT, play, policy_of
 
@@ -29,7 +29,7 @@ def test_guess_the_number(tmp_path, monkeypatch):
     (tmp_path / "game.py").write_text(GAME)
     guesses = [rf"I say \boxed{{{number}}}" for number in range(1, 6)]
     up, down = policy_of(*guesses), policy_of(*reversed(guesses))
-    one, other = play(tmp_path / "game.py", up, down, limits=TurnLimits(step_timeout=60.0))
+    one, other = play(tmp_path / "game.py", up, down, limits=TurnFlags(env_step_timeout=60.0))
     assert up.asked[0] == down.asked[0]
     assert "Guess The Number" in CHAT.tokenizer.decode(up.asked[0])
     assert (one.end, other.end) == (End.STOP, End.STOP)

@@ -41,21 +41,16 @@ from openrl.vision.parts import messages_for_clients
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
 MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
 WATCH_INTERVAL = 1.0  # seconds between checks of a program
-AT_ONCE = 64
-MEMORY = 8 * 2**30  # bytes of a program and what it started
 # variables that programs do not inherit, because they belong to other keys
 THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
 class AgentCommand:
-    def __init__(
-        self, command: str, endpoint: Endpoint, at_once: int = AT_ONCE, memory: int = MEMORY
-    ) -> None:
-        """At most ``at_once`` programs run at a time; other episodes wait. ``memory`` limits the
-        bytes of one program and what it started. Raises UserError for a command that cannot be
-        started."""
-        self.command, self.endpoint, self.memory = split_command(command), endpoint, memory
-        self._places = asyncio.Semaphore(at_once)
+    def __init__(self, command: str, endpoint: Endpoint) -> None:
+        """Raises UserError for a command that cannot be started."""
+        self.command, self.endpoint = split_command(command), endpoint
+        self.limits = endpoint.play.limits
+        self._places = asyncio.Semaphore(self.limits.at_once)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
@@ -90,7 +85,7 @@ class AgentCommand:
             start_new_session=True,
         )
         try:
-            async with deadline(self.endpoint.play.limits.episode_timeout):
+            async with deadline(self.limits.episode_timeout):
                 while not await _wait_for_exit(process.pid, WATCH_INTERVAL):
                     await self._check_limits(process.pid, output)
             ended = True
@@ -104,10 +99,10 @@ class AgentCommand:
     async def _check_limits(self, pid: int, output: IO[bytes]) -> None:
         """Raise RuntimeError if the program takes too much memory or prints too much."""
         used = await asyncio.to_thread(resident_bytes, pid)
-        if used > self.memory:
+        if used > self.limits.memory:
             raise RuntimeError(
                 f"the agent used {used / 2**30:.1f} GiB of memory, more than the"
-                f" {self.memory / 2**30:g} GiB allowed (--env_memory_gb)"
+                f" {self.limits.env_memory_gb:g} GiB allowed (--env_memory_gb)"
             )
         if os.fstat(output.fileno()).st_size > MOST_OUTPUT:
             raise RuntimeError(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from openrl.agents.base import Agent, TurnLimits
+from openrl.agents.base import Agent
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.environment_agent import EnvironmentAgent
@@ -23,14 +23,11 @@ from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.config.groups.agent import split_agent_path
+from openrl.config.groups.agent import TurnFlags, split_agent_path
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.processes.worker import load_module
 from openrl.types import Sampling
-
-SIZE = 64  # processes of one engine's worker, unless the flags say how many
-MEMORY = 8 * 2**30  # bytes of one process
 
 
 def agent_file(given: str) -> AgentFile:
@@ -42,7 +39,7 @@ def agent_file(given: str) -> AgentFile:
 def recognise(file: AgentFile) -> Facts:
     """Load the file in a separate process and return what it brings. Raises UserError if it does
     not load, or has no class that can be played."""
-    process = ChildProcess(file, process_limits(TurnLimits()), "agent")
+    process = ChildProcess(file, process_limits(TurnFlags()), "agent")
     try:
         process.start()
         return process.facts
@@ -50,8 +47,8 @@ def recognise(file: AgentFile) -> Facts:
         process.kill()
 
 
-def process_limits(limits: TurnLimits, memory: int = MEMORY) -> Limits:
-    return Limits(limits.step_timeout, memory, "--env_step_timeout", "--env_memory_gb")
+def process_limits(flags: TurnFlags) -> Limits:
+    return Limits(flags.env_step_timeout, flags.memory, "--env_step_timeout", "--env_memory_gb")
 
 
 def environment_agent_of(play: Play) -> Callable[[Lease, Sampling], Agent]:
@@ -65,24 +62,20 @@ def environment_agent_of(play: Play) -> Callable[[Lease, Sampling], Agent]:
 def tool_agent_of(play: Play, facts: Facts) -> Callable[[Lease, Sampling], Agent]:
     def made(process: Lease, sampling: Sampling) -> Agent:
         tools = ProcessTools(process, facts.schemas, sampling)
-        return ToolAgent(lambda: Toolbox([tools], play.limits.step_timeout), play)
+        return ToolAgent(lambda: Toolbox([tools], play.limits.env_step_timeout), play)
 
     return made
 
 
 @asynccontextmanager
 async def open_file_agent(
-    file: AgentFile,
-    play: Play,
-    *,
-    size: int = SIZE,
-    memory: int = MEMORY,
-    endpoint: Endpoint | None = None,
+    file: AgentFile, play: Play, endpoint: Endpoint | None = None
 ) -> AsyncIterator[Agent]:
-    """Open the agent of one engine, with up to ``size`` processes. ``endpoint`` serves a class that
-    plays against one. Raises UserError like ``recognise``."""
+    """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
+    UserError like ``recognise``."""
+    size = play.limits.at_once
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
-    pool = ProcessPool(file, size, process_limits(play.limits, memory), "agent", threads)
+    pool = ProcessPool(file, size, process_limits(play.limits), "agent", threads)
     try:
         async with pool.lease() as process:
             await process.start()

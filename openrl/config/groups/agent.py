@@ -59,6 +59,16 @@ class TurnFlags:
         bounds=">= 0",
     )
 
+    @property
+    def at_once(self) -> int:
+        """How many processes or programs run at a time beside one engine."""
+        return self.env_max_concurrency or 64
+
+    @property
+    def memory(self) -> int:
+        """The most bytes of one of them and what it starts."""
+        return int(self.env_memory_gb * 2**30)
+
 
 @group("Agent")
 class AgentFlags(TurnFlags):

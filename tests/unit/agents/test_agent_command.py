@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint import command
-from openrl.agents.endpoint.command import MEMORY, AgentCommand
+from openrl.agents.endpoint.command import AgentCommand
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
 from tests.endpoint import ROOM, Row, endpoint, hermes_chat, policy_of, rows_of
@@ -47,10 +47,10 @@ def program(code):
     return shlex.join([sys.executable, "-c", ASK + code])
 
 
-def play(words, policy, limits=TurnLimits(), sampling=ROOM, prompt=PROMPT, memory=MEMORY):
+def play(words, policy, limits=TurnFlags(), sampling=ROOM, prompt=PROMPT):
     async def main():
         async with endpoint(limits) as server:
-            return await AgentCommand(words, server, memory=memory).run(prompt, policy, sampling)
+            return await AgentCommand(words, server).run(prompt, policy, sampling)
 
     return asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -116,7 +116,7 @@ def test_programs_that_take_too_much(monkeypatch, code, message):
     monkeypatch.setattr(command, "WATCH_INTERVAL", 0.05)
     monkeypatch.setattr(command, "MOST_OUTPUT", 5000)
     with pytest.raises(RuntimeError, match=message):
-        play(program(f"{code}; time.sleep(1000)"), policy_of(), memory=2**27)
+        play(program(f"{code}; time.sleep(1000)"), policy_of(), TurnFlags(env_memory_gb=0.125))
 
 
 def test_an_engine_that_fails_is_no_failure_of_the_program():
@@ -149,7 +149,7 @@ print(child.pid, file=open({path!r}, "w"), flush=True)
 )  # fmt: skip
 def test_nothing_is_left_of_a_program(tmp_path, then, end):
     path = str(tmp_path / "pid")
-    limits = TurnLimits(episode_timeout=0.0 if end is End.STOP else 5.0)
+    limits = TurnFlags(episode_timeout=0.0 if end is End.STOP else 5.0)
     code = (ORPHAN + then).replace("{path!r}", repr(path))
     trajectory = play(program(code), policy_of("b"), limits)
     assert (trajectory.end, trajectory.turns) == (end, 1)

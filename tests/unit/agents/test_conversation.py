@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat, TemplateError
 from openrl.agents.conversation import Conversation, EpisodeOver, Play
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import FAMILIES, TOOLS, chat_of
 from tests.scripted_policy import ScriptedPolicy
@@ -126,7 +126,7 @@ def test_a_reply_that_is_cut_within_a_character():
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, ["It is \N{EURO SIGN}", "4.<|im_end|>"], odd=True)
     conversation, messages = play(
-        chat, policy, [[ASKS], [GOES_ON]], limits=TurnLimits(max_tokens_per_turn=8)
+        chat, policy, [[ASKS], [GOES_ON]], limits=TurnFlags(max_tokens_per_turn=8)
     )
     assert [len(ids) for ids in policy.given] == [8, 3]  # six letters, two of three bytes
     assert messages[1]["content"] == "It is \N{REPLACEMENT CHARACTER}"
@@ -180,7 +180,7 @@ def test_tokens_run_out():
 def test_a_turn_has_room_of_its_own():
     policy = ScriptedPolicy(plain(), ["bbbbb", "b<eos>"])
     said = [[{"role": "user", "content": "a"}]] * 2
-    conversation, _ = play(plain(), policy, said, limits=TurnLimits(max_tokens_per_turn=3))
+    conversation, _ = play(plain(), policy, said, limits=TurnFlags(max_tokens_per_turn=3))
     assert [len(ids) for ids in policy.given] == [3, 2] and not conversation.is_full
 
 
@@ -199,7 +199,7 @@ def test_turns_at_the_same_time_have_a_row_each():
 
 def test_turns_run_out():
     policy, said = ScriptedPolicy(plain(), ["b<eos>"] * 3), {"role": "user", "content": "a"}
-    limits = TurnLimits(max_turns=3)
+    limits = TurnFlags(max_turns=3)
     conversation, messages = play(plain(), policy, [[said]], limits=limits)
 
     async def thrice():

@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.retries import Exchanges, Sender
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.tools.parsers import parser_for
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import Sampling
 from tests.endpoint import (
@@ -228,8 +228,8 @@ def test_an_engine_that_fails_once_and_for_good():
 @pytest.mark.parametrize(
     "limits, sampling, code, end",
     [
-        (TurnLimits(), Sampling(max_tokens=4, max_len=100), "context_length_exceeded", "length"),
-        (TurnLimits(max_turns=1), ROOM, "episode_over", "max_turns"),
+        (TurnFlags(), Sampling(max_tokens=4, max_len=100), "context_length_exceeded", "length"),
+        (TurnFlags(max_turns=1), ROOM, "episode_over", "max_turns"),
     ],
 )
 def test_no_room_for_another_turn(limits, sampling, code, end):
@@ -374,7 +374,7 @@ def test_a_repetition_that_comes_before_its_first_request_is_seen_to_leave():
 
 def test_requests_at_the_same_time_do_not_exceed_the_turns():
     async def main():
-        async with opened(Gate(policy_of("a", "b")), limits=TurnLimits(max_turns=1)) as session:
+        async with opened(Gate(policy_of("a", "b")), limits=TurnFlags(max_turns=1)) as session:
             policy = session.session.conversation.generate
             async with http(session) as client:
                 first = asyncio.create_task(client.post(PATH, json=BODY))

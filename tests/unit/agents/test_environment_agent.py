@@ -7,12 +7,13 @@ import re
 
 import pytest
 
-from openrl.agents.base import Step, TurnLimits
+from openrl.agents.base import Step
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.agents.reductions import REDUCTIONS, reduce_metrics
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import family_tokenizer
@@ -64,7 +65,7 @@ def play(game, *replies, limits=None, sampling=ROOM, prompt=PROMPT, generate=Non
     environment = game if hasattr(game, "frame") else GymEnvironment(game)
     policy = ScriptedPolicy(CHAT, [reply + END for reply in replies])
     agent = EnvironmentAgent(
-        lambda _: environment, Play(CHAT, limits=limits or TurnLimits(), **kwargs)
+        lambda _: environment, Play(CHAT, limits=limits or TurnFlags(), **kwargs)
     )
     return asyncio.run(agent.run(prompt, generate or policy, sampling)), policy
 
@@ -121,9 +122,9 @@ def test_a_row_for_each_turn_knows_the_state_that_it_answers():
 @pytest.mark.parametrize(
     "replies, limits, end",
     [
-        (["left"] * 3, TurnLimits(max_turns=3), End.MAX_TURNS),
-        (["left"] * 6, TurnLimits(), End.MAX_TURNS),  # the environment gave up
-        (["right"] * 3, TurnLimits(max_turns=3), End.STOP),
+        (["left"] * 3, TurnFlags(max_turns=3), End.MAX_TURNS),
+        (["left"] * 6, TurnFlags(), End.MAX_TURNS),  # the environment gave up
+        (["right"] * 3, TurnFlags(max_turns=3), End.STOP),
     ],
 )
 def test_the_last_turn(replies, limits, end):
@@ -136,7 +137,7 @@ def test_an_action_that_was_cut_is_not_taken_unless_there_is_room_for_another():
     trajectory, _ = play(game := Walk(), "right", sampling=Sampling(max_tokens=3))
     assert trajectory.end is End.LENGTH and game.actions == [] and game.closed == 1
     assert (trajectory.score.reward, trajectory.score.passed) == (0, 0)
-    limits = TurnLimits(max_tokens_per_turn=4)
+    limits = TurnFlags(max_tokens_per_turn=4)
     with pytest.raises(EnvironmentFailure, match=re.escape("KeyError: 'righ'; actions: ['righ']")):
         play(Walk(), "right", limits=limits)  # the game knows no such word
 
@@ -207,7 +208,7 @@ async def breaks():
 )
 def test_a_failure_says_which_episode_it_was(answer, words):
     environment = Async(answer)
-    limits = TurnLimits(step_timeout=0.05)
+    limits = TurnFlags(env_step_timeout=0.05)
     with pytest.raises(EnvironmentFailure) as error:
         play(environment, "go", limits=limits)
     assert str(error.value) == f"environment walk, seed 5: {words}; actions: ['go']"
@@ -256,14 +257,14 @@ def test_a_long_list_of_actions_is_cut():
 @pytest.mark.parametrize("limit", ["turn_timeout", "episode_timeout"])
 def test_what_takes_too_long_ends_the_episode(limit):
     environment = Async(hangs)
-    trajectory, policy = play(environment, "go", limits=TurnLimits(**{limit: 0.05}))
+    trajectory, policy = play(environment, "go", limits=TurnFlags(**{limit: 0.05}))
     assert trajectory.end is End.TIMEOUT and environment.closed == 1
     assert sampled(trajectory) == policy.given and trajectory.score == Score(0, 0)
 
     async def never(token_ids, sampling, images=()):
         await asyncio.Event().wait()
 
-    trajectory, _ = play(Async(), limits=TurnLimits(**{limit: 0.05}), generate=never)
+    trajectory, _ = play(Async(), limits=TurnFlags(**{limit: 0.05}), generate=never)
     assert trajectory.end is End.TIMEOUT and trajectory.response_length == 0
 
 
@@ -273,7 +274,7 @@ def test_a_broken_engine_is_not_the_environments_fault():
 
     game = Walk()
     with pytest.raises(TimeoutError, match="engine"):
-        play(game, limits=TurnLimits(turn_timeout=60), generate=broken)
+        play(game, limits=TurnFlags(turn_timeout=60), generate=broken)
     assert game.closed == 1
 
 

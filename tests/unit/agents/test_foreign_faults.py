@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import End
 from tests.foreign_files import play, policy_of
 from tests.patience import PATIENCE
@@ -62,8 +62,8 @@ def write(tmp_path):
 )
 def test_a_fault_costs_its_episode_and_says_which(write, fault, kind):
     policies = [policy_of("on", "bad"), policy_of("end")]
-    limits = TurnLimits(step_timeout=4.0)
-    failure, played = play(write(fault), *policies, limits=limits, memory=2**30 * 4 // 10)
+    limits = TurnFlags(env_step_timeout=4.0, env_memory_gb=0.4)
+    failure, played = play(write(fault), *policies, limits=limits)
     assert isinstance(failure, EnvironmentFailure)
     assert failure.args[0].startswith("environment sums, seed 5: ")
     assert failure.args[0].endswith("; actions: ['on', 'bad']")
@@ -139,7 +139,7 @@ def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
     path = tmp_path / "executor.py"
     path.write_text(EXECUTOR.format(fault=f"if said.text.startswith('bad'): {fault}"))
     policies = [policy_of("bad"), policy_of("good")]
-    failure, played = play(path, *policies, limits=TurnLimits(step_timeout=4.0))
+    failure, played = play(path, *policies, limits=TurnFlags(env_step_timeout=4.0))
     assert played.end is End.STOP
     with pytest.raises(Exception, match=kind):
         raise failure

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.agents.foreign.calls import EpisodeResult
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
 from openrl.config.commands import PPOConfig
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import Completion, End, Score
 from tests.endpoint import endpoint
@@ -229,9 +229,9 @@ def test_an_executor_may_leave_replies_out_and_cut_them(write):
 @pytest.mark.parametrize(
     ("limits", "room", "end", "turns"),
     [
-        (TurnLimits(max_turns=1), 1000, End.MAX_TURNS, 1),
-        (TurnLimits(), 2, End.LENGTH, 1),
-        (TurnLimits(episode_timeout=2.0), 1000, End.TIMEOUT, 2),
+        (TurnFlags(max_turns=1), 1000, End.MAX_TURNS, 1),
+        (TurnFlags(), 2, End.LENGTH, 1),
+        (TurnFlags(episode_timeout=2.0), 1000, End.TIMEOUT, 2),
     ],
 )
 def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, end, turns):
@@ -333,8 +333,7 @@ def test_agents_that_speak_to_the_endpoint(write, text):
     async def main():
         async with endpoint() as server:
             file = agent_file(str(write(text)))
-            opening = open_file_agent(file, Play(CHAT), size=1, endpoint=server)
-            async with opening as agent:
+            async with open_file_agent(file, Play(CHAT), server) as agent:
                 return await agent.run(PROMPT, policy, ROOM)
 
     played = asyncio.run(main())
@@ -474,7 +473,7 @@ def test_an_agent_of_ours_runs_beside_the_engine(write):
 def test_an_agent_of_ours_has_its_time(write):
     text = OURS.replace("said =", "await asyncio.Event().wait()\n        said =")
     path = write(f"import asyncio\n{text}")
-    (failed,) = play(path, policy_of(), limits=TurnLimits(episode_timeout=0.05))
+    (failed,) = play(path, policy_of(), limits=TurnFlags(episode_timeout=0.05))
     assert "did not end within 0.05 s (--episode_timeout)" in str(failed)
 
 

@@ -188,7 +188,7 @@ def play_file(tmp_path, chat, prompt, text):
         how = Play(chat)
         async with (
             serve(how) as endpoint,
-            open_file_agent(agent_file(str(path)), how, size=1, endpoint=endpoint) as agent,
+            open_file_agent(agent_file(str(path)), how, endpoint) as agent,
         ):
             one = asyncio.gather(agent.run(prompt, policy, ROOM), return_exceptions=True)
             return (await one)[0]

@@ -10,7 +10,6 @@ import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv import wire
@@ -21,6 +20,7 @@ from openrl.agents.openenv.environment import (
     observation_text,
 )
 from openrl.agents.openenv.wire import ServerFull, find_server
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
@@ -131,7 +131,7 @@ class Server:
             await serving
 
 
-def play(server, *policies, scheme="ws", limits=TurnLimits(step_timeout=60.0)):
+def play(server, *policies, scheme="ws", limits=TurnFlags(env_step_timeout=60.0)):
     """All at a time."""
 
     async def main():

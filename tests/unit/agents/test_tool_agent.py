@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from openrl.agents.base import Toolset, TurnLimits
+from openrl.agents.base import Toolset
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent, first_messages
@@ -12,6 +12,7 @@ from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import NoAnswer, Toolbox
+from openrl.config.groups.agent import TurnFlags
 from openrl.types import End, Prompt, Sampling
 from tests.chat_templates import FAMILIES, chat_of
 from tests.scripted_policy import ScriptedPolicy
@@ -33,9 +34,9 @@ def add(a: int, b: int) -> int:
 
 def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sampling=ROOM):
     toolset = FunctionTools(tools)
-    limits = limits or TurnLimits()
+    limits = limits or TurnFlags()
     parse = parser_for(parser, chat.tokenizer.chat_template)
-    tools = toolbox_of([lambda: toolset], limits.step_timeout)
+    tools = toolbox_of([lambda: toolset], limits.env_step_timeout)
     agent = ToolAgent(tools, Play(chat, parse, limits))
     return asyncio.run(agent.run(prompt, policy, sampling))
 
@@ -104,7 +105,7 @@ def test_calls_at_the_same_time():
         for name in ("Ada", "Bo", "Cy")
     )
     policy = ScriptedPolicy(chat, [f"{calls}<|im_end|>", "Met.<|im_end|>"])
-    trajectory = play(chat, policy, tools=[meet], limits=TurnLimits(step_timeout=20))
+    trajectory = play(chat, policy, tools=[meet], limits=TurnFlags(env_step_timeout=20))
     told = chat.tokenizer.decode(policy.asked[1])
     places = [told.index(f"{name} was there") for name in ("Ada", "Bo", "Cy")]
     assert places == sorted(places)
@@ -130,7 +131,9 @@ def test_what_went_wrong_is_told():
         ]
     )  # fmt: skip
     policy = ScriptedPolicy(chat, [f"{calls}<|im_end|>", "Well.<|im_end|>"])
-    trajectory = play(chat, policy, tools=[add, sleeps, talks], limits=TurnLimits(step_timeout=0.1))
+    trajectory = play(
+        chat, policy, tools=[add, sleeps, talks], limits=TurnFlags(env_step_timeout=0.1)
+    )
     told = chat.tokenizer.decode(policy.asked[1])
     assert "Error: add: 'two' is not of type 'integer'" in told
     assert "Error: sleeps gave no answer within 0.1 s" in told
@@ -211,7 +214,7 @@ def test_limits():
     chat = chat_of("qwen2.5")
     call = FAMILIES["qwen2.5"].calls + "<|im_end|>"
     policy = ScriptedPolicy(chat, [call] * 9)
-    trajectory = play(chat, policy, limits=TurnLimits(max_turns=2))
+    trajectory = play(chat, policy, limits=TurnFlags(max_turns=2))
     assert (trajectory.end, trajectory.turns) == (End.MAX_TURNS, 2)
     assert trajectory.metrics["tool_calls"] == 2  # what was asked for was done
 
@@ -220,7 +223,7 @@ def test_limits():
     assert trajectory.end is End.LENGTH
 
     policy = ScriptedPolicy(chat, ["A long answer.<|im_end|>"])
-    trajectory = play(chat, policy, limits=TurnLimits(max_tokens_per_turn=2))
+    trajectory = play(chat, policy, limits=TurnFlags(max_tokens_per_turn=2))
     assert (trajectory.end, trajectory.response_length) == (End.LENGTH, 2)
 
 
@@ -234,7 +237,7 @@ def test_time_runs_out(limit):
     chat = chat_of("qwen2.5")
     call = '<tool_call>\n{"name": "sleeps"}\n</tool_call><|im_end|>'
     policy = ScriptedPolicy(chat, [call])
-    trajectory = play(chat, policy, tools=[sleeps], limits=TurnLimits(**{limit: 0.2}))
+    trajectory = play(chat, policy, tools=[sleeps], limits=TurnFlags(**{limit: 0.2}))
     assert trajectory.end is End.TIMEOUT
     assert trajectory.segments[0].sampled_ids == policy.given[0]  # what was played is kept
 

@@ -11,9 +11,9 @@ import msgpack
 import pytest
 import zmq.asyncio
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.endpoint import verifiers
 from openrl.agents.endpoint.verifiers import open_verifiers
+from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt
 from tests.endpoint import ROOM, Row, endpoint, policy_of, rows_of
@@ -117,7 +117,7 @@ async def running(version):
         server.context.destroy()
 
 
-def talk(version, conversation, limits=TurnLimits()):
+def talk(version, conversation, limits=TurnFlags()):
     """``conversation(server, agent)`` with a running server, which may take a minute."""
 
     async def main():
@@ -217,7 +217,7 @@ def test_an_episode_that_takes_too_long():
         serving = asyncio.create_task(server.serve())
         address = f"tcp://127.0.0.1:{server.port}"
         async with (
-            endpoint(TurnLimits(episode_timeout=2.0)) as own,
+            endpoint(TurnFlags(episode_timeout=2.0)) as own,
             open_verifiers(address, own) as agent,
         ):
             trajectory = await agent.run(PROMPT, policy_of("a"), ROOM)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from openrl.agents.base import Step, TurnLimits
+from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
@@ -18,7 +18,7 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker, request_seed
-from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
@@ -204,7 +204,7 @@ def playing(worker, **changes):
     """Lets the worker play three turns of ``Guess``."""
     game = type("Guess", (Guess,), changes)
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
-    play = Play(chat, limits=TurnLimits(max_turns=3))
+    play = Play(chat, limits=TurnFlags(max_turns=3))
     worker.agent = EnvironmentAgent(lambda prompt: game(), play)
     return worker
 
