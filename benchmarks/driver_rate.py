@@ -26,7 +26,7 @@ from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
 from openrl.models.memory import freeze_gc_heap
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
@@ -61,7 +61,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     limits = BufferLimits(args.prompts, steps_ahead=ahead, max_staleness=ahead)
     rollouts = Rollouts(
         LocalGroup.create("vllm", args.engines, Engine, args.tokens),
-        RolloutBuffer(PromptStream(prompts, seed=0), limits),
+        RolloutBuffer(SeededStream(prompts, seed=0), limits),
         Residency(),
         RolloutSettings(RolloutRequest(args.samples, Sampling(args.tokens)), run_seed=0),
     )

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
@@ -52,8 +52,8 @@ class Trackers:
         self.closed = True
 
 
-def numbered_prompts() -> PromptStream:
-    return PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
+def numbered_prompts() -> SeededStream[Prompt]:
+    return SeededStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
 
 
 def silent_progress(steps: int) -> Progress:

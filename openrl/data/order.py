@@ -11,9 +11,11 @@ import hashlib
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from openrl.errors import UserError
 
+T = TypeVar("T")
 OrderState = dict[str, int | str | bool]
 
 
@@ -50,45 +52,40 @@ def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
     return digest.hexdigest()
 
 
-class SeededStream:
-    """What streams in seeded order share: ``state`` and ``load_state`` are exact even within a
-    pass."""
+class SeededStream(Generic[T]):
+    """The items again and again, without end. With ``shuffle``, each pass has an order of its own
+    that depends only on (seed, pass). ``state`` and ``load_state`` are exact even within a pass.
 
-    def __init__(self, order: SeededOrder) -> None:
-        self._order = order
-
-    def state(self) -> OrderState:
-        return self._order.state()
-
-    def load_state(self, state: OrderState) -> None:
-        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
-        another seed."""
-        self._order.load_state(state)
-
-
-class SeededOrder:
-    """Row numbers below ``size``, without end. With ``shuffle``, each pass has an order of its own
-    that depends only on (seed, pass).
-
-    ``data`` is a fingerprint of the rows; a state taken from other rows is refused.
+    ``data`` is a fingerprint of the items; a state taken from others is refused.
     """
 
-    def __init__(self, size: int, seed: int, *, shuffle: bool = True, data: str = "") -> None:
-        if size < 1:
-            raise ValueError("an order needs at least one row")
-        self.size, self.seed, self.shuffle, self.data = size, seed, shuffle, data
+    def __init__(
+        self, items: Sequence[T], seed: int, *, shuffle: bool = True, data: str = ""
+    ) -> None:
+        if not items:
+            raise ValueError("a stream needs at least one item")
+        self.items, self.size = items, len(items)
+        self.seed, self.shuffle, self.data = seed, shuffle, data
         self._go_to(0, 0)
 
-    def take(self, count: int) -> list[int]:
-        """Return the next ``count`` row numbers, across the ends of passes if necessary."""
-        taken: list[int] = []
+    def take(self, count: int) -> list[T]:
+        """Return the next items. Across the end of a pass the same item may come twice."""
+        taken: list[T] = []
         while len(taken) < count:
             chunk = self._pass[self.position : self.position + count - len(taken)]
-            taken += chunk
+            taken += [self.items[i] for i in chunk]
             self.position += len(chunk)
             if self.position == self.size:
                 self._go_to(self.epoch + 1, 0)
         return taken
+
+    def peek(self, count: int) -> list[T]:
+        """Return what ``take`` would, without taking it."""
+        epoch, position = self.epoch, self.position
+        try:
+            return self.take(count)
+        finally:
+            self._go_to(epoch, position)
 
     def state(self) -> OrderState:
         return {**self._identity(), "epoch": self.epoch, "position": self.position}

@@ -1,7 +1,8 @@
-"""Rows become prompts, and a resumable stream gives them to training."""
+"""Rows become prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import partial
@@ -14,7 +15,7 @@ from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
 from openrl.data.images import RowImages, flatten_parts
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import SeededOrder, SeededStream, fingerprint
+from openrl.data.order import fingerprint
 from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
@@ -268,27 +269,11 @@ def json_like(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date | datetime) else value
 
 
-def _identity(prompt: Prompt) -> str:
-    """What distinguishes a prompt from others besides its tokens."""
-    return " ".join([f"{prompt.id} {prompt.label!r}", *(p.image.sha256 for p in prompt.images)])
+def prompts_fingerprint(prompts: Iterable[Prompt]) -> str:
+    """Return a short hash of what distinguishes these prompts from others."""
 
+    def rest(prompt: Prompt) -> str:
+        shown = (placed.image.sha256 for placed in prompt.images)
+        return " ".join([f"{prompt.id} {prompt.label!r}", *shown])
 
-class PromptStream(SeededStream):
-    """Prompts without end, in seeded order."""
-
-    def __init__(self, prompts: list[Prompt], seed: int, *, shuffle: bool = True) -> None:
-        self.prompts = prompts
-        data = fingerprint((p.token_ids, _identity(p)) for p in prompts)
-        super().__init__(SeededOrder(len(prompts), seed, shuffle=shuffle, data=data))
-
-    def take(self, count: int) -> list[Prompt]:
-        """Return the next prompts. Across the end of a pass the same prompt may come twice."""
-        return [self.prompts[i] for i in self._order.take(count)]
-
-    def peek(self, count: int) -> list[Prompt]:
-        """Return what ``take`` would, without taking it."""
-        state = self._order.state()
-        try:
-            return self.take(count)
-        finally:
-            self._order.load_state(state)
+    return fingerprint((prompt.token_ids, rest(prompt)) for prompt in prompts)

@@ -1,8 +1,8 @@
-"""Supervised fine-tuning: examples, their batches, and the resumable stream of batches."""
+"""Supervised fine-tuning: examples and their batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from openrl.algorithms.collate import length_mask, pad
 from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
-from openrl.data.order import SeededOrder, SeededStream, fingerprint
+from openrl.data.order import fingerprint
 from openrl.data.rows import BadRow, as_chat, as_text, value_of
 from openrl.experience import ExperienceBatch
 from openrl.types import Message
@@ -78,25 +78,7 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     )
 
 
-class SupervisedStream(SeededStream):
-    """Batches without end, in seeded order.
-
-    ``collate`` makes rows from examples; ``rows`` of an example distinguish it from others.
-    """
-
-    def __init__(
-        self,
-        examples: Sequence[Any],
-        pad_id: int,
-        seed: int,
-        *,
-        shuffle: bool = True,
-        collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows,
-    ) -> None:
-        self.examples, self.pad_id, self.collate = examples, pad_id, collate
-        data = fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)
-        super().__init__(SeededOrder(len(examples), seed, shuffle=shuffle, data=data))
-
-    def take(self, count: int) -> ExperienceBatch:
-        """Return the next ``count`` examples as one batch."""
-        return self.collate([self.examples[i] for i in self._order.take(count)], self.pad_id)
+def examples_fingerprint(examples: Iterable[Any]) -> str:
+    """Return a short hash of what distinguishes these examples from others, which is their
+    ``rows``."""
+    return fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)

@@ -15,7 +15,8 @@ from openrl.algorithms.credit import CreditPlan
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
+from openrl.data.prompts import prompts_fingerprint
 from openrl.models.device import Device
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout.build import sampling_from_flags
@@ -184,10 +185,12 @@ def build_rollouts(
     filtered = config.filtering.dynamic_filtering
     to_try = derived.prompts_to_try(config, len(inputs.prompts))
     chosen = DynamicFilter(config.filtering, to_try, wanted, running) if filtered else None
-    stream = PromptStream(
-        inputs.prompts or inputs.eval_prompts,  # --eval_only has no training prompts
+    prompts = inputs.prompts or inputs.eval_prompts  # --eval_only has no training prompts
+    stream = SeededStream(
+        prompts,
         derived.data_seed(config),
         shuffle=config.order.shuffle and not config.environments.env_tags,
+        data=prompts_fingerprint(prompts),
     )
     limits = BufferLimits(
         wanted,

@@ -1,6 +1,6 @@
 """The loop of a reinforcement-learning run.
 
-    PromptStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [Group]
+    SeededStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [Group]
     -> RolloutBuffer.take -> Learner.learn -> Publisher.publish -> RolloutBuffer.published
 
 The buffer decides when prompts are played, so on-policy and asynchronous training share this

@@ -10,7 +10,8 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.loading import load_sources
-from openrl.data.supervised import SupervisedBuilder, SupervisedStream
+from openrl.data.order import SeededStream
+from openrl.data.supervised import SupervisedBuilder, collate_rows, examples_fingerprint
 from openrl.trainer.learning.rows import BatchingSpec, Training
 from openrl.training.updates import SupervisedUpdate
 
@@ -42,7 +43,8 @@ class SupervisedMix:
     resume."""
 
     def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, coef: float) -> None:
-        self.stream = SupervisedStream(rows, pad_id, seed)
+        self.pad_id = pad_id
+        self.stream = SeededStream(rows, seed, data=examples_fingerprint(rows))
         # at the sampling temperature, as in InstructGPT (https://arxiv.org/abs/2203.02155 eq. 2)
         self.update = SupervisedUpdate(coef, "ptx_loss")
 
@@ -51,6 +53,7 @@ class SupervisedMix:
     ) -> Training:
         """Return ``train_batch_size`` rows for each optimizer step of ``plan``, with a plan of
         their own for the same ranks and micro-batch sizes."""
-        batch = self.stream.take(len(plan.steps) * train_batch_size)
+        rows = self.stream.take(len(plan.steps) * train_batch_size)
+        batch = collate_rows(rows, self.pad_id)
         own_plan = plan_steps(batch, dp_size, train_batch_size, spec.train, cost=spec.cost)
         return Training(batch, own_plan, self.update)

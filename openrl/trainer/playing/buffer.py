@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from openrl.agents.recording import Turn, turns_from_json, turns_to_json
+from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import Group, Prompt
@@ -31,20 +32,6 @@ Found = TypeVar("Found")
 StalenessPolicy = Literal["wait", "drop", "mask"]
 Recorded = dict[int, list[Turn]]
 """The turns of a prompt's unfinished episodes, by sample."""
-
-
-class Prompts(Protocol):
-    """The source of prompts, such as ``openrl.data.prompts.PromptStream``."""
-
-    prompts: list[Prompt]
-
-    def take(self, count: int) -> list[Prompt]: ...
-
-    def peek(self, count: int) -> list[Prompt]: ...
-
-    def state(self) -> Any: ...
-
-    def load_state(self, state: Any) -> None: ...
 
 
 class GroupFilter(Protocol):
@@ -110,7 +97,10 @@ class RolloutBuffer:
     """The queue of prompts and answers between the engines and the learner."""
 
     def __init__(
-        self, prompts: Prompts, limits: BufferLimits, group_filter: GroupFilter | None = None
+        self,
+        prompts: SeededStream[Prompt],
+        limits: BufferLimits,
+        group_filter: GroupFilter | None = None,
     ) -> None:
         self.prompts, self.limits, self.filter = prompts, limits, group_filter
         self.version = 0  # of the weights that the engines hold
@@ -351,7 +341,7 @@ class RolloutBuffer:
                 message, "--rollout_replay_dir, or start from its model with --pretrain"
             )
         self.prompts.load_state(state["prompts"])
-        known = {prompt.id: prompt for prompt in self.prompts.prompts}
+        known = {prompt.id: prompt for prompt in self.prompts.items}
         self.steps, self._admitted = state["steps"], state["admitted"]
         self._draws, self._tried_again = state["draws"], state["tried_again"]
         self._dropped = state["dropped"]

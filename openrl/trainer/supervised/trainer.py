@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
-from openrl.data.supervised import SupervisedStream
+from openrl.data.order import SeededStream
+from openrl.data.supervised import examples_fingerprint
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
@@ -51,9 +52,8 @@ class SupervisedTrainer:
         self.profiling = Profiling.of(config.debug, config.checkpoint.save_path)
         self.total_steps = progress.total
         seed, shuffle = derived.data_seed(config), config.order.shuffle
-        self.stream = SupervisedStream(
-            examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate
-        )
+        data = examples_fingerprint(examples.train)
+        self.stream = SeededStream(examples.train, seed, shuffle=shuffle, data=data)
         self.step, self.totals, self.stop = 0, Totals(), stop
         self.saved = -1  # the step of the newest checkpoint
         self.measured: dict[str, float] = {}  # metrics of the last evaluation
@@ -99,7 +99,8 @@ class SupervisedTrainer:
     async def train_step(self) -> None:
         step = self.step + 1
         with self.progress.stage("train"):
-            batch = self.stream.take(self.batch.train_batch_size)
+            examples = self.stream.take(self.batch.train_batch_size)
+            batch = self.model.task.collate(examples, self.model.pad_id)
             async with self.profiling.step(step, [self.model.group]):
                 values = await self.model.update(batch, step)
         self.step = step

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from datasets import Dataset, interleave_datasets
 
-from openrl.data.order import SeededOrder, draw_sources, fingerprint, interleave
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream, draw_sources, fingerprint, interleave
+from openrl.data.prompts import prompts_fingerprint
 from openrl.errors import UserError
 from openrl.types import Prompt
 
@@ -17,21 +17,29 @@ EVERYTHING = 10**9
 
 
 def test_a_pass_goes_through_all_rows_and_differs_from_the_next():
-    order = SeededOrder(50, seed=1)
+    order = SeededStream(range(50), seed=1)
     first, second = order.take(50), order.take(50)
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second != list(range(50))
-    assert SeededOrder(50, seed=2).take(50) != first
+    assert SeededStream(range(50), seed=2).take(50) != first
 
 
 def test_without_shuffling_rows_come_as_they_are():
-    assert SeededOrder(3, seed=1, shuffle=False).take(7) == [0, 1, 2, 0, 1, 2, 0]
+    assert SeededStream(range(3), seed=1, shuffle=False).take(7) == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_order_does_not_depend_on_how_it_is_taken():
-    whole = SeededOrder(7, seed=3).take(40)
-    pieces = SeededOrder(7, seed=3)
+    whole = SeededStream(range(7), seed=3).take(40)
+    pieces = SeededStream(range(7), seed=3)
     assert [i for n in (1, 5, 2, 20, 12) for i in pieces.take(n)] == whole
+
+
+def test_a_stream_resumes_exactly_in_mid_pass():
+    stream = SeededStream("abcde", seed=1)
+    stream.take(3)
+    resumed = SeededStream("abcde", seed=1)
+    resumed.load_state(stream.state())
+    assert stream.peek(4) == stream.take(4) == resumed.take(4)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_a_blend_resumes_exactly_in_mid_pass(taken, shuffle):
     ]
 
     def stream():
-        return PromptStream(blended(prompts, (0.5, 0.5), seed=5), seed=5, shuffle=shuffle)
+        return SeededStream(blended(prompts, (0.5, 0.5), seed=5), seed=5, shuffle=shuffle)
 
     whole = stream()
     whole.take(taken)
@@ -111,21 +119,21 @@ def test_a_blend_resumes_exactly_in_mid_pass(taken, shuffle):
 
 def test_every_pass_over_a_blend_holds_the_same_rows():
     rows = blended([list("aaaaa"), list("bb")], (0.5, 0.5), seed=1)
-    stream = PromptStream([Prompt(name, [0], name) for name in rows], seed=1)
+    stream = SeededStream([Prompt(name, [0], name) for name in rows], seed=1)
     passes = [Counter(p.id for p in stream.take(len(rows))) for _ in range(3)]
     assert all(one == other for one, other in pairwise(passes)) and passes[0] == Counter(rows)
 
 
 def test_resume_with_another_order_is_refused():
-    state = SeededOrder(7, seed=5).state()
+    state = SeededStream(range(7), seed=5).state()
     with pytest.raises(UserError, match="the checkpoint has size 7, this run 8"):
-        SeededOrder(8, seed=5).load_state(state)
+        SeededStream(range(8), seed=5).load_state(state)
     with pytest.raises(UserError, match="the checkpoint has seed 5, this run 6"):
-        SeededOrder(7, seed=6).load_state(state)
+        SeededStream(range(7), seed=6).load_state(state)
     with pytest.raises(
         UserError, match="the checkpoint has size 7, this run 8; shuffle True, this run False"
     ):
-        SeededOrder(8, seed=5, shuffle=False).load_state(state)
+        SeededStream(range(8), seed=5, shuffle=False).load_state(state)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,8 @@ def test_resume_with_changed_data_of_the_same_size_is_refused(change):
             {"id": f"train:{i}", "token_ids": [i, i], "text": "", "label": str(i)} for i in range(4)
         ]
         rows[2] |= changed
-        return PromptStream([Prompt(**row) for row in rows], seed=0)
+        prompts = [Prompt(**row) for row in rows]
+        return SeededStream(prompts, seed=0, data=prompts_fingerprint(prompts))
 
     with pytest.raises(UserError, match="the checkpoint has as many rows, but others"):
         stream(**change).load_state(stream().state())

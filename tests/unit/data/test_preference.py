@@ -18,7 +18,7 @@ from openrl.data.preference import (
     collate_preferences,
     pair_mismatched,
 )
-from openrl.data.supervised import SupervisedRow, SupervisedStream
+from openrl.data.supervised import SupervisedRow
 from openrl.errors import UserError
 from tests.tiny import PAD, tiny_tokenizer
 from tests.unit.data.test_supervised import CHAT, learned, text
@@ -124,8 +124,6 @@ def test_batches_keep_pairs_side_by_side():
     assert batch.passed.tolist() == [1, 0, 1, 0]
     assert batch.margins.tolist() == [0.5, 0.5, 2, 2]
     assert batch.ref_answers.tolist() == [-1, -2, -3, -4]
-    stream = SupervisedStream(examples, PAD, seed=0, collate=collate_preferences)
-    assert len(stream.take(3)) == 6
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (1, 5), (2, 2), (3, 1), (4, 8)])

@@ -1,11 +1,10 @@
 import pytest
-import torch
 from datasets import Dataset
 
 from openrl.config.commands import SFTConfig
 from openrl.config.groups.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
-from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate_rows
+from openrl.data.supervised import SupervisedBuilder, SupervisedRow, collate_rows
 from openrl.errors import UserError
 from tests.flags import settle
 from tests.tiny import EOS, PAD, tiny_tokenizer
@@ -137,15 +136,6 @@ def test_an_end_of_text_that_pads_is_still_learned_where_it_is_real():
     )
     assert (batch.token_ids[1] == EOS).tolist() == [False, True, True]
     assert batch.loss_mask[1].tolist() == [False, True, False]
-
-
-def test_stream_resumes_exactly_in_mid_pass():
-    rows = [SupervisedRow([i, i + 1], [False, True]) for i in range(5)]
-    stream = SupervisedStream(rows, PAD, seed=1)
-    stream.take(3)
-    resumed = SupervisedStream(rows, PAD, seed=1)
-    resumed.load_state(stream.state())
-    assert torch.equal(stream.take(4).token_ids, resumed.take(4).token_ids)
 
 
 DIALOGUE = [("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "45")]

@@ -10,7 +10,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.config.reward_plan import reward_plan
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
@@ -89,7 +89,7 @@ class Engine:
 def rollouts(score, names, wanted, **limits):
     """Rollouts over one engine, whose groups ``score`` completes."""
     prompts = [Prompt(name, [1], name) for name in names]
-    stream = PromptStream(prompts, seed=0, shuffle=False)
+    stream = SeededStream(prompts, seed=0, shuffle=False)
     chosen = limits.pop("group_filter", None)
     buffer = RolloutBuffer(stream, BufferLimits(wanted, **limits), chosen)
     settings = RolloutSettings(RolloutRequest(2, Sampling(4)))

@@ -21,7 +21,7 @@ import math
 import pytest
 
 from benchmarks.virtual_clock import run_virtually
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
@@ -55,7 +55,7 @@ class Table:
 
     def begin(self) -> None:
         chosen = None if self.spare is None else Filter(self.spare)
-        stream = PromptStream(PROMPTS, seed=0, shuffle=False)
+        stream = SeededStream(PROMPTS, seed=0, shuffle=False)
         self.buffer = RolloutBuffer(stream, self.limits, chosen)
         self.playing, self.tasks = {}, []
 
@@ -301,7 +301,7 @@ def test_table(name):
 @pytest.mark.parametrize("wait", ["admit", "take"])
 def test_an_error_reaches_whoever_waits_and_stays(wait):
     async def scenario():
-        buffer = RolloutBuffer(PromptStream(PROMPTS, 0), BufferLimits(1))
+        buffer = RolloutBuffer(SeededStream(PROMPTS, 0), BufferLimits(1))
         waiting = asyncio.create_task(getattr(buffer, wait)())
         await asyncio.sleep(0)
         buffer.fail(ValueError("first"))
@@ -317,7 +317,7 @@ def test_waits_are_measured():
     """Nothing runs from 0 to 3 and from 5 to 8; the step asks at 1 and has its groups at 5."""
 
     async def scenario():
-        buffer = RolloutBuffer(PromptStream(PROMPTS, 0), BufferLimits(1))
+        buffer = RolloutBuffer(SeededStream(PROMPTS, 0), BufferLimits(1))
         buffer.published(1)
         await asyncio.sleep(1)
         step = asyncio.create_task(buffer.take())

@@ -18,7 +18,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.data.prompts import PromptStream
+from openrl.data.order import SeededStream
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
@@ -159,7 +159,7 @@ class Run:
         self.takes = []  # (taken, the engines' weights when its step begins)
         self.snapshot = None  # (steps that took their groups, version, state of the buffer as text)
         prompts = [Prompt(str(i), [1], "") for i in range(schedule.prompts)]
-        self.stream = PromptStream(prompts, seed=schedule.seed)
+        self.stream = SeededStream(prompts, seed=schedule.seed)
         chosen = None if schedule.spare is None else Filter(self)
         self.buffer = RolloutBuffer(self.stream, schedule.limits, chosen)
         self.done = 0
@@ -288,7 +288,7 @@ def check_prompts(run: Run, takes: list[RolloutBatch]) -> None:
     the buffer: once. Steps have their groups, in the order of admission."""
     schedule, limits = run.schedule, run.schedule.limits
     admitted = run.buffer.state()["admitted"]
-    stream = PromptStream(run.stream.prompts, schedule.seed)
+    stream = SeededStream(run.stream.items, schedule.seed)
     order = [int(prompt.id) for prompt in stream.take(admitted)]
     gone = [n for t in takes for n in numbers(t.generated) + numbers(t.given_up)]
     left = numbers(run.buffer._slots) + numbers(g for _, g in run.buffer._turned_down)
