@@ -32,9 +32,9 @@ from openrl.config.groups.checkpoint import (
     RolloutFaultFlags,
 )
 from openrl.config.groups.data import (
+    PLAIN_DIALOGUE,
     AnswerDataFlags,
     BatchDataFlags,
-    DialogueTemplateFlags,
     EvaluateDataFlags,
     OrderFlags,
     PreferenceDataFlags,
@@ -150,6 +150,7 @@ class SupervisedConfig:
     learning_rate: LearningRateFlags = part(LearningRateFlags)
     optim: OptimizerFlags = part(OptimizerFlags)
     lora: LoRAFlags = part(LoRAFlags)
+    mixture: MixtureFlags = part(MixtureFlags)
     evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags)
     checkpoint: CheckpointFlags = part(CheckpointFlags)
     faults: FaultFlags = part(FaultFlags)
@@ -162,9 +163,10 @@ class SupervisedConfig:
 class SFTConfig(SupervisedConfig):
     """``python -m openrl.cli.train_sft``"""
 
-    mixture: MixtureFlags = part(MixtureFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
-    templates: DialogueTemplateFlags = part(DialogueTemplateFlags, only_if=absent("pretrain_mode"))
+    templates: TemplateFlags = part(
+        TemplateFlags, only_if=absent("pretrain_mode"), input_template=PLAIN_DIALOGUE
+    )
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
 
@@ -173,7 +175,6 @@ class SFTConfig(SupervisedConfig):
 class RMConfig(SupervisedConfig):
     """``python -m openrl.cli.train_rm``"""
 
-    mixture: MixtureFlags = part(MixtureFlags)
     head: ScalarHeadFlags = part(ScalarHeadFlags)
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     reward_loss: PairRewardFlags = part(PairRewardFlags)
@@ -187,7 +188,6 @@ class RMConfig(SupervisedConfig):
 class DPOConfig(SupervisedConfig):
     """``python -m openrl.cli.train_dpo``"""
 
-    mixture: MixtureFlags = part(MixtureFlags)
     reference: ReferenceFlags = part(ReferenceFlags)
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     preference: PreferenceFlags = part(PreferenceFlags)
@@ -215,16 +215,16 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchInferenceConfig:
-    """``python -m openrl.cli.batch_inference``"""
+class AnsweringConfig:
+    """What the commands that answer prompts have in common; each brings its own ``task``."""
 
-    task: BatchTaskFlags = part(BatchTaskFlags)
+    task: BatchTaskFlags | EvaluateFlags = part(EvaluateFlags)
     model: ModelFlags = part(ModelFlags)
-    data: BatchDataFlags = part(BatchDataFlags)
+    data: EvaluateDataFlags = part(EvaluateDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     vision: ImageFlags = part(ImageFlags)
     device: DeviceFlags = part(DeviceFlags)
-    engine: OneEngineFlags = part(OneEngineFlags, only_if=given("eval_task", "generate_vllm"))
+    engine: OneEngineFlags = part(OneEngineFlags)
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
     batch: InferenceBatchFlags = part(InferenceBatchFlags)
     rm: RewardModelFlags = part(RewardModelFlags)
@@ -234,24 +234,22 @@ class BatchInferenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class BatchInferenceConfig(AnsweringConfig):
+    """``python -m openrl.cli.batch_inference``"""
+
+    task: BatchTaskFlags = part(BatchTaskFlags)
+    data: BatchDataFlags = part(BatchDataFlags)
+    engine: OneEngineFlags = part(OneEngineFlags, only_if=given("eval_task", "generate_vllm"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(AnsweringConfig):
     """``python -m openrl.cli.evaluate``"""
 
-    evaluate: EvaluateFlags = part(EvaluateFlags)
-    model: ModelFlags = part(ModelFlags)
-    data: EvaluateDataFlags = part(EvaluateDataFlags)
-    templates: TemplateFlags = part(TemplateFlags)
-    vision: ImageFlags = part(ImageFlags)
-    device: DeviceFlags = part(DeviceFlags)
+    task: EvaluateFlags = part(EvaluateFlags)
     engine: ChosenEngineFlags = part(ChosenEngineFlags)
-    sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
-    batch: InferenceBatchFlags = part(InferenceBatchFlags)
-    rm: RewardModelFlags = part(RewardModelFlags)
-    reward: RewardFlags = part(RewardFlags)
     agents: AgentFlags = part(AgentFlags)
     environments: EnvironmentTagFlags = part(EnvironmentTagFlags)
-    debug: SeedFlags = part(SeedFlags, seed=1234)
-    options: dict[str, Any] = chosen_options()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
 from openrl.agents.episode import Starts, play_episode
 from openrl.cluster.rollout_worker import request_seed
-from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
+from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
 from openrl.config.groups.rollout_engine import ParallelSizes
@@ -51,8 +51,6 @@ from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
 from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Sampling, Trajectory
-
-Config = BatchInferenceConfig | EvaluateConfig
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
@@ -100,7 +98,7 @@ class Inputs:
     output: Output | None = None
 
 
-def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:
+def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) -> Inputs:
     """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
     device, collector = resolve_device(config.device), ErrorCollector()
@@ -129,7 +127,7 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
     return Inputs(device, tokenizer, plan, builder, prompts, reports)
 
 
-def check_models(config: Config, reward_models: str | None) -> None:
+def check_models(config: AnsweringConfig, reward_models: str | None) -> None:
     """Raise UserError if a model is incomplete, of the wrong kind, or too short for the answers."""
     path = config.model.pretrain
     trusted = config.model.trust_remote_code
@@ -142,7 +140,7 @@ def check_models(config: Config, reward_models: str | None) -> None:
         check_length(path, lengths.both, trusted, fix=fix)
 
 
-def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
+def read_prompts(config: AnsweringConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
     if tags := agent_setup(config).environments.env_tags:
         count = min(config.data.max_samples, EVALUATED_SEEDS * len(tags))
         return environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval"), []
@@ -162,7 +160,9 @@ def make_units(rows: Iterable[list[Prompt]]) -> list[Unit]:
     return units
 
 
-def output_settings(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
+def output_settings(
+    config: AnsweringConfig, besides: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """Return the flags that decide what the output holds, with their values."""
     values = yaml.safe_load(dump_yaml(config))
     return {
@@ -184,7 +184,7 @@ async def run_units(
 
 @asynccontextmanager
 async def open_answering(
-    config: Config, inputs: Inputs, backend: str, spec: EngineSpec, n: int
+    config: AnsweringConfig, inputs: Inputs, backend: str, spec: EngineSpec, n: int
 ) -> AsyncIterator[Work]:
     """Give a function that answers a unit's prompt ``n`` times and scores the answers. They depend
     on the seed and the unit's position, not on when a run began."""
@@ -216,7 +216,7 @@ async def open_answering(
         yield work
 
 
-def agent_setup(config: Config) -> AgentSetup:
+def agent_setup(config: AnsweringConfig) -> AgentSetup:
     if isinstance(config, EvaluateConfig):
         return AgentSetup(config.agents, config.environments, config.templates, config.vision)
     return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates, config.vision)
@@ -237,7 +237,9 @@ async def open_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEn
 
 
 @asynccontextmanager
-async def open_reward(config: Config, inputs: Inputs) -> AsyncIterator[CombinedReward | None]:
+async def open_reward(
+    config: AnsweringConfig, inputs: Inputs
+) -> AsyncIterator[CombinedReward | None]:
     """Give the reward of all sources, including models in this process; None if there is no
     source."""
     flags, size = config.reward, config.batch.micro_batch_size

@@ -39,10 +39,10 @@ def prepare(config: EvaluateConfig) -> Inputs:
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
     units = make_units([prompt] for prompt in read.prompts)
     output = None
-    if config.evaluate.output_path is not None:
-        path = Path(config.evaluate.output_path).with_suffix(".jsonl")
+    if config.task.output_path is not None:
+        path = Path(config.task.output_path).with_suffix(".jsonl")
         ids, settings = [unit.id for unit in units], output_settings(config, COUNTING)
-        output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
+        output = Output(path, ids, config.task.n_samples_per_prompt, settings)
     return replace(read, units=units, output=output)
 
 
@@ -52,7 +52,7 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
     for line in inputs.reports:
         console.print(line)
     rows = await answer_all(config, inputs, console)
-    figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
+    figures = summarise(rows, ks(config), config.task.pass_threshold, config.data.output_key)
     console.print(table(figures, config.model.pretrain))
     failed = sum("failure" in row for row in rows)
     if failed:
@@ -61,10 +61,10 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
             f"{failed} of {len(rows)} answers have no reward, first {first['id']}:"
             f" {first['failure']}"
         )
-    if config.evaluate.pass_threshold is None and not any("passed" in row for row in rows):
+    if config.task.pass_threshold is None and not any("passed" in row for row in rows):
         console.print("no answer has a verdict: --pass_threshold says which rewards are right")
-    if config.evaluate.output_path is not None:
-        path = Path(config.evaluate.output_path)
+    if config.task.output_path is not None:
+        path = Path(config.task.output_path)
         flags = yaml.safe_load(dump_yaml(config))
         document = {
             "figures": figures,
@@ -83,7 +83,7 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
 
 async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -> list[Row]:
     """Return the rows of all answers, including those of an earlier run."""
-    output, n = inputs.output, config.evaluate.n_samples_per_prompt
+    output, n = inputs.output, config.task.n_samples_per_prompt
     rows = list(output.kept) if output else []
     if output and output.done == len(inputs.units):
         return rows
@@ -100,8 +100,8 @@ async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -
 
 def ks(config: EvaluateConfig) -> list[int]:
     """Return the values of k in ascending order."""
-    n = config.evaluate.n_samples_per_prompt
-    return sorted({*config.evaluate.k}) or powers_of_two(n)
+    n = config.task.n_samples_per_prompt
+    return sorted({*config.task.k}) or powers_of_two(n)
 
 
 def summarise(

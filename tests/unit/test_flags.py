@@ -109,22 +109,22 @@ class Command:
     options: dict[str, Any] = chosen_options()
 
 
-@check(Command)
-def micro_divides(config, given):
+@check
+def micro_divides(config: Command, given):
     if config.train.batch % config.train.micro:
         yield Problem(
             ("batch", "micro"), f"{config.train.batch} is no multiple of {config.train.micro}"
         )
 
 
-@check(Command)
-def fast_critic(config, given):
+@check
+def fast_critic(config: Command, given):
     if "critic_rate" in given and config.train.loss != "clip":
         yield Problem(("critic_rate",), "was given")
 
 
-@check(Command)
-def long_template(config, given):
+@check
+def long_template(config: Command, given):
     if config.model.template == "odd":
         yield Problem(("template",), "is odd", fatal=False)
 

@@ -140,17 +140,6 @@ class TemplateFlags(ChatTemplateFlags):
         None,
         "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"
         " content; in a chat it wraps the last user message. None: unchanged.",
-    )
-
-
-@group("Data")
-class DialogueTemplateFlags(TemplateFlags):
-    """Templates of dialogues that come with their answers."""
-
-    input_template: str | None = flag(
-        PLAIN_DIALOGUE,
-        "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"
-        " content; in a chat it wraps the last user message. None: unchanged.",
         only_if=absent("multiturn"),
     )
 

@@ -12,7 +12,7 @@ from openrl.config.derived import agents_of, prompts_running
 from openrl.config.groups.agent import read_env_config, split_agent_path
 from openrl.config.rules.machine import output_problems
 from openrl.extension_points import environments
-from openrl.flags.checks import Given, Problem, Problems, check, unknown_names
+from openrl.flags.checks import Given, Problem, Problems, check, check_environment, unknown_names
 
 Playing = PPOConfig | EvaluateConfig
 
@@ -20,7 +20,7 @@ _OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https
 SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path that names a server
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def one_plays(config: Playing) -> Problems:
     asked = agents_of(config)
     if len(asked) < 2:
@@ -33,7 +33,7 @@ def one_plays(config: Playing) -> Problems:
         yield Problem(tuple(asked), "each of these plays the whole episode", "leave one out")
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def chats_have_a_template(config: Playing) -> Problems:
     users = {
         "tools": "tools are described to the model by its chat template",
@@ -44,7 +44,7 @@ def chats_have_a_template(config: Playing) -> Problems:
             yield Problem((name,), message, "--apply_chat_template")
 
 
-@check(PPOConfig)
+@check
 def turns_have_a_token_each(config: PPOConfig) -> Problems:
     turns, tokens = config.agents.max_turns, config.sampling.lengths.response
     if turns is not None and turns > tokens:
@@ -57,14 +57,14 @@ def turns_have_a_token_each(config: PPOConfig) -> Problems:
 # -- environments ----------------------------------------------------------------------------------
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def tags_are_known(config: Playing) -> Problems:
     yield from unknown_names("env_tags", config.environments.env_tags, environments)
     if len({*config.environments.env_tags}) < len(config.environments.env_tags):
         yield Problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
 
 
-@check(PPOConfig)
+@check
 def groups_add_up(config: PPOConfig) -> Problems:
     flags, running = config.environments, prompts_running(config)
     per_tag, tags = flags.env_groups_per_tag, flags.env_tags
@@ -91,7 +91,7 @@ def groups_add_up(config: PPOConfig) -> Problems:
         yield Problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
 
 
-@check(PPOConfig)
+@check
 def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
     endless = config.batch.max_steps <= 0 and "max_samples" not in given
     if config.environments.env_tags and endless and not config.evaluation.eval_only:
@@ -99,7 +99,7 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
         yield Problem(("env_tags", "max_steps"), message, "--max_steps 200")
 
 
-@check(PPOConfig, EvaluateConfig, environment=True)
+@check_environment
 def environment_settings_are_known(config: Playing) -> None:
     if config.environments.env_config is not None:
         read_env_config(config.environments.env_config, config.environments.env_tags)
@@ -108,7 +108,7 @@ def environment_settings_are_known(config: Playing) -> None:
 # -- files, programs and ports ---------------------------------------------------------------------
 
 
-@check(PPOConfig, EvaluateConfig, environment=True)
+@check_environment
 def agents_exist(config: Playing) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
     if path is not None and not path.startswith(SERVERS):
@@ -128,12 +128,12 @@ def agents_exist(config: Playing) -> Problems:
             yield Problem(("agent_command",), f"no such program: {program!r}")
 
 
-@check(PPOConfig, EvaluateConfig, environment=True)
+@check_environment
 def episodes_can_be_written(config: Playing) -> Problems:
     yield from output_problems("render_save_dir", config.agents.render_save_dir)
 
 
-@check(PPOConfig, EvaluateConfig, environment=True)
+@check_environment
 def endpoint_port_is_free(config: Playing) -> Problems:
     first = config.agents.agent_endpoint_port
     engines = config.engine.vllm_num_engines if isinstance(config, PPOConfig) else None

@@ -61,7 +61,7 @@ NEEDS = {
 }
 
 
-@check(PPOConfig)
+@check
 def components_have_what_they_need(config: PPOConfig) -> Problems:
     yield from _unmet("advantage_estimator", config.algorithm.estimator, config)
     yield from _unmet("policy_loss_type", config.algorithm.policy_loss, config)
@@ -78,7 +78,7 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
             yield Problem((flag, *need.flags), f"{chosen.name} {need.message}", need.fix)
 
 
-@check(PPOConfig)
+@check
 def clips_are_distances_from_one(config: PPOConfig) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
@@ -91,7 +91,7 @@ def clips_are_distances_from_one(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
@@ -104,7 +104,7 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def group_scopes_have_siblings(config: PPOConfig) -> Problems:
     asked = "siblings" not in config.algorithm.estimator.needs and "group" in reward_norm_scopes(
         config
@@ -121,7 +121,7 @@ def source_kinds(config: PPOConfig) -> set[str]:
     return {source.kind for source in sources}
 
 
-@check(PPOConfig)
+@check
 def pass_rates_tell_difficulty(config: PPOConfig) -> Problems:
     if not config.shaping.difficulty_loss_weight or config.shaping.difficulty_key != "auto":
         return
@@ -137,7 +137,7 @@ def pass_rates_tell_difficulty(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def verdicts_choose_the_best_checkpoint(config: PPOConfig) -> Problems:
     key = config.checkpoint.best_metric_key
     of_verdicts = key == "eval/pass_rate" or (key.startswith("val-core/") and "/acc/" in key)
@@ -155,7 +155,7 @@ def _is_ours(verifier: str) -> bool:
         return False
 
 
-@check(PPOConfig)
+@check
 def somebody_reads_actions(config: PPOConfig) -> Problems:
     """Agents count actions that they could not read; files and servers report them in
     extra_logs."""
@@ -168,12 +168,12 @@ def somebody_reads_actions(config: PPOConfig) -> Problems:
         yield Problem(("format_penalty",), message, "a reward file that returns action_is_valid")
 
 
-@check(PPOConfig)
+@check
 def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
     part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
 
 
-@check(PPOConfig)
+@check
 def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         yield Problem(
@@ -183,7 +183,7 @@ def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
     makes it 0, a larger one negative."""
@@ -197,7 +197,7 @@ def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
         yield Problem(flags, message, f"--kl_horizon {samples}: at most 20 % change per step")
 
 
-@check(PPOConfig)
+@check
 def the_actor_has_a_loss(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
@@ -205,7 +205,7 @@ def the_actor_has_a_loss(config: PPOConfig) -> Problems:
         yield Problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
 
 
-@check(PPOConfig)
+@check
 def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
     in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
@@ -213,7 +213,7 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
         yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
-@check(PPOConfig)
+@check
 def supervised_rows_have_answers(config: PPOConfig) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
         yield Problem(
@@ -223,7 +223,7 @@ def supervised_rows_have_answers(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def penalties_fit_the_response(config: PPOConfig) -> Problems:
     shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
@@ -244,7 +244,7 @@ def penalties_fit_the_response(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = (

@@ -9,7 +9,7 @@ from openrl.config.rules.placement import roles_on_shared_places
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(PPOConfig)
+@check
 def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
     if not config.asynchrony.async_train:
         return
@@ -27,7 +27,7 @@ def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
     flags = config.asynchrony
     if not flags.partial_rollout:
@@ -58,7 +58,7 @@ def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def one_number_of_running_prompts(config: PPOConfig) -> Problems:
     flags = ("oversample_ratio", "vllm_generate_batch_size")
     size = config.collecting.vllm_generate_batch_size
@@ -66,7 +66,7 @@ def one_number_of_running_prompts(config: PPOConfig) -> Problems:
         yield Problem(flags, "both set how many prompts run at a time", "leave one out")
 
 
-@check(PPOConfig)
+@check
 def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
     users = off_policy_flags(config)
     if users and config.collecting.rollout_scheduler == "batch":
@@ -77,7 +77,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
     """The speed of the engines must not decide what is trained on."""
     in_step = config.asynchrony.async_train and config.asynchrony.staleness_bound == 0
@@ -88,7 +88,7 @@ def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
         yield Problem((*users, "full_determinism"), message, fix)
 
 
-@check(PPOConfig)
+@check
 def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
     surplus = off_policy_flags(config)
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
@@ -100,7 +100,7 @@ def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
         yield Problem((*surplus,), message, "--partial_rollout continues them", fatal=False)
 
 
-@check(PPOConfig)
+@check
 def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
     correction, interval = config.correction, config.engine.weight_sync_interval
     age = config.asynchrony.staleness_bound * interval + interval - 1

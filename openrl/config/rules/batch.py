@@ -3,12 +3,12 @@ must hold the longest row."""
 
 from __future__ import annotations
 
-from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
+from openrl.config.commands import DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(PPOConfig)
+@check
 def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
     batch, samples = config.batch, config.batch.samples_per_step
     if samples % batch.train_batch_size:
@@ -21,7 +21,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
     world = config.placement.ranks_of("actor", config.device.device)
     if world is not None:
@@ -62,7 +62,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         )
 
 
-@check(*SUPERVISED)
+@check
 def micro_batches_divide(config: SupervisedConfig) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     if batch % micro and not config.dynamic.use_dynamic_batch:
@@ -73,7 +73,7 @@ def micro_batches_divide(config: SupervisedConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
     longest, split = config.sampling.lengths.both, config.parallel.sequence_size
     lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
@@ -88,7 +88,7 @@ def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
             )
 
 
-@check(*SUPERVISED)
+@check
 def token_cap_holds_the_longest_row(config: SupervisedConfig) -> Problems:
     split = config.parallel.sequence_size
     cap = config.dynamic.train_max_tokens_per_gpu * split

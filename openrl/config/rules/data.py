@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.commands import (
-    SUPERVISED,
-    TRAINING,
+    AnsweringConfig,
     EvaluateConfig,
     PPOConfig,
     SupervisedConfig,
@@ -14,8 +13,8 @@ from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(*TRAINING)
-def template_has_a_place(config: TrainingConfig) -> Problems:
+@check
+def template_has_a_place(config: TrainingConfig | AnsweringConfig) -> Problems:
     template = config.templates.input_template
     if template is None or template.endswith(JINJA_SUFFIXES):
         return
@@ -28,7 +27,7 @@ def template_has_a_place(config: TrainingConfig) -> Problems:
         yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
     idle = isinstance(config, PPOConfig) and config.evaluation.eval_only
     others = config.environments.env_tags or idle
@@ -39,14 +38,14 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
         yield Problem(("env_tags", "prompt_data"), message, "leave one out")
 
 
-@check(PPOConfig)
-def probabilities_match_prompt_data(config: PPOConfig) -> Problems:
+@check
+def probabilities_match_prompt_data(config: PPOConfig | AnsweringConfig) -> Problems:
     names = config.data.prompt_data
     if names is not None:
         yield from probability_problems("prompt_data", names, config.data.prompt_data_probs)
 
 
-@check(*SUPERVISED)
+@check
 def probabilities_match_dataset(config: SupervisedConfig) -> Problems:
     yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
 
@@ -70,7 +69,7 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
         yield Problem((f"{flag}_probs", flag), message, fix)
 
 
-@check(PPOConfig)
+@check
 def evaluation_is_asked_for(config: PPOConfig) -> Problems:
     evaluation = config.evaluation
     if evaluation.eval_dataset is None and not config.environments.env_tags:
@@ -90,7 +89,7 @@ def evaluation_is_asked_for(config: PPOConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def resume_or_start_fresh(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     asked = {
@@ -105,7 +104,7 @@ def resume_or_start_fresh(config: TrainingConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def checkpoints_hold_something(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:

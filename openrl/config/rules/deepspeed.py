@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
+from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.derived import model_roles
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.placement import FLAG_NAMES
@@ -49,7 +49,7 @@ def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
             yield from dotted_names(value, f"{prefix}{key}.")
 
 
-@check(*TRAINING)
+@check
 def overrides_are_further_settings(config: TrainingConfig) -> Problems:
     for name in dotted_names(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
@@ -60,7 +60,7 @@ def overrides_are_further_settings(config: TrainingConfig) -> Problems:
             )
 
 
-@check(*TRAINING)
+@check
 def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
@@ -83,7 +83,7 @@ def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
     flags, ranks = config.deepspeed, trained_ranks(config)
     if flags.zpg == 1:
@@ -116,7 +116,7 @@ def trained_ranks(config: TrainingConfig) -> int | None:
     return None
 
 
-@check(*TRAINING)
+@check
 def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Problems:
     asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
     if asked is None:
@@ -136,7 +136,7 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Proble
         )
 
 
-@check(*TRAINING)
+@check
 def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     method = flags.gradient_checkpointing_method
@@ -149,14 +149,14 @@ def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
     flags = ("lr_warmup_steps", "lr_warmup_ratio")
     if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
         yield Problem(flags, "both set the length of the warm-up", "leave one out")
 
 
-@check(*TRAINING)
+@check
 def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = (
@@ -169,7 +169,7 @@ def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
         yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
 
 
-@check(*TRAINING)
+@check
 def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
     """A moving average moves by (1 - beta) of the difference to each new value, and bf16 rounds
     away anything below 1/256."""
@@ -203,7 +203,7 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def ranks_of_every_role_divide(config: PPOConfig) -> Problems:
     """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
     for role in model_roles(config):
@@ -212,20 +212,20 @@ def ranks_of_every_role_divide(config: PPOConfig) -> Problems:
             yield from shards_divide(config.parallel, world, role)
 
 
-@check(*SUPERVISED)
+@check
 def ranks_of_the_model_divide(config: SupervisedConfig) -> Problems:
     world = trained_ranks(config)
     if world is not None:
         yield from shards_divide(config.parallel, world, "model")
 
 
-@check(*TRAINING)
+@check
 def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
     if set(SPLITS) <= set(asked(config.parallel)):
         yield Problem(SPLITS, "both split sequences", "leave one at 1")
 
 
-@check(*TRAINING)
+@check
 def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
@@ -237,7 +237,7 @@ def split_attention_is_replaced(config: TrainingConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
     if not config.packing.shares_prefixes:
         return
@@ -253,7 +253,7 @@ def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
         yield Problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
 
 
-@check(*TRAINING)
+@check
 def layers_can_be_split(config: TrainingConfig) -> Problems:
     if config.parallel.ds_tensor_parallel_size == 1:
         return

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
+from openrl.config.commands import (
+    AnsweringConfig,
+    BatchInferenceConfig,
+    EvaluateConfig,
+    MergeConfig,
+    ServeConfig,
+)
 from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules import data, machine, rollout_engine
+from openrl.config.rules import rollout_engine
 from openrl.config.rules.machine import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -16,26 +22,15 @@ from openrl.config.rules.machine import (
     output_problems,
 )
 from openrl.config.rules.reward import SOURCES, asked_sources
-from openrl.flags.checks import Given, Problem, Problems, check
-
-Answering = BatchInferenceConfig | EvaluateConfig
+from openrl.flags.checks import Given, Problem, Problems, check, check_environment
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-
-for rule in (data.template_has_a_place, data.probabilities_match_prompt_data):
-    check(BatchInferenceConfig, EvaluateConfig)(rule)
-for rule in (
-    machine.policy_exists,
-    machine.prompts_exist,
-    machine.template_files_exist,
-):
-    check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
 
 # -- rewards ---------------------------------------------------------------------------------------
 
 
-@check(ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
-def reward_models_exist(config: ServeConfig | Answering) -> Problems:
+@check_environment
+def reward_models_exist(config: ServeConfig | AnsweringConfig) -> Problems:
     for name in split(config.rm.reward_pretrain):
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
@@ -43,7 +38,7 @@ def reward_models_exist(config: ServeConfig | Answering) -> Problems:
 # -- serve_rm --------------------------------------------------------------------------------------
 
 
-@check(ServeConfig)
+@check
 def one_thing_is_served(config: ServeConfig) -> Problems:
     served = asked_sources(config)
     if not served:
@@ -66,7 +61,7 @@ def one_thing_is_served(config: ServeConfig) -> Problems:
         )
 
 
-@check(ServeConfig)
+@check
 def packed_weights_compute_in_bf16(config: ServeConfig) -> Problems:
     if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
         yield Problem(
@@ -74,7 +69,7 @@ def packed_weights_compute_in_bf16(config: ServeConfig) -> Problems:
         )
 
 
-@check(ServeConfig, environment=True)
+@check_environment
 def token_is_set(config: ServeConfig) -> Problems:
     if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to require"
@@ -83,7 +78,7 @@ def token_is_set(config: ServeConfig) -> Problems:
         )
 
 
-@check(ServeConfig)
+@check
 def open_server_wants_a_token(config: ServeConfig) -> Problems:
     server = config.server
     if server.host not in LOCAL and not server.require_token:
@@ -94,44 +89,40 @@ def open_server_wants_a_token(config: ServeConfig) -> Problems:
 # -- batch_inference and evaluate ------------------------------------------------------------------
 
 
-@check(BatchInferenceConfig, EvaluateConfig)
-def answers_fit_the_engine(config: Answering) -> Problems:
+@check
+def answers_fit_the_engine(config: AnsweringConfig) -> Problems:
     yield from rollout_engine.samples_fit(
         config.engine.vllm_max_model_len, config.sampling.lengths.both
     )
 
 
-@check(BatchInferenceConfig, EvaluateConfig)
-def one_temperature(config: Answering, given: Given) -> Problems:
+@check
+def one_temperature(config: AnsweringConfig, given: Given) -> Problems:
     if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
         yield Problem(
             ("temperature", "greedy_sampling"), "both set the temperature", "leave one out"
         )
 
 
-@check(BatchInferenceConfig, EvaluateConfig)
-def samples_differ(config: Answering, given: Given) -> Problems:
-    counted = config.task if isinstance(config, BatchInferenceConfig) else config.evaluate
+@check
+def samples_differ(config: AnsweringConfig, given: Given) -> Problems:
     greedy = config.sampling.greedy_sampling or config.sampling.temperature == 0
-    if greedy and counted.n_samples_per_prompt > 1 and "n_samples_per_prompt" in given:
-        message = f"greedy decoding gives {counted.n_samples_per_prompt} equal answers"
+    count = config.task.n_samples_per_prompt
+    if greedy and count > 1 and "n_samples_per_prompt" in given:
+        message = f"greedy decoding gives {count} equal answers"
         yield Problem(("n_samples_per_prompt",), message, "--n_samples_per_prompt 1")
 
 
-@check(BatchInferenceConfig, EvaluateConfig, environment=True)
-def output_can_be_written(config: Answering) -> Problems:
-    path = (
-        config.task.output_path
-        if isinstance(config, BatchInferenceConfig)
-        else config.evaluate.output_path
-    )
+@check_environment
+def output_can_be_written(config: AnsweringConfig) -> Problems:
+    path = config.task.output_path
     if path is not None and not Path(path).name:
         yield Problem(("output_path",), "names no file", "--output_path out.jsonl")
     elif path is not None:
         yield from output_problems("output_path", str(Path(path).expanduser().parent))
 
 
-@check(BatchInferenceConfig)
+@check
 def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
     task = config.task
     if task.post_processor and task.eval_task != "rm" and not asked_sources(config):
@@ -148,25 +139,25 @@ def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
         )
 
 
-@check(EvaluateConfig)
+@check
 def evaluation_has_a_reward(config: EvaluateConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 
-@check(EvaluateConfig)
+@check
 def k_is_possible(config: EvaluateConfig) -> Problems:
-    n = config.evaluate.n_samples_per_prompt
-    if bad := [k for k in config.evaluate.k if not 1 <= k <= n]:
+    n = config.task.n_samples_per_prompt
+    if bad := [k for k in config.task.k if not 1 <= k <= n]:
         message = f"k is {bad[0]}, but each prompt has {n} answers"
         yield Problem(
             ("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}"
         )
 
 
-@check(EvaluateConfig)
+@check
 def figures_are_json(config: EvaluateConfig) -> Problems:
-    path = config.evaluate.output_path
+    path = config.task.output_path
     if path is not None and Path(path).suffix != ".json":
         yield Problem(
             ("output_path",),
@@ -178,12 +169,12 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
 # -- lora_combiner ---------------------------------------------------------------------------------
 
 
-@check(MergeConfig, environment=True)
+@check_environment
 def base_exists(config: MergeConfig) -> Problems:
     yield from model_problems("model_path", config.merge.model_path, MODEL_FILES | TOKENIZER_FILES)
 
 
-@check(MergeConfig, environment=True)
+@check_environment
 def adapter_exists(config: MergeConfig) -> Problems:
     adapter = Path(config.merge.lora_path)
     for name in ("adapter_config.json", "adapter_model.*"):
@@ -192,7 +183,7 @@ def adapter_exists(config: MergeConfig) -> Problems:
             yield Problem(("lora_path",), message, "a directory that peft saved")
 
 
-@check(MergeConfig, environment=True)
+@check_environment
 def output_is_free(config: MergeConfig) -> Problems:
     output = Path(config.merge.output_path)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import TRAINING, TrainingConfig
+from openrl.config.commands import TrainingConfig
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, unknown_names
 from openrl.flags.values import secrets_in
 
 
-@check(*TRAINING)
+@check
 def trackers_are_known(config: TrainingConfig) -> Problems:
     yield from unknown_names("track_with", config.logging.track_with, trackers)
 
 
-@check(*TRAINING)
+@check
 def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
     reward = getattr(config, "reward", None)
     settings = {"tracker_kwargs": config.logging.tracker_kwargs}
@@ -27,7 +27,7 @@ def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
             yield Problem((flag,), f"{message} and trackers", fix, fatal=False)
 
 
-@check(*TRAINING)
+@check
 def arguments_have_their_tracker(config: TrainingConfig) -> Problems:
     running = config.logging.trackers
     for name, arguments in config.logging.tracker_kwargs.items():

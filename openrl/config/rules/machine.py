@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from openrl.config.commands import (
-    SUPERVISED,
-    TRAINING,
+    AnsweringConfig,
     DPOConfig,
     PPOConfig,
     SupervisedConfig,
@@ -24,7 +23,7 @@ from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check, check_environment
 from openrl.locks import owner_of, refusal
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
@@ -42,7 +41,7 @@ def is_local(name: str) -> bool:
 # -- what is read ----------------------------------------------------------------------------------
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def models_exist(config: PPOConfig) -> Problems:
     others = config.others
     yield from model_problems("ref_pretrain", others.ref_pretrain)
@@ -51,8 +50,8 @@ def models_exist(config: PPOConfig) -> Problems:
         yield from model_problems("reward_pretrain", name)
 
 
-@check(*TRAINING, environment=True)
-def policy_exists(config: TrainingConfig) -> Problems:
+@check_environment
+def policy_exists(config: TrainingConfig | AnsweringConfig) -> Problems:
     own_tokenizer = config.model.tokenizer_path is None
     yield from model_problems(
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
@@ -97,24 +96,24 @@ def model_problems(
         )
 
 
-@check(PPOConfig, environment=True)
-def prompts_exist(config: PPOConfig) -> Problems:
+@check_environment
+def prompts_exist(config: PPOConfig | AnsweringConfig) -> Problems:
     yield from data_problems("prompt_data", config.data.prompt_data)
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def other_rows_exist(config: PPOConfig) -> Problems:
     yield from data_problems("ptx_data", config.ptx.ptx_data)
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
-@check(*SUPERVISED, environment=True)
+@check_environment
 def rows_exist(config: SupervisedConfig) -> Problems:
     yield from data_problems("dataset", config.data.dataset)
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
-@check(DPOConfig, environment=True)
+@check_environment
 def reference_exists(config: DPOConfig) -> Problems:
     yield from model_problems("ref_pretrain", config.reference.ref_pretrain)
 
@@ -131,8 +130,8 @@ def data_problems(flag: str, names: str | None) -> Problems:
             yield Problem((flag,), f"no such file or directory: {name}", fix)
 
 
-@check(*TRAINING, environment=True)
-def template_files_exist(config: TrainingConfig) -> Problems:
+@check_environment
+def template_files_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag)
         if (
@@ -146,7 +145,7 @@ def template_files_exist(config: TrainingConfig) -> Problems:
 # -- what is written -------------------------------------------------------------------------------
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def outputs_are_writable(config: TrainingConfig) -> Problems:
     yield from output_problems("save_path", config.checkpoint.save_path)
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
@@ -180,7 +179,7 @@ def output_problems(flag: str, name: str | None) -> Problems:
         yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def no_other_run_writes_there(config: TrainingConfig) -> Problems:
     if hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0":
         return  # under a launcher: rank 0 of this same run has it
@@ -191,7 +190,7 @@ def no_other_run_writes_there(config: TrainingConfig) -> Problems:
             yield Problem((flag,), error.message.partition(": ")[2], error.remedy)
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
@@ -201,7 +200,7 @@ def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
         yield Problem(("ckpt_path",), message, fix)
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags, name = config.checkpoint, config.checkpoint.save_path
     if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
@@ -219,7 +218,7 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
     name = config.checkpoint.resume_from_checkpoint
     if name is None:
@@ -236,7 +235,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
 # -- packages --------------------------------------------------------------------------------------
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def rollouts_can_run(config: PPOConfig) -> Problems:
     yield from package_problems((), "ray", INSTALL)
     if config.engine.rollout_backend == "vllm" and not config.collecting.replays:
@@ -245,18 +244,18 @@ def rollouts_can_run(config: PPOConfig) -> Problems:
         )
 
 
-@check(*SUPERVISED, environment=True)
+@check_environment
 def ranks_can_run(config: SupervisedConfig) -> Problems:
     if config.ranks.under_ray:
         yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def training_can_run(config: TrainingConfig) -> Problems:
     yield from package_problems((), "deepspeed", INSTALL)
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def kernels_can_run(config: TrainingConfig) -> Problems:
     if not config.changes.use_liger_kernel:
         return
@@ -269,14 +268,14 @@ def kernels_can_run(config: TrainingConfig) -> Problems:
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
 
 
-@check(*TRAINING)
+@check
 def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
     if config.debug.profile_tool == "memory" and config.device.device == "cpu":
         message = "memory records GPU allocations only"
         yield Problem(("profile_tool", "device"), message, "--profile_tool torch")
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def trackers_can_run(config: TrainingConfig) -> Problems:
     flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
     for name in set(config.logging.trackers) & set(trackers.names()):
@@ -286,7 +285,7 @@ def trackers_can_run(config: TrainingConfig) -> Problems:
             yield from package_problems((flag,), package, f"pip install {package}")
 
 
-@check(*TRAINING, environment=True)
+@check_environment
 def wandb_has_a_key(config: TrainingConfig) -> Problems:
     flags = config.logging
     mode = flags.wandb_mode or os.environ.get("WANDB_MODE", "online")

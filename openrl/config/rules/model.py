@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from openrl.config.commands import TRAINING, TrainingConfig
+from openrl.config.commands import TrainingConfig
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(*TRAINING)
+@check
 def attention_fits(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation or ""
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
@@ -23,7 +23,7 @@ def attention_fits(config: TrainingConfig) -> Problems:
         )
 
 
-@check(*TRAINING)
+@check
 def patterns_can_be_matched(config: TrainingConfig) -> Problems:
     patterns = {
         "lora_exclude_modules": (config.lora.lora_exclude_modules, "'.*\\.(k|v)_proj'"),
@@ -36,7 +36,7 @@ def patterns_can_be_matched(config: TrainingConfig) -> Problems:
             yield Problem((flag,), f"{pattern!r} is not a regular expression: {error}", example)
 
 
-@check(*TRAINING)
+@check
 def packed_weights_carry_adapters(config: TrainingConfig) -> Problems:
     if not config.lora.load_in_4bit:
         return

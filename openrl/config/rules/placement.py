@@ -19,7 +19,7 @@ SHAPES = tuple(
 )
 
 
-@check(PPOConfig)
+@check
 def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
     if config.placement.placement is None:
         return
@@ -72,7 +72,7 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
         )
 
 
-@check(PPOConfig)
+@check
 def colocated_roles_are_equal(config: PPOConfig) -> Problems:
     """A role that shares places must have as many ranks, on as many nodes, as the role it shares
     them with."""
@@ -113,7 +113,7 @@ def roles_on_shared_places(config: PPOConfig) -> set[str]:
     return {role for pair in pairs for role in pair}
 
 
-@check(PPOConfig)
+@check
 def who_sleeps_shares_places(config: PPOConfig) -> Problems:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
     apart = config.asynchrony.async_train  # another rule says that engines do not sleep then
@@ -139,7 +139,7 @@ def who_sleeps_shares_places(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
     """Level 2 leaves an engine without weights until a sync, so a sync must bring every weight in
     the form that the engine computes with."""
@@ -165,7 +165,7 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
             )
 
 
-@check(PPOConfig)
+@check
 def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
     states = config.hybrid.deepspeed_sleep_states
     if not states or len({*states}) < len(states):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig, ServeConfig
+from openrl.config.commands import AnsweringConfig, EvaluateConfig, PPOConfig, ServeConfig
 from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Problem, Problems, check, unknown_names
+from openrl.flags.checks import Problem, Problems, check, check_environment, unknown_names
 
-Scoring = PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig
+Scoring = PPOConfig | ServeConfig | AnsweringConfig
 
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
@@ -26,13 +26,13 @@ def asked_sources(config: Scoring) -> tuple[str, ...]:
     return tuple(name for name, value in zip(SOURCES, values, strict=True) if value)
 
 
-@check(PPOConfig)
+@check
 def there_is_a_reward(config: PPOConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def environments_reward(config: PPOConfig | EvaluateConfig) -> Problems:
     asked = asked_sources(config)
     if config.environments.env_tags and asked:
@@ -40,7 +40,7 @@ def environments_reward(config: PPOConfig | EvaluateConfig) -> Problems:
         yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
 
 
-@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig)
+@check
 def reward_sources_are_known(config: Scoring) -> Problems:
     yield from unknown_names("reward_funcs", config.reward.reward_funcs, verifiers)
     sources = reward_sources(config.reward, reward_models(config))
@@ -48,28 +48,28 @@ def reward_sources_are_known(config: Scoring) -> Problems:
     source_kwargs(config.reward, sources)
 
 
-@check(PPOConfig)
+@check
 def weights_stand_in_one_place(config: PPOConfig) -> Problems:
     if config.reward.reward_routing is not None and config.reward.reward_weights is not None:
         flags = ("reward_routing", "reward_weights")
         yield Problem(flags, "both set the weights of reward sources", "leave --reward_weights out")
 
 
-@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
+@check_environment
 def reward_files_exist(config: Scoring) -> Problems:
     for source in reward_sources(config.reward):
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def routes_exist(config: PPOConfig) -> Problems:
     routing = config.reward.reward_routing
     if routing is not None and not Path(routing).expanduser().is_file():
         yield Problem(("reward_routing",), f"no such file: {routing}")
 
 
-@check(PPOConfig, ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
+@check_environment
 def a_header_can_carry_the_token(config: Scoring) -> Problems:
     """Otherwise the error of every request would show it."""
     token = bearer_token()

@@ -7,12 +7,12 @@ from openrl.config.groups.rollout_correction import rejection_tests
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
-@check(PPOConfig)
+@check
 def rejection_tests_are_sound(config: PPOConfig) -> None:
     rejection_tests(config.correction)
 
 
-@check(PPOConfig)
+@check
 def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
     flags = config.correction
     if (
@@ -24,7 +24,7 @@ def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
         yield Problem(("use_icepop", "vllm_is_correction_type"), message, "leave one out")
 
 
-@check(PPOConfig)
+@check
 def engines_log_probs_are_compared_with_others(config: PPOConfig) -> Problems:
     users = [
         name
@@ -38,7 +38,7 @@ def engines_log_probs_are_compared_with_others(config: PPOConfig) -> Problems:
         yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
 
 
-@check(PPOConfig)
+@check
 def correction_sees_whole_distributions(config: PPOConfig) -> Problems:
     correction, cut = config.correction, config.sampling.cuts
     users = [
@@ -54,7 +54,7 @@ def correction_sees_whole_distributions(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problems:
     if not config.filtering.dynamic_filtering:
         return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
+from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check, check_environment
 from openrl.flags.schema import collect_flags
 from openrl.flags.values import secrets_in
 
@@ -51,9 +51,9 @@ RESERVED = (
 """Fields that training, weight sync and placement depend on."""
 
 
-@check(PPOConfig, BatchInferenceConfig, EvaluateConfig)
+@check
 def engine_kwargs_are_further_ones(
-    config: PPOConfig | BatchInferenceConfig | EvaluateConfig,
+    config: PPOConfig | AnsweringConfig,
 ) -> Problems:
     flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
@@ -67,7 +67,7 @@ def engine_kwargs_are_further_ones(
             )
 
 
-@check(PPOConfig)
+@check
 def experts_have_several_places(config: PPOConfig) -> Problems:
     if config.engine.vllm_enable_expert_parallel and config.engine.sizes.width == 1:
         message = "an engine with one GPU cannot split experts"
@@ -78,7 +78,7 @@ def experts_have_several_places(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def rollouts_are_filled(config: PPOConfig) -> Problems:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
     name = "vllm_generate_batch_size"
@@ -94,7 +94,7 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def environment_is_readable(config: PPOConfig) -> Problems:
     for pair in config.placement.system_envs:
         name, equals, value = pair.partition("=")
@@ -113,7 +113,7 @@ def environment_is_readable(config: PPOConfig) -> Problems:
             )
 
 
-@check(PPOConfig)
+@check
 def blocks_are_of_a_size_that_kernels_know(config: PPOConfig) -> Problems:
     size, unit = config.engine.vllm_block_size, 32 if config.device.device == "cpu" else 16
     if config.engine.rollout_backend == "vllm" and size is not None and size % unit:
@@ -122,7 +122,7 @@ def blocks_are_of_a_size_that_kernels_know(config: PPOConfig) -> Problems:
         yield Problem(("vllm_block_size",), message, fix)
 
 
-@check(PPOConfig)
+@check
 def a_step_has_a_token_of_each_sequence(config: PPOConfig) -> Problems:
     tokens, sequences = config.engine.vllm_max_num_batched_tokens, config.engine.vllm_max_num_seqs
     if config.engine.rollout_backend == "vllm" and tokens and sequences and tokens < sequences:
@@ -131,7 +131,7 @@ def a_step_has_a_token_of_each_sequence(config: PPOConfig) -> Problems:
         yield Problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
 
 
-@check(PPOConfig)
+@check
 def samples_fit_the_engine(config: PPOConfig) -> Problems:
     yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
 
@@ -146,7 +146,7 @@ def samples_fit(limit: int | None, longest: int) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
     engine, ours = config.engine, config.model.param_dtype
     if engine.rollout_backend == "hf":
@@ -177,7 +177,7 @@ def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def weights_have_a_way(config: PPOConfig) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
         yield Problem(
@@ -185,7 +185,7 @@ def weights_have_a_way(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def adapters_are_served(config: PPOConfig) -> Problems:
     """--lora_sync adapter needs an engine with the same base and with room for the adapter beside
     it."""
@@ -219,7 +219,7 @@ def adapters_are_served(config: PPOConfig) -> Problems:
 # -- replay ----------------------------------------------------------------------------------------
 
 
-@check(PPOConfig)
+@check
 def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
     if not config.collecting.replays:
         return
@@ -237,7 +237,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems
         yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def kept_rollouts_are_there(config: PPOConfig) -> Problems:
     directory = config.collecting.rollout_replay_dir
     if directory is not None and not Path(directory).expanduser().is_dir():
@@ -245,7 +245,7 @@ def kept_rollouts_are_there(config: PPOConfig) -> Problems:
         yield Problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
 
 
-@check(PPOConfig, environment=True)
+@check_environment
 def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
     yield from output_problems("rollout_dump_dir", directory)

@@ -6,7 +6,7 @@ from openrl.config.commands import PPOConfig
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(PPOConfig)
+@check
 def truncated_sampling(config: PPOConfig) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
         message = (
@@ -26,13 +26,13 @@ def truncated_sampling(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def stop_texts_are_texts(config: PPOConfig) -> Problems:
     if "" in config.sampling.stop:
         yield Problem(("stop",), "an empty text would end every answer at once", "leave it out")
 
 
-@check(PPOConfig)
+@check
 def answers_end(config: PPOConfig) -> Problems:
     if config.sampling.ignore_eos:
         message = "answers continue past their end, so rewards and losses see meaningless text"
@@ -41,7 +41,7 @@ def answers_end(config: PPOConfig) -> Problems:
         )
 
 
-@check(PPOConfig)
+@check
 def lengths_add_up(config: PPOConfig) -> Problems:
     sampling = config.sampling
     for name in ("prompt_max_len", "generate_max_len"):

@@ -6,7 +6,7 @@ from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
 from openrl.flags.checks import Problem, Problems, check
 
 
-@check(SFTConfig)
+@check
 def turns_come_from_the_chat_template(config: SFTConfig) -> Problems:
     data = config.data
     if data.multiturn and data.pretrain_mode:
@@ -16,20 +16,20 @@ def turns_come_from_the_chat_template(config: SFTConfig) -> Problems:
         yield Problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
 
 
-@check(SFTConfig, DPOConfig)
+@check
 def evaluation_has_its_time(config: SFTConfig | DPOConfig) -> Problems:
     if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
 
 
-@check(RMConfig)
+@check
 def margins_go_into_the_sigmoid(config: RMConfig) -> Problems:
     if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
         yield Problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
 
 
-@check(DPOConfig)
+@check
 def rated_answers_have_prompts(config: DPOConfig) -> Problems:
     if (
         config.preference.rated

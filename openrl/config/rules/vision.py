@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.commands import (
-    SUPERVISED,
+    AnsweringConfig,
     BatchInferenceConfig,
     EvaluateConfig,
     PPOConfig,
@@ -13,11 +13,11 @@ from openrl.config.commands import (
 from openrl.config.rules.agent import SERVERS
 from openrl.flags.checks import Problem, Problems, check
 
-Shown = PPOConfig | SupervisedConfig | EvaluateConfig | BatchInferenceConfig
+Shown = PPOConfig | SupervisedConfig | AnsweringConfig
 Seeing = PPOConfig | SupervisedConfig
 
 
-@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
+@check
 def images_stand_in_chats(config: Shown) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "only the model's chat template can place images"
@@ -25,7 +25,7 @@ def images_stand_in_chats(config: Shown) -> Problems:
         yield Problem(flags, message, "--apply_chat_template")
 
 
-@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig, ServeConfig)
+@check
 def pixels_have_a_range(config: Shown | ServeConfig) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
@@ -33,7 +33,7 @@ def pixels_have_a_range(config: Shown | ServeConfig) -> Problems:
         yield Problem(flags, f"{least} is more than {most}", f"--image_max_pixels {least}")
 
 
-@check(PPOConfig, *SUPERVISED)
+@check
 def rows_with_images_stay_whole(config: Seeing) -> Problems:
     if not config.vision.max_images_per_prompt:
         return
@@ -47,7 +47,7 @@ def rows_with_images_stay_whole(config: Seeing) -> Problems:
         yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
 
 
-@check(PPOConfig, EvaluateConfig)
+@check
 def servers_are_told_texts(config: PPOConfig | EvaluateConfig) -> Problems:
     address = config.agents.agent_func_path or ""
     if config.vision.max_images_per_prompt and address.startswith(SERVERS):
@@ -55,7 +55,7 @@ def servers_are_told_texts(config: PPOConfig | EvaluateConfig) -> Problems:
         yield Problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
 
 
-@check(PPOConfig)
+@check
 def towers_come_from_the_checkpoint(config: PPOConfig) -> Problems:
     if config.vision.freeze_visual_encoder and config.engine.vllm_load_format == "dummy":
         message = "the vision tower is never sent, so the engine would keep random weights for it"
@@ -63,7 +63,7 @@ def towers_come_from_the_checkpoint(config: PPOConfig) -> Problems:
         yield Problem(flags, message, "--vllm_load_format auto")
 
 
-@check(BatchInferenceConfig)
+@check
 def scoring_reads_text(config: BatchInferenceConfig) -> Problems:
     if config.task.eval_task == "rm" and config.vision.max_images_per_prompt:
         message = "reward models of this command read only text"
