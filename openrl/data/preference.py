@@ -16,19 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from openrl.config.groups.data import PreferenceDataFlags, TemplateFlags
+from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
-from openrl.data.images import RowImages
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.errors import UserError
 from openrl.experience import PreferenceBatch
 
 MARGIN_KEY = "margin"
-# 1 and 1.0 equal True
-RATINGS = {True: 1.0, "true": 1.0, "1": 1.0, False: 0.0, "false": 0.0, "0": 0.0}
+RATINGS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 
 
 @dataclass(frozen=True)
@@ -102,16 +99,9 @@ class RatedBuilder(PreferenceBuilder):
 
     noun = "rated answers"
 
-    def __init__(
-        self,
-        flags: PreferenceDataFlags,
-        templates: TemplateFlags,
-        tokenizer: PreTrainedTokenizerBase,
-        workers: int = 1,
-        images: RowImages | None = None,
-        label_key: str = "label",
-    ) -> None:
-        super().__init__(flags, templates, tokenizer, workers, images)
+    def __init__(self, *args: Any, label_key: str = "label", **kwargs: Any) -> None:
+        """The other arguments are those of every builder."""
+        super().__init__(*args, **kwargs)
         self.label_key = label_key
 
     def columns(self) -> dict[str, str | None]:
@@ -123,12 +113,7 @@ class RatedBuilder(PreferenceBuilder):
         }
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
-        given = column(row, self.label_key)
-        rating = (
-            RATINGS.get(given.lower() if isinstance(given, str) else given)
-            if _plain(given)
-            else None
-        )
+        rating = RATINGS.get(str(column(row, self.label_key)).lower())
         if rating is None:
             raise BadRow(f"{self.label_key} is neither true (1) nor false (0)")
         return (self.answer(row, self.flags.chosen_key),), rating
@@ -139,10 +124,6 @@ class RatedBuilder(PreferenceBuilder):
             PreferenceExample((d.rows[0], other), (d.value, math.nan))
             for d, other in zip(drafts, others, strict=True)
         ]
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str))
 
 
 def _number(value: Any) -> float:

@@ -156,7 +156,7 @@ def check_labels(
             continue  # a few slow rows are left to the run itself
         finally:
             process.kill()
-        bad = [(p, r) for p, r in zip(asked, reply.rows, strict=True) if isinstance(r, Failed)]
+        bad = [(p, r) for p, r in zip(asked, reply, strict=True) if isinstance(r, Failed)]
         if len(bad) > flags.max_reward_failure_rate * len(asked):
             first, failed = bad[0]
             raise UserError(

@@ -12,7 +12,7 @@ from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import Failed
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.worker import Call, RowValues, Values
+from openrl.rewards.worker import Call, Values
 from openrl.types import Score
 
 Results = list[Score | Failure]
@@ -48,8 +48,8 @@ class ProcessSource:
                 reply = await process.call(Call(self.name, rows))
         except CallFailed as failed:
             return [Failure(str(failed))] * len(rows)
-        if isinstance(reply, RowValues):
-            return [_read_row(row) for row in reply.rows]
+        if isinstance(reply, list):
+            return [_read_row(row) for row in reply]
         try:
             return read_reply(reply.values, len(rows))
         except BadReply as bad:

@@ -34,11 +34,8 @@ class Values:
     values: Any
 
 
-@dataclass(frozen=True)
-class RowValues:
-    """The reply of a function that scores one row at a time."""
-
-    rows: list[Values | Failed]
+Reply = Values | list[Values | Failed]
+"""Of a function that takes all rows, or of one that scores row by row."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class FileTarget:
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
 
-        def answer(asked: Call, ask: AskParent) -> Values | RowValues:
+        def answer(asked: Call, ask: AskParent) -> Reply:
             return call(scorer, asked.rows, str(self.path))
 
         return Loaded(answer, facts=scorer.together)
@@ -87,7 +84,7 @@ class VerifierTarget:
             for n, given in self.options.items()
         }
 
-        def answer(asked: Call, ask: AskParent) -> RowValues:
+        def answer(asked: Call, ask: AskParent) -> Reply:
             return verify(*chosen[asked.name], asked.rows)
 
         return Loaded(answer, facts=False)
@@ -110,15 +107,15 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
     )
 
 
-def call(scorer: Scorer, rows: RewardRows, path: str) -> Values | RowValues:
+def call(scorer: Scorer, rows: RewardRows, path: str) -> Reply:
     """Return the function's values for the rows. If it takes one row at a time, an error in one row
     does not affect the others."""
     if not scorer.by_row:
         return Values(scorer(rows))
-    return RowValues([_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))])
+    return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
 
 
-def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowValues:
+def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> Reply:
     """Return the verdicts of a verifier, row by row, in the protocol's form."""
     from openrl.rewards.verifiers.base import Answer
 
@@ -134,7 +131,7 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowV
         verdict = verifier(answer, options)
         return {"rewards": verdict.reward, "scores": verdict.passed, "extra_logs": verdict.parts}
 
-    return RowValues([_score_row(one, rows.pick([i]), "") for i in range(len(rows))])
+    return [_score_row(one, rows.pick([i]), "") for i in range(len(rows))]
 
 
 def _score_row(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Values | Failed:

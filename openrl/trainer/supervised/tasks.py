@@ -81,7 +81,7 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     )
 
 
-def _add_balance_loss(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
+def _add_balance_loss(config: SupervisedConfig, update: LossOf) -> LossOf:
     """Add the load-balancing loss if it is requested. Raises UserError if the model then has no
     experts."""
     if config.mixture.aux_loss_coef:
