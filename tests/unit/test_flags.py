@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, check
 from openrl.flags.dump import dump_yaml
 from openrl.flags.help import help_text, summary
 from openrl.flags.parser import GENERAL, import_plugins, load, read_request, resolve
@@ -110,7 +110,7 @@ class Command:
 
 
 @check
-def micro_divides(config: Command, given):
+def micro_divides(config: Command, given: Given):
     if config.train.batch % config.train.micro:
         yield Problem(
             ("batch", "micro"), f"{config.train.batch} is no multiple of {config.train.micro}"
@@ -118,13 +118,13 @@ def micro_divides(config: Command, given):
 
 
 @check
-def fast_critic(config: Command, given):
+def fast_critic(config: Command, given: Given):
     if "critic_rate" in given and config.train.loss != "clip":
         yield Problem(("critic_rate",), "was given")
 
 
 @check
-def long_template(config: Command, given):
+def long_template(config: Command, given: Given):
     if config.model.template == "odd":
         yield Problem(("template",), "is odd", fatal=False)
 
