@@ -19,6 +19,14 @@ Message = dict[str, Any]
 that the template knows."""
 
 
+def message_text(message: Message) -> str:
+    """Return the text of a message, without its images."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
 class End(str, Enum):
     """Why a completion or a trajectory ended."""
 
@@ -97,6 +105,11 @@ class Prompt:
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
     shown: bool = False  # record the turns of its episodes for people to read
+
+    @property
+    def chat(self) -> list[Message]:
+        """The chat; a text is one message of the user."""
+        return list(self.messages) or [{"role": "user", "content": self.text}]
 
 
 @dataclass(frozen=True)

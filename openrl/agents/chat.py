@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from openrl.data.tokenizer import leading_ids
 from openrl.errors import UserError
-from openrl.types import Image, Message, PlacedImage
+from openrl.types import Image, Message, PlacedImage, message_text
 from openrl.vision.parts import without_images
 
 if TYPE_CHECKING:
@@ -21,14 +21,6 @@ _BEFORE = 4  # tokens to decode along with those that follow, whose text depends
 
 class TemplateError(Exception):
     """The chat template refuses the messages."""
-
-
-def message_text(message: Message) -> str:
-    """Return the text of a message that no template writes, and that marks its images itself."""
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 class ChatFormat:
@@ -55,7 +47,7 @@ class ChatFormat:
         """Return the text of a chat up to where the assistant begins to write or, without
         ``to_reply``, up to the end of the last message. Raises TemplateError."""
         if not self.chat:
-            return "".join(map(message_text, messages))
+            return "".join(map(message_text, messages))  # they mark their images themselves
         try:
             return self.tokenizer.apply_chat_template(
                 without_images(messages),

@@ -64,7 +64,7 @@ def without_images(messages: Sequence[Message]) -> list[Message]:
 
 def prompt_messages(prompt: Prompt) -> list[Message]:
     """Return the prompt as a chat whose image parts hold the images."""
-    messages = [dict(message) for message in prompt.messages]
+    messages = [dict(message) for message in prompt.chat]
     waiting = iter(placed.image for placed in prompt.images)
     for message in messages:
         if isinstance(message["content"], list):
@@ -72,7 +72,7 @@ def prompt_messages(prompt: Prompt) -> list[Message]:
                 {"type": "image", "image": next(waiting)} if part["type"] == "image" else part
                 for part in message["content"]
             ]
-    return messages or [{"role": "user", "content": prompt.text}]
+    return messages
 
 
 def messages_for_clients(prompt: Prompt) -> list[Message]:

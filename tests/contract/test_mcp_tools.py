@@ -15,7 +15,7 @@ from openrl.agents.base import ToolError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.mcp import McpFailed, McpServer
+from openrl.agents.tools.mcp import McpFailed, find_tools
 from openrl.agents.tools.parsers import parser_for
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
@@ -209,7 +209,7 @@ def test_a_session_whose_opening_took_too_long_is_opened_again():
 
     async def play():
         async with serve(server.app) as url:
-            toolset = (await McpServer.find(url)).toolset()
+            toolset = (await find_tools(url))()
             server.speaks.clear()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):

@@ -35,7 +35,7 @@ from openrl.agents.endpoint.server import HOST, Endpoint, OpenSession
 from openrl.errors import UserError
 from openrl.processes.child import ending
 from openrl.processes.family import MARK, kill_family, resident_bytes
-from openrl.types import End, Prompt, Sampling, Trajectory
+from openrl.types import End, Prompt, Sampling, Trajectory, message_text
 from openrl.vision.parts import messages_for_clients
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
@@ -128,7 +128,7 @@ def split_command(command: str) -> list[str]:
 
 def episode_variables(prompt: Prompt, opened: OpenSession) -> dict[str, str]:
     """Return the environment variables that tell a program about its episode."""
-    messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+    messages = prompt.chat
     row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
     local = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST]))
     return {
@@ -139,7 +139,7 @@ def episode_variables(prompt: Prompt, opened: OpenSession) -> dict[str, str]:
         "ANTHROPIC_API_KEY": opened.key,
         "ANTHROPIC_MODEL": MODEL,
         "OPENRL_REWARD_URL": f"{opened.base_url}/reward",
-        "OPENRL_PROMPT": _text(messages[-1]["content"]),
+        "OPENRL_PROMPT": message_text(messages[-1]),
         "OPENRL_MESSAGES": json.dumps(messages, ensure_ascii=False),
         "OPENRL_ROW": json.dumps(row, ensure_ascii=False, default=str),
         "NO_PROXY": local,
@@ -155,11 +155,6 @@ def _chat_file(prompt: Prompt) -> Iterator[IO[str]]:
         json.dump(messages_for_clients(prompt), file, ensure_ascii=False)
         file.flush()
         yield file
-
-
-def _text(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a message's content, without its images."""
-    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 async def _wait_for_exit(pid: int, seconds: float) -> bool:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgpack
 
 from openrl.agents.endpoint.records import MODEL, Json
-from openrl.types import Message, Prompt, Sampling
+from openrl.types import Prompt, Sampling
 
 KEY_VARIABLE = "OPENRL_API_KEY"  # servers want the name of a variable; the key is in the path
 
@@ -56,14 +56,10 @@ def _sampling(sampling: Sampling) -> Json:
     }
 
 
-def _messages(prompt: Prompt) -> list[Message]:
-    return list(prompt.messages) or [{"role": "user", "content": prompt.text}]
-
-
 def _run_environment(prompt: Prompt, base_url: str, sampling: Sampling) -> list[bytes]:
     number = re.search(r"\d+$", prompt.id)
     row = {
-        "prompt": _messages(prompt),
+        "prompt": prompt.chat,
         "example_id": prompt.meta.get("example_id", int(number[0]) if number else 0),
         "answer": "" if prompt.label is None else str(prompt.label),
         "info": prompt.meta.get("info", prompt.meta),
@@ -94,7 +90,7 @@ def _read_output(reply: Json, deltas: list[Json]) -> Outcome:
 
 
 def _run_task(prompt: Prompt, base_url: str, sampling: Sampling) -> list[bytes]:
-    task = {"prompt": _messages(prompt), "idx": prompt.meta.get("idx")}
+    task = {"prompt": prompt.chat, "idx": prompt.meta.get("idx")}
     label = {} if prompt.label is None else {"answer": prompt.label}
     request = {
         "task_data": {**task, **label, **prompt.meta},

@@ -11,6 +11,7 @@ from openrl.agents.foreign.calls import EpisodeResult, Row, numbers, result, sca
 from openrl.agents.foreign.shims import ChatContext
 from openrl.agents.foreign.text_turns import construct, pictures, takes
 from openrl.processes.worker import AskParent
+from openrl.types import message_text
 
 
 class Program:
@@ -31,11 +32,10 @@ class Program:
             data = {**prompt.meta, "messages": messages, "prompt": prompt.text}
             data["label"] = prompt.label
             return read(await result(agent.run(data, base_url=f"{root}/v1", api_key=key)))
-        last = messages[-1]["content"]
         context = ChatContext(
             messages=messages,
             tools=prompt.meta.get("tools"),
-            prompt=last if isinstance(last, str) else "".join(p.get("text", "") for p in last),
+            prompt=message_text(messages[-1]),
             label=prompt.label,
             images=pictures(prompt) or None,
             base_url=f"{root}/s/{key}/v1",  # its clients send no key

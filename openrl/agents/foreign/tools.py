@@ -8,7 +8,7 @@ from typing import Any
 
 from openrl.agents.base import ToolError
 from openrl.agents.foreign.calls import Call
-from openrl.agents.tools.trl import TrlEnvironment, TrlTools
+from openrl.agents.tools.trl import TrlTools, trl_tools
 from openrl.processes.worker import AskParent
 from openrl.vision.parts import Content
 
@@ -17,8 +17,8 @@ class ToolPlayer:
     """Runs the tools of a class. ``calls.Call`` names its methods."""
 
     def __init__(self, made: type) -> None:
-        self._environment = TrlEnvironment(made)
-        self.schemas = self._environment.schemas
+        self._open = trl_tools(made)
+        self.schemas = self._open().schemas
         self._runner = asyncio.Runner()
         self._tools: TrlTools | None = None  # those of the episode
 
@@ -26,7 +26,7 @@ class ToolPlayer:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments))
 
     async def start(self, prompt: Any) -> str:
-        self._tools = self._environment.toolset()
+        self._tools = self._open()
         return await self._tools.start(prompt)
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from ssl import SSLContext
 from typing import Any
 
@@ -29,39 +29,30 @@ class McpFailed(RuntimeError):
     """The server is gone or does not follow the protocol, which is not the policy's fault."""
 
 
-class McpServer:
-    """A server whose tools are known."""
-
-    def __init__(self, url: str, schemas: list[dict[str, Any]]) -> None:
-        self.url, self.schemas = url, schemas
-
-    @classmethod
-    async def find(cls, url: str) -> McpServer:
-        """Return the server at ``url`` with its tools. Raises UserError that names the URL."""
-        session = McpSession(url)
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                await session.open()
-                tools = [tool async for tool in session.list_tools()]
-        except (McpFailed, ToolError, TimeoutError, KeyError, TypeError) as error:
-            why = str(error) or f"no answer within {TIMEOUT:g} s"
-            raise UserError(
-                f"--tools: there is no MCP server at {url}: {why}",
-                "start it, or give the URL of its streamable HTTP transport: http://HOST:PORT/mcp",
-            ) from error
-        finally:
-            await session.close()
-        return cls(url, [_schema(tool) for tool in tools])
-
-    def toolset(self) -> McpTools:
-        return McpTools(self)
+async def find_tools(url: str) -> Callable[[], McpTools]:
+    """Return a function that makes the tools of an episode from the server at ``url``. Raises
+    UserError that names the URL."""
+    session = McpSession(url)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            await session.open()
+            tools = [tool async for tool in session.list_tools()]
+    except (McpFailed, ToolError, TimeoutError, KeyError, TypeError) as error:
+        why = str(error) or f"no answer within {TIMEOUT:g} s"
+        raise UserError(
+            f"--tools: there is no MCP server at {url}: {why}",
+            "start it, or give the URL of its streamable HTTP transport: http://HOST:PORT/mcp",
+        ) from error
+    finally:
+        await session.close()
+    return partial(McpTools, url, [_schema(tool) for tool in tools])
 
 
 class McpTools(Toolset):
     """The tools of one episode."""
 
-    def __init__(self, server: McpServer) -> None:
-        self.server, self.schemas = server, server.schemas
+    def __init__(self, url: str, schemas: list[dict[str, Any]]) -> None:
+        self.url, self.schemas = url, schemas
         self._session: McpSession | None = None
         self._opening = asyncio.Lock()
 
@@ -74,7 +65,7 @@ class McpTools(Toolset):
         return await self._session.call_tool(name, arguments)
 
     async def _opened(self) -> McpSession:
-        session = McpSession(self.server.url)
+        session = McpSession(self.url)
         try:
             await session.open()
         except BaseException:  # perhaps the call's time is over; the next call tries again

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Toolset
@@ -36,30 +37,23 @@ def is_trl_environment(made: type) -> bool:
     return "step" not in methods and takes_rows and documented
 
 
-class TrlEnvironment:
-    """A class whose tools are known. Each episode has an object of its own."""
-
-    def __init__(self, made: type) -> None:
-        """Make one object, because a class may have its methods only after that. Raises UserError
-        for a method that cannot be a tool."""
-        self.made = made
-        tools = _tools(type(made()))
-        if not tools:
-            raise UserError(
-                f"--agent_func_path: {made.__name__} has no method that can be a tool",
-                "a public method with types and a docstring",
-            )
-        self.schemas = [schema_of(tool) for tool in tools.values()]
-
-    def toolset(self) -> TrlTools:
-        return TrlTools(self)
+def trl_tools(made: type) -> Callable[[], TrlTools]:
+    """Return a function that makes the tools of an episode. This makes one object, because a class
+    may have its methods only after that. Raises UserError for a method that cannot be a tool."""
+    tools = _tools(type(made()))
+    if not tools:
+        raise UserError(
+            f"--agent_func_path: {made.__name__} has no method that can be a tool",
+            "a public method with types and a docstring",
+        )
+    return partial(TrlTools, made, [schema_of(tool) for tool in tools.values()])
 
 
 class TrlTools(Toolset):
-    """The tools of one episode."""
+    """The tools of one episode, which has an object of its own."""
 
-    def __init__(self, environment: TrlEnvironment) -> None:
-        self.made, self.schemas = environment.made, environment.schemas
+    def __init__(self, made: type, schemas: list[dict[str, Any]]) -> None:
+        self.made, self.schemas = made, schemas
         self._object: Any = None
         self._turn = asyncio.Lock()  # methods that run in threads take turns with the object
 

@@ -11,7 +11,7 @@ from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.parsers import parser_for
-from openrl.agents.tools.trl import TrlEnvironment, is_trl_environment
+from openrl.agents.tools.trl import is_trl_environment, trl_tools
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import chat_of
@@ -106,7 +106,7 @@ def test_which_classes_are_environments():
 
 
 def test_the_tools_of_a_class_of_trl():
-    (schema,) = TrlEnvironment(HarborBashEnv).schemas
+    (schema,) = trl_tools(HarborBashEnv)().schemas
     assert schema == get_json_schema(HarborBashEnv.bash)
     assert schema["function"]["parameters"]["required"] == ["command"]
 
@@ -119,7 +119,7 @@ def call(name, **arguments):
 def play(made, replies, label="3"):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [f"{reply}<|im_end|>" for reply in replies])
-    tools = toolbox_of([TrlEnvironment(made).toolset], 5.0)
+    tools = toolbox_of([trl_tools(made)], 5.0)
     agent = ToolAgent(tools, Play(chat, parser_for("hermes", None)))
     question = {"role": "user", "content": "Count."}
     prompt = Prompt("a", [1], "Count.", label, messages=(question,), meta={"level": "hard"})
@@ -161,12 +161,12 @@ def test_a_reward_that_is_no_number_fails_the_episode():
 
 def test_what_is_refused():
     with pytest.raises(UserError, match="look cannot be a tool: the parameter where has no type"):
-        TrlEnvironment(Untyped)
+        trl_tools(Untyped)
     with pytest.raises(UserError, match="Toolless has no method that can be a tool"):
-        TrlEnvironment(Toolless)
+        trl_tools(Toolless)
 
 
 def test_arguments_are_checked():
-    toolbox = toolbox_of([TrlEnvironment(Counter).toolset], 5.0)()
+    toolbox = toolbox_of([trl_tools(Counter)], 5.0)()
     with pytest.raises(ToolError, match="'step' is a required property"):
         asyncio.run(toolbox.call("increment", {}))
