@@ -3,6 +3,7 @@ an equal config."""
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from typing import Any
@@ -54,6 +55,11 @@ def dump_yaml(config: Any) -> str:
         lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
         lines.append(_line(spec.name, value_of(config, spec)))
     return "\n".join(lines).lstrip() + "\n"
+
+
+def effective_flags(config: Any) -> dict[str, Any]:
+    """Return every flag of a config with its value, as plain data. Checkpoints store it."""
+    return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
 
 
 def value_of(config: Any, spec: FlagSpec) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
@@ -30,7 +29,7 @@ from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector
-from openrl.flags.dump import dump_yaml
+from openrl.flags.dump import effective_flags
 from openrl.inference.columns import rows_of
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
@@ -46,7 +45,13 @@ from openrl.rewards.build import (
     check_reward_sources,
 )
 from openrl.rewards.combined import CombinedReward
-from openrl.rollout.build import check_engine_kwargs, sampling_from_flags, start_engine
+from openrl.rollout.build import (
+    allow_images,
+    check_engine_kwargs,
+    engine_spec,
+    sampling_from_flags,
+    start_engine,
+)
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
 from openrl.tracking.renders import save_episodes
@@ -164,10 +169,8 @@ def output_settings(
     config: AnsweringConfig, besides: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return the flags that decide what the output holds, with their values."""
-    values = yaml.safe_load(dump_yaml(config))
-    return {
-        name: value for name, value in values.items() if name not in besides.union(RUNTIME_FLAGS)
-    }
+    left_out = besides.union(RUNTIME_FLAGS)
+    return {name: v for name, v in effective_flags(config).items() if name not in left_out}
 
 
 async def run_units(
@@ -184,10 +187,15 @@ async def run_units(
 
 @asynccontextmanager
 async def open_answering(
-    config: AnsweringConfig, inputs: Inputs, backend: str, spec: EngineSpec, n: int
+    config: AnsweringConfig, inputs: Inputs, backend: str
 ) -> AsyncIterator[Work]:
-    """Give a function that answers a unit's prompt ``n`` times and scores the answers. They depend
-    on the seed and the unit's position, not on when a run began."""
+    """Give a function that answers a unit's prompt as often as asked and scores the answers. They
+    depend on the seed and the unit's position, not on when a run began."""
+    longest, n = config.sampling.lengths.both, config.task.n_samples_per_prompt
+    spec = engine_spec(config.model, config.engine, longest, config.debug, inputs.device)
+    spec = allow_images(spec, config.vision)
+    if backend == "hf":
+        spec = replace(spec, max_num_seqs=config.batch.micro_batch_size)
     sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
     agents = agent_setup(config)
     renders = agents.flags.render_save_dir

@@ -29,9 +29,6 @@ from openrl.inference.answering import (
 from openrl.inference.columns import rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
-from openrl.models.device import Device
-from openrl.rollout.build import allow_images, engine_spec
-from openrl.rollout.engine import EngineSpec
 from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
@@ -136,10 +133,8 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
 async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
     """Give the function that turns a unit into rows, with engines and rewards running."""
     if config.task.eval_task != "rm":
-        backend, spec = engine_of(config, inputs.device)
-        async with open_answering(
-            config, inputs, backend, spec, config.task.n_samples_per_prompt
-        ) as work:
+        backend = "vllm" if config.task.eval_task == "generate_vllm" else "hf"
+        async with open_answering(config, inputs, backend) as work:
             yield work
         return
     tokenizer = inputs.tokenizer
@@ -150,16 +145,6 @@ async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterat
             return rows_of(unit.id, group, config.data, tokenizer)
 
         yield score_given
-
-
-def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, EngineSpec]:
-    spec = engine_spec(
-        config.model, config.engine, config.sampling.lengths.both, config.debug, device
-    )
-    spec = allow_images(spec, config.vision)
-    if config.task.eval_task == "generate_vllm":
-        return "vllm", spec
-    return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)
 
 
 def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Group:

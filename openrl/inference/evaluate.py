@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from openrl.config.commands import EvaluateConfig
 from openrl.errors import UserError
 from openrl.files import write_atomically
-from openrl.flags.dump import dump_yaml
+from openrl.flags.dump import effective_flags
 from openrl.inference.answering import (
     Inputs,
     make_units,
@@ -26,7 +25,6 @@ from openrl.inference.answering import (
 )
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import mean_at_k, metrics_at_k, powers_of_two, vote
-from openrl.rollout.build import allow_images, engine_spec
 from openrl.tracking.console import PlainConsole
 
 ALL = "all"  # the name for all data sources together
@@ -65,12 +63,11 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
         console.print("no answer has a verdict: --pass_threshold says which rewards are right")
     if config.task.output_path is not None:
         path = Path(config.task.output_path)
-        flags = yaml.safe_load(dump_yaml(config))
         document = {
             "figures": figures,
             "failed_answers": failed,
             "answers": len(rows),
-            "flags": flags,
+            "flags": effective_flags(config),
         }
         write_atomically(path, json.dumps(document, indent=1) + "\n")
         console.print(f"{path}, answers in {path.with_suffix('.jsonl')}")
@@ -83,14 +80,11 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
 
 async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -> list[Row]:
     """Return the rows of all answers, including those of an earlier run."""
-    output, n = inputs.output, config.task.n_samples_per_prompt
+    output = inputs.output
     rows = list(output.kept) if output else []
     if output and output.done == len(inputs.units):
         return rows
-    longest, device = config.sampling.lengths.both, inputs.device
-    spec = engine_spec(config.model, config.engine, longest, config.debug, device)
-    backend, spec = config.engine.rollout_backend, allow_images(spec, config.vision)
-    async with open_answering(config, inputs, backend, spec, n) as work:
+    async with open_answering(config, inputs, config.engine.rollout_backend) as work:
         async for of_prompt in run_units(inputs.units, work, output, console):
             if output:
                 output.write(of_prompt)

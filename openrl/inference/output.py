@@ -44,7 +44,7 @@ class Output:
                 )
             return
         before = json.loads(self._settings_path.read_text(encoding="utf-8"))
-        now = json.loads(json.dumps(self._settings))
+        now = self._settings
         if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
             lines = "".join(
                 f"\n  --{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed

@@ -17,6 +17,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.order import SeededStream
 from openrl.data.prompts import prompts_fingerprint
+from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout.build import sampling_from_flags
@@ -30,9 +31,9 @@ from openrl.trainer.learning.losses import Losses
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
-from openrl.trainer.planning.effective_flags import effective_flags, start_lines, write_config
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
+from openrl.trainer.planning.start_lines import start_lines, write_config
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EngineRepair
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation

@@ -18,7 +18,6 @@ from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching
-from openrl.trainer.planning.effective_flags import start_lines
 from openrl.trainer.planning.memory import (
     Memory,
     gpu_memory,
@@ -34,6 +33,7 @@ from openrl.trainer.planning.sleep import (
     simulate_stages,
     stages,
 )
+from openrl.trainer.planning.start_lines import start_lines
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
 from openrl.trainer.workers.roles import (
     RoleModel,

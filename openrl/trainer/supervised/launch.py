@@ -17,6 +17,7 @@ from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError
+from openrl.flags.dump import effective_flags
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.stored import check_backbone, check_language_model, check_length
@@ -26,8 +27,8 @@ from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.rows import supervised_batching
-from openrl.trainer.planning.effective_flags import effective_flags, split_lines, write_config
 from openrl.trainer.planning.prepare import check_models_split, check_training
+from openrl.trainer.planning.start_lines import split_lines, write_config
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.supervised.model import SupervisedModel
 from openrl.trainer.supervised.ranks import start_ranks

@@ -11,11 +11,11 @@ from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.data.order import SeededStream
 from openrl.data.supervised import examples_fingerprint
+from openrl.flags.dump import effective_flags
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
-from openrl.trainer.planning.effective_flags import effective_flags
 from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.supervised.model import SupervisedModel

@@ -23,7 +23,7 @@ from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import Draft
 from openrl.flags.schema import REQUIRED, collect_flags
 from openrl.flags.sources import Setting
-from openrl.trainer.planning.effective_flags import start_lines
+from openrl.trainer.planning.start_lines import start_lines
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 from tests.patience import PATIENCE
 

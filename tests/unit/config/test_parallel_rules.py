@@ -20,7 +20,7 @@ from openrl.flags.schema import collect_flags
 from openrl.models.sequence_parallel import check_shape
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching
 from openrl.trainer.planning.dry_run import batch_rows
-from openrl.trainer.planning.effective_flags import split_lines
+from openrl.trainer.planning.start_lines import split_lines
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
 from openrl.trainer.workers.roles import check_ranks, model_spec, role_models

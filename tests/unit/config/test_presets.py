@@ -11,7 +11,7 @@ from openrl.config.presets import PRESETS
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
-from openrl.trainer.planning.effective_flags import preset_lines
+from openrl.trainer.planning.start_lines import preset_lines
 from tests.batches import outcome_batch
 
 SPECS = {spec.name: spec for spec in collect_flags(PPOConfig)}

@@ -25,7 +25,7 @@ from openrl.trainer.learning.rows import (
     supervised_batching,
     work_metrics,
 )
-from openrl.trainer.planning.effective_flags import start_lines
+from openrl.trainer.planning.start_lines import start_lines
 from openrl.trainer.workers.roles import Roles, model_spec, role_models
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle

@@ -1,25 +1,16 @@
-"""The effective flags of a run: as data, as config.yaml, and in the first lines that a run
-prints."""
+"""The first lines that a run prints, and its config.yaml."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.presets import PRESETS
 from openrl.files import write_atomically
-from openrl.flags.dump import dump_yaml
+from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.values import show
-
-
-def effective_flags(config: Any) -> dict[str, Any]:
-    """Return every flag of a config with its value, as plain data. Checkpoints store it."""
-    return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
 
 
 def preset_lines(config: PPOConfig) -> list[str]:
