@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # environments run in processes that do not need torch
-    from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
+from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
+
+if TYPE_CHECKING:  # environments of text run in processes that do not need PIL
     from openrl.vision.parts import Content
 
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openrl.agents.base import Environment, Step
 from openrl.agents.reductions import REDUCTIONS
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
+from openrl.types import Message, Prompt
 from openrl.vision.parts import Content, as_content
 from openrl.vision.pictures import is_picture
-
-if TYPE_CHECKING:  # processes of environments do not need torch
-    from openrl.types import Message, Prompt
 
 
 def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:

@@ -56,6 +56,11 @@ class RewardPlan:
     # data source -> source -> weight; None: ``weights`` apply to all
     routes: Mapping[str, Mapping[str, float]] | None = None
 
+    @property
+    def models(self) -> list[str]:
+        """The directories or Hub names of the reward models."""
+        return [source.address for source in self.sources if source.kind == "model"]
+
     def of(self, datasource: str) -> Mapping[str, float]:
         """Return the sources that score rows of a data source, with their weights."""
         return self.weights if self.routes is None else self.routes[datasource]

@@ -17,11 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import load_blend
-from openrl.data.images import RowImages
+from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import BadRow, require_column
-from openrl.data.shapes import binary_columns
 from openrl.data.templates import Templates
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage
@@ -118,9 +117,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
-            rows = self.images.keep_encoded(source.rows) if self.images else source.rows
-            shown = self.images.top_column if self.images else None
-            rows = rows.remove_columns([n for n in binary_columns(rows) if n != shown])
+            rows, _ = without_binary(source.rows, self.images)
             for name, key in self.columns().items():
                 if key is not None:
                     require_column(rows, key, name, source.name)

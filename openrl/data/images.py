@@ -15,6 +15,7 @@ from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
+from openrl.data.shapes import binary_columns
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage
 from openrl.vision.pictures import BadImage, is_picture, make_image, png
@@ -44,15 +45,6 @@ class RowImages:
     def top_column(self) -> str:
         """The column of the data that --image_key reaches into."""
         return self.flags.image_key.split(".")[0]
-
-    def keep_encoded(self, rows: Dataset) -> Dataset:
-        """Return the rows with images as stored: this class decodes them, with limits."""
-        if self.top_column not in rows.column_names:
-            return rows
-        feature = _keep_encoded(rows.features[self.top_column])
-        if feature == rows.features[self.top_column]:
-            return rows
-        return rows.cast(Features({**rows.features, self.top_column: feature}))
 
     def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
         """Return the images of a row. If its chat itself holds images, they come in ``chat_cells``
@@ -105,6 +97,18 @@ class RowImages:
         if not path.is_file():
             raise BadImage(f"no such file: {path}")
         return path.read_bytes()
+
+
+def without_binary(rows: Dataset, images: RowImages | None) -> tuple[Dataset, list[str]]:
+    """Return the rows without their binary columns, and the names of these. The column of
+    ``images`` stays, with images as stored: ``images`` decodes them, with limits."""
+    shown = images.top_column if images else None
+    if shown in rows.column_names:
+        feature = _keep_encoded(rows.features[shown])
+        if feature != rows.features[shown]:
+            rows = rows.cast(Features({**rows.features, shown: feature}))
+    binary = [name for name in binary_columns(rows) if name != shown]
+    return rows.remove_columns(binary), binary
 
 
 def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:

@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
-from openrl.data.images import RowImages, flatten_parts
+from openrl.data.images import RowImages, flatten_parts, without_binary
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import fingerprint
 from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
-from openrl.data.shapes import Columns, binary_columns, find_columns
+from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
 from openrl.types import Image, Message, Prompt
@@ -114,10 +114,7 @@ class PromptBuilder:
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
-            rows = self.images.keep_encoded(source.rows) if self.images else source.rows
-            shown = self.images.top_column if self.images else None
-            binary = [name for name in binary_columns(rows) if name != shown]
-            rows = rows.remove_columns(binary)
+            rows, binary = without_binary(source.rows, self.images)
             columns = find_columns(self.flags, rows, source.name)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)

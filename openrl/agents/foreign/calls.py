@@ -1,6 +1,6 @@
 """The messages between an agent and the process that runs a user's file.
 
-This module uses the standard library only, so that the process does not import torch unless the
+This module and what it imports use the standard library only, so that the process does not import torch unless the
 file does."""
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from openrl.types import Image
+from openrl.types import Image
 
 
 @dataclass(frozen=True)

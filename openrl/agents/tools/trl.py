@@ -7,15 +7,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openrl.agents.base import Toolset
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
+from openrl.types import Prompt
 from openrl.vision.parts import Content
-
-if TYPE_CHECKING:  # processes of environments do not need torch
-    from openrl.types import Prompt
 
 _NOT_TOOLS = ("reset", "get_reward")
 

@@ -116,9 +116,8 @@ def prepare(config: PPOConfig) -> Inputs:
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
-    for source in rewards.sources:
-        if source.kind == "model":
-            check_same_tokens(source.address, inputs.tokenizer, trusted)
+    for model in rewards.models:
+        check_same_tokens(model, inputs.tokenizer, trusted)
     return inputs
 
 
@@ -273,13 +272,10 @@ def model_paths(config: PPOConfig) -> list[str]:
         "critic": others.critic_pretrain or policy,
         "reference": others.ref_pretrain or policy,
     }
-    judges = [
-        source.address for source in derived.rewards(config).sources if source.kind == "model"
-    ]
     return [
         policy,
         *(path for role, path in of_role.items() if role in derived.model_roles(config)),
-        *judges,
+        *derived.rewards(config).models,
     ]
 
 
@@ -287,17 +283,13 @@ def check_reward_models(config: PPOConfig) -> None:
     """Raise UserError if a reward model has no scalar head, cannot see the images of prompts, or
     lacks the statistics for --normalize_reward."""
     trusted = config.model.trust_remote_code
-    for source in derived.rewards(config).sources:
-        if source.kind != "model":
-            continue
-        check_head(source.address, config.others.value_head_prefix, trusted)
-        if config.vision.max_images_per_prompt and not sees(load_config(source.address, trusted)):
-            message = (
-                f"--reward_pretrain: {source.address} reads only text, but prompts have images"
-            )
+    for model in derived.rewards(config).models:
+        check_head(model, config.others.value_head_prefix, trusted)
+        if config.vision.max_images_per_prompt and not sees(load_config(model, trusted)):
+            message = f"--reward_pretrain: {model} reads only text, but prompts have images"
             raise UserError(message, "a vision-language reward model, or a reward function")
         if config.reward.normalize_reward:
-            stored_moments(source.address, trusted)
+            stored_moments(model, trusted)
 
 
 def check_same_tokens(

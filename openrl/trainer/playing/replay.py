@@ -27,7 +27,7 @@ class Replay(Rollouts):
     ) -> None:
         super().__init__(engines, buffer, residency, settings)
         self.directory = directory
-        self.prompts = {prompt.id: prompt for prompt in buffer.prompts.prompts}
+        self.prompts = {prompt.id: prompt for prompt in buffer.prompts.items}
 
     async def take(self, tell: Tell) -> RolloutBatch:
         self.buffer.steps += 1

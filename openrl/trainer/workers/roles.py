@@ -100,9 +100,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
         "reference": RoleModel("logprobs", reference_path(config)),
     }
     if config.others.reward_pretrain is not None:
-        first, *more = [
-            source.address for source in derived.rewards(config).sources if source.kind == "model"
-        ]
+        first, *more = derived.rewards(config).models
         table["reward"] = RoleModel("rewards", first, others=tuple(more))
     return {role: table[role] for role in derived.model_roles(config)}
 
