@@ -23,7 +23,7 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import Parse, parse_no_calls
-from openrl.agents.tools.parsers import has_call_format, parser_for
+from openrl.agents.tools.parsers import detect, parser_for
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.vision import ImageFlags
@@ -112,7 +112,7 @@ def endpoint_port(flags: AgentFlags, rank: int) -> int:
 def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
     """Return the parser of tool calls that --tool_parser names, else the one that fits the chat
     template. Raises UserError for an unknown name."""
-    if flags.tool_parser is None and not has_call_format(tokenizer.chat_template or ""):
+    if flags.tool_parser is None and detect(tokenizer.chat_template or "") is None:
         return parse_no_calls
     return parser_for(flags.tool_parser, tokenizer.chat_template)
 

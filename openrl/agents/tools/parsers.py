@@ -41,38 +41,22 @@ def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
     """Return the parser of that name or, without a name, the one that fits the chat template.
     Raises UserError if there is none."""
     chosen = name or detect(chat_template or "")
-    try:
-        return tool_parsers[chosen].component.parse
-    except KeyError as error:
-        raise UserError(f"--tool_parser: {error.args[0]}") from None
-
-
-def _matching_formats(chat_template: ChatTemplate) -> dict[str, int]:
-    """Return the formats whose marks are all in the template, with the number of their marks."""
-    given = chat_template
-    text = given if isinstance(given, str) else "\n".join(given.values())
-    return {
-        entry.name: len(entry.component.marks)
-        for entry in tool_parsers.entries()
-        if entry.component.marks and all(mark in text for mark in entry.component.marks)
-    }
-
-
-def has_call_format(chat_template: ChatTemplate) -> bool:
-    """Whether the template writes tool calls in a known format."""
-    return bool(_matching_formats(chat_template))
-
-
-def detect(chat_template: ChatTemplate) -> str:
-    """Return the name of the format in which the template writes calls. Raises UserError if it is
-    not a known one."""
-    fitting = _matching_formats(chat_template)
-    if not fitting:
+    if chosen is None:
         raise UserError(
             "--tools: the chat template writes tool calls in an unknown format",
             f"--tool_parser, one of {', '.join(tool_parsers.names())}",
         )
-    return max(fitting, key=lambda name: fitting[name])
+    return tool_parsers[chosen].component.parse
+
+
+def detect(chat_template: ChatTemplate) -> str | None:
+    """Return the name of the format in which the template writes calls: the one with the most marks
+    of which all are in the template; None if it is not a known one."""
+    given = chat_template
+    text = given if isinstance(given, str) else "\n".join(given.values())
+    marks = {entry.name: entry.component.marks for entry in tool_parsers.entries()}
+    fitting = [name for name, of in marks.items() if of and all(mark in text for mark in of)]
+    return max(fitting, key=lambda name: len(marks[name]), default=None)
 
 
 def call_format(name: str, *marks: str) -> Callable[[Reader], Reader]:

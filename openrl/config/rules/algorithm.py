@@ -9,6 +9,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import agents_of, reward_norm_scopes
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
+from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Problem, Problems, check
 from openrl.registry import Entry
@@ -151,7 +152,7 @@ def _is_ours(verifier: str) -> bool:
     """Return whether a verifier is built in; another rule reports an unknown one."""
     try:
         return verifiers[verifier].component.__module__.startswith("openrl.")
-    except KeyError:
+    except UserError:
         return False
 
 

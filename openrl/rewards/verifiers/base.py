@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from openrl.errors import UserError, short
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.settings import read_settings
 
@@ -135,8 +135,4 @@ def needs_label(verify: Any) -> bool:
 def read_options(name: str, settings: dict[str, Any]) -> Any:
     """Return the options of the verifier ``name``, made from plain values such as JSON holds.
     Raises UserError that lists everything that is wrong."""
-    try:
-        entry = verifiers[name]
-    except KeyError as error:
-        raise UserError(str(error.args[0])) from None
-    return read_settings(f"verifier {name}", entry.options, settings)
+    return read_settings(f"verifier {name}", verifiers[name].options, settings)
