@@ -61,7 +61,7 @@ def environment_agent_of(play: Play) -> Callable[[Lease, Sampling], Agent]:
 
 def tool_agent_of(play: Play, facts: Facts) -> Callable[[Lease, Sampling], Agent]:
     def made(process: Lease, sampling: Sampling) -> Agent:
-        tools = ProcessTools(process, facts.schemas, sampling)
+        tools = ProcessTools(process, facts.schemas)
         return ToolAgent(lambda: Toolbox([tools], play.limits.env_step_timeout), play)
 
     return made

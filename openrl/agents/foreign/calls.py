@@ -10,21 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.types import Image
-
-
-@dataclass(frozen=True)
-class Row:
-    """A ``Prompt`` and the values of ``Sampling``, as plain data."""
-
-    id: str
-    text: str
-    label: Any
-    messages: Sequence[Mapping[str, Any]]
-    source: str
-    meta: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    images: Sequence[Image] = ()
+from openrl.types import Message, Prompt, Sampling
 
 
 @dataclass(frozen=True)
@@ -80,6 +66,20 @@ class EpisodeResult:
     truncated: bool = False
     token_ids: list[int] | None = None  # from an executor: all tokens of the episode
     action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
+
+
+def chat_for_clients(prompt: Prompt) -> list[Message]:
+    """Return the prompt as a chat that OpenAI's clients can send unchanged."""
+    if not prompt.images:
+        return prompt.chat
+    from openrl.vision.parts import messages_for_clients  # rows of text do not need PIL
+
+    return messages_for_clients(prompt)
+
+
+def sampling_values(sampling: Sampling) -> dict[str, Any]:
+    """Return the values of vLLM's ``SamplingParams``."""
+    return {**vars(sampling), "stop": list(sampling.stop), "logprobs": 1}
 
 
 async def result(value: Any) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 
 from openrl.agents.base import Agent, Generate, Step
 from openrl.agents.chat import ChatFormat
-from openrl.agents.foreign.calls import Call, Row
+from openrl.agents.foreign.calls import Call
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import Message, Prompt, Sampling, Trajectory
-from openrl.vision.parts import messages_for_clients
 
 
 class ProcessEnvironment:
@@ -24,7 +23,7 @@ class ProcessEnvironment:
 
     async def reset(self, seed: int, prompt: Prompt) -> str | Sequence[Message]:
         self._begun = True
-        return await self._call_process("reset", seed, row_of(prompt, self._sampling))
+        return await self._call_process("reset", seed, prompt, self._sampling)
 
     async def step(self, action: str) -> Step:
         return await self._call_process("step", action)
@@ -71,16 +70,3 @@ class RawText(ChatFormat):
 
     def reply_text(self, before: list[int], ids: list[int]) -> str:
         return self.decode_after(before, ids)
-
-
-def row_of(prompt: Prompt, sampling: Sampling) -> Row:
-    return Row(
-        id=prompt.id,
-        text=prompt.text,
-        label=prompt.label,
-        messages=messages_for_clients(prompt) if prompt.images else prompt.messages,
-        source=prompt.source,
-        meta=prompt.meta,
-        sampling={**vars(sampling), "stop": list(sampling.stop), "logprobs": 1},
-        images=[placed.image for placed in prompt.images],
-    )

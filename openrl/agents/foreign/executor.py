@@ -13,15 +13,16 @@ from openrl.agents.foreign.calls import (
     EpisodeResult,
     GenerateReply,
     GenerateRequest,
-    Row,
     TokenizerRequest,
     numbers,
     result,
+    sampling_values,
     scalar,
     verdict,
 )
 from openrl.agents.foreign.text_turns import pictures, takes
 from openrl.processes.worker import AskParent
+from openrl.types import Prompt, Sampling
 
 
 class Executor:
@@ -33,13 +34,14 @@ class Executor:
         """Get the tokenizer, once per process, because what tokenizers import takes seconds."""
         self._tokenizer = await asyncio.wrap_future(ask(TokenizerRequest()))
 
-    async def play(self, prompt: Row, max_length: int, ask: AskParent) -> EpisodeResult:
+    async def play(self, prompt: Prompt, sampling: Sampling, ask: AskParent) -> EpisodeResult:
+        longest = len(prompt.token_ids) + sampling.max_tokens
         images = pictures(prompt)
         given: dict[str, Any] = {
             "prompt": prompt.text,
             "label": prompt.label,
-            "sampling_params": SimpleNamespace(**prompt.sampling),
-            "max_length": max_length,
+            "sampling_params": SimpleNamespace(**sampling_values(sampling)),
+            "max_length": min(longest, sampling.max_len or longest),
             "hf_tokenizer": self._tokenizer,
             "llm_engine": Engine(ask, images),
         }

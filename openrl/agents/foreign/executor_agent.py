@@ -17,7 +17,6 @@ from openrl.agents.foreign.calls import (
     GenerateRequest,
     TokenizerRequest,
 )
-from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import ProcessPool
 from openrl.types import End, Image, Prompt, Sampling, Score, Segment, Trajectory
@@ -37,14 +36,12 @@ class ExecutorAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. If its time is over, or there is no room for another token, return what
         was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
-        longest = len(prompt.token_ids) + sampling.max_tokens
-        longest = min(longest, sampling.max_len or longest)
         conversation = Conversation(self.how, prompt, generate, sampling)
         engine = _Engine(conversation)
         async with self.pool.lease() as process:
             await process.start()
             await process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
-            call = Call("play", (row_of(prompt, sampling), longest))
+            call = Call("play", (prompt, sampling))
             try:
                 async with deadline(self.how.limits.episode_timeout):
                     played: EpisodeResult = await process.call(call, engine.answer)

@@ -23,6 +23,7 @@ from openrl.agents.foreign.recognise import (
 )
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import AskParent, Loaded, load_module
+from openrl.types import Prompt, Sampling
 
 _MAY_REWARD = ("agent", "program")  # kinds of classes that may or may not give rewards
 
@@ -63,10 +64,12 @@ class Player:
     def call(self, asked: Call, ask: AskParent) -> Any:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments, ask))
 
-    async def reset(self, seed: int, prompt: Any, ask: AskParent) -> tuple[Any, Mapping[str, str]]:
+    async def reset(
+        self, seed: int, prompt: Prompt, sampling: Sampling, ask: AskParent
+    ) -> tuple[Any, Mapping[str, str]]:
         """Begin an episode. Return the first observation, and how metrics are reduced."""
         seed_everything(seed)
-        self._playing = _make_environment(self._found)
+        self._playing = _make_environment(self._found, sampling)
         return await self._playing.reset(seed, prompt), self._playing.reductions
 
     async def step(self, action: str, ask: AskParent) -> tuple[Any, Mapping[str, str]]:
@@ -86,7 +89,7 @@ class Player:
             await playing.prepare(ask)
             self._playing = playing
 
-    async def play(self, prompt: Any, *rest: Any) -> Any:
+    async def play(self, prompt: Prompt, *rest: Any) -> Any:
         """Play a whole episode."""
         return await self._playing.play(prompt, *rest)
 
@@ -103,7 +106,7 @@ def seed_everything(seed: int) -> None:
             module(seed)
 
 
-def _make_environment(found: AgentClass) -> Any:
+def _make_environment(found: AgentClass, sampling: Sampling) -> Any:
     """Make the environment of an episode. Each kind is imported only where it is played."""
     if found.kind is GYM:
         from openrl.agents.gym import GymEnvironment
@@ -115,7 +118,7 @@ def _make_environment(found: AgentClass) -> Any:
         return SkyRLEnvironment(found.made)
     from openrl.agents.foreign.text_turns import TextTurns
 
-    return TextTurns(found.made)
+    return TextTurns(found.made, sampling)
 
 
 async def _make_player(found: AgentClass) -> Any:

@@ -8,24 +8,21 @@ from typing import Any
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.agents.foreign.calls import Call
-from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease
-from openrl.types import Prompt, Sampling
+from openrl.types import Prompt
 from openrl.vision.parts import Content
 
 
 class ProcessTools(Toolset):
     """The tools of one episode, in a process that is lent to it and runs one call at a time."""
 
-    def __init__(
-        self, process: Lease, schemas: Sequence[Mapping[str, Any]], sampling: Sampling
-    ) -> None:
-        self.schemas, self._process, self._sampling = schemas, process, sampling
+    def __init__(self, process: Lease, schemas: Sequence[Mapping[str, Any]]) -> None:
+        self.schemas, self._process = schemas, process
         self._turn = asyncio.Lock()
 
     async def start(self, prompt: Prompt) -> str:
-        return await self._process.call(Call("start", (row_of(prompt, self._sampling),)))
+        return await self._process.call(Call("start", (prompt,)))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Raises ToolError, and CallFailed once the process has ended."""

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from openrl.agents.foreign.calls import EpisodeResult, Row, numbers, result, scalar, verdict
+from openrl.agents.foreign.calls import (
+    EpisodeResult,
+    chat_for_clients,
+    numbers,
+    result,
+    sampling_values,
+    scalar,
+    verdict,
+)
 from openrl.agents.foreign.shims import ChatContext
 from openrl.agents.foreign.text_turns import construct, pictures, takes
 from openrl.processes.worker import AskParent
-from openrl.types import message_text
+from openrl.types import Prompt, Sampling, message_text
 
 
 class Program:
@@ -22,12 +30,12 @@ class Program:
         """Do nothing: each episode has an object of its own."""
 
     async def play(
-        self, prompt: Row, root: str, key: str, max_length: int, ask: AskParent
+        self, prompt: Prompt, sampling: Sampling, root: str, key: str, ask: AskParent
     ) -> EpisodeResult:
         """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
         rollout's."""
         agent = await construct(self._class)
-        messages = [dict(m) for m in prompt.messages] or [{"role": "user", "content": prompt.text}]
+        messages = chat_for_clients(prompt)
         if takes(agent.run, "base_url"):
             data = {**prompt.meta, "messages": messages, "prompt": prompt.text}
             data["label"] = prompt.label
@@ -43,8 +51,8 @@ class Program:
             model_name="policy",
             api_key="EMPTY",
             session_id=key,
-            sampling_params=SimpleNamespace(**prompt.sampling),
-            max_length=max_length,
+            sampling_params=SimpleNamespace(**sampling_values(sampling)),
+            max_length=sampling.max_len or len(prompt.token_ids) + sampling.max_tokens,
         )
         return read(await result(agent.run(context)))
 

@@ -7,7 +7,6 @@ from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
 from openrl.agents.endpoint.server import Endpoint, OpenSession
 from openrl.agents.foreign.calls import Call, EpisodeResult
-from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
@@ -38,8 +37,7 @@ class ProgramAgent:
     async def _play(
         self, process: Lease, opened: OpenSession, prompt: Prompt, sampling: Sampling
     ) -> tuple[End | None, EpisodeResult]:
-        longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
-        call = Call("play", (row_of(prompt, sampling), opened.root, opened.key, longest))
+        call = Call("play", (prompt, sampling, opened.root, opened.key))
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
                 return None, await process.call(call, timeout=0.0)

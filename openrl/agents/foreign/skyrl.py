@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrl.agents.base import Step
-from openrl.agents.foreign.calls import Row, numbers, result, scalar
+from openrl.agents.foreign.calls import chat_for_clients, numbers, result, scalar
 from openrl.agents.foreign.text_turns import construct
+from openrl.types import Prompt
 
 
 class SkyRLEnvironment:
@@ -19,11 +20,9 @@ class SkyRLEnvironment:
         self._game: Any = None
         self.reductions: Mapping[str, str] = {}
 
-    async def reset(self, seed: int, prompt: Row) -> Sequence[Any]:
+    async def reset(self, seed: int, prompt: Prompt) -> Sequence[Any]:
         self._game = await construct(self._class, env_config={}, extras=dict(prompt.meta))
-        messages = [dict(m) for m in prompt.messages]
-        asked = messages or [{"role": "user", "content": prompt.text}]
-        first, _ = await result(self._game.init(asked))
+        first, _ = await result(self._game.init(chat_for_clients(prompt)))
         return list(first)
 
     async def step(self, action: str) -> Step:

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Step
-from openrl.agents.foreign.calls import Row, numbers, result, scalar, verdict
+from openrl.agents.foreign.calls import numbers, result, sampling_values, scalar, verdict
+from openrl.types import Prompt, Sampling
 
 if TYPE_CHECKING:
     from openrl.vision.parts import Content
@@ -25,21 +26,21 @@ IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampli
 class TextTurns:
     """An ``openrl.agents.base.Environment`` that wraps the class."""
 
-    def __init__(self, made: type) -> None:
-        self._class = made
+    def __init__(self, made: type, sampling: Sampling) -> None:
+        self._class, self._sampling = made, sampling_values(sampling)
         self._agent: Any = None
         self.reductions: dict[str, str] = {IGNORED: "sum"}  # the class's own take the last step
 
-    async def reset(self, seed: int, prompt: Row) -> Content:
+    async def reset(self, seed: int, prompt: Prompt) -> Content:
         self._agent = await construct(self._class)
-        self._label, self._sampling = prompt.label, dict(prompt.sampling)
+        self._label = prompt.label
         states = {"observation": prompt.text, "prompt": prompt.text, "label": prompt.label}
         if prompt.images:
             states["images"] = pictures(prompt)
         seeded = {"seed": seed} if takes(self._agent.reset, "seed") else {}
         found = await result(self._agent.reset(states, **seeded))
         self._text = _text(_value(found, "observation", "reset"))
-        return _content(self._text, [image.data for image in prompt.images])
+        return _content(self._text, [placed.image.data for placed in prompt.images])
 
     async def step(self, action: str) -> Step:
         states = {
@@ -84,13 +85,13 @@ def takes(function: Any, name: str) -> bool:
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def pictures(prompt: Row) -> list[Any]:
+def pictures(prompt: Prompt) -> list[Any]:
     """Return the row's images as PIL images."""
     if not prompt.images:
         return []
     from openrl.vision.pictures import open_image  # rows of text do not need PIL
 
-    return [open_image(image) for image in prompt.images]
+    return [open_image(placed.image) for placed in prompt.images]
 
 
 def _read(found: Any) -> tuple[Step, Any, Any]:

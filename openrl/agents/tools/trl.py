@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from openrl.agents.base import Toolset
+from openrl.agents.foreign.calls import chat_for_clients
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
 from openrl.types import Prompt
@@ -87,7 +88,7 @@ def _tools(made: type) -> dict[str, Function]:
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
     """Return the columns of the prompt's row that ``reset`` takes."""
-    asked = list(prompt.messages) or prompt.text
+    asked = chat_for_clients(prompt) if prompt.messages else prompt.text
     row = {**prompt.meta, "prompt": asked, "label": prompt.label}
     parameters = inspect.signature(reset).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
