@@ -62,16 +62,3 @@ def play(
         return played
 
     return asyncio.run(main())
-
-
-def sampled(trajectory: Trajectory) -> list[list[int]]:
-    """The trained tokens, run by run."""
-    (segment,) = trajectory.segments
-    runs: list[list[int]] = []
-    before = False
-    for token, mine in zip(segment.token_ids, segment.loss_mask, strict=True):
-        if mine:
-            runs = runs if before else [*runs, []]
-            runs[-1].append(token)
-        before = mine
-    return runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from openrl.agents.chat import ChatFormat
-from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, Trajectory, VersionSpan
 
 
 class ScriptedPolicy:
@@ -38,3 +38,16 @@ class ScriptedPolicy:
         end = self.chat.tokenizer.eos_token
         pieces = [*text.removesuffix(end), *([end] if text.endswith(end) else [])]
         return [i for piece in pieces for i in self.chat.encode_after(before, piece)]
+
+
+def sampled(trajectory: Trajectory) -> list[list[int]]:
+    """The trained tokens, run by run."""
+    runs: list[list[int]] = []
+    for segment in trajectory.segments:
+        before = False
+        for token, mine in zip(segment.token_ids, segment.loss_mask, strict=True):
+            if mine:
+                runs = runs if before else [*runs, []]
+                runs[-1].append(token)
+            before = mine
+    return runs

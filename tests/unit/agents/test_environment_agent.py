@@ -17,7 +17,7 @@ from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import family_tokenizer
-from tests.scripted_policy import ScriptedPolicy
+from tests.scripted_policy import ScriptedPolicy, sampled
 
 CHAT = ChatFormat(family_tokenizer("qwen2.5"), chat=True, kwargs={})
 END = "<|im_end|>"
@@ -68,19 +68,6 @@ def play(game, *replies, limits=None, sampling=ROOM, prompt=PROMPT, generate=Non
         lambda _: environment, Play(CHAT, limits=limits or TurnFlags(), **kwargs)
     )
     return asyncio.run(agent.run(prompt, generate or policy, sampling)), policy
-
-
-def sampled(trajectory):
-    """What was trained, run by run."""
-    runs = []
-    for segment in trajectory.segments:
-        before = False
-        for token, mine in zip(segment.token_ids, segment.loss_mask, strict=True):
-            if mine:
-                runs = runs if before else [*runs, []]
-                runs[-1].append(token)
-            before = mine
-    return runs
 
 
 def test_an_episode_to_the_end():

@@ -20,7 +20,8 @@ from openrl.errors import UserError
 from openrl.types import Completion, End, Score
 from tests.endpoint import endpoint
 from tests.flags import said
-from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of, sampled
+from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of
+from tests.scripted_policy import sampled
 
 
 @pytest.fixture
