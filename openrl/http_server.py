@@ -16,6 +16,9 @@ MAX_BODY = 64 * 2**20  # bytes
 BODY_TIMEOUT = 60.0  # seconds that a client has to send its request
 
 
+COME_AGAIN = {"Retry-After": "1"}  # seconds; a header of refusals that will not last
+
+
 class Refusal(Exception):
     """Refuses a request with an HTTP status, a message for its sender and perhaps a code."""
 

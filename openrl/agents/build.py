@@ -22,7 +22,7 @@ from openrl.agents.openenv.wire import find_server
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.calls import Parse, parse_no_calls
+from openrl.agents.tools.calls import parse_no_calls
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.groups.data import TemplateFlags
@@ -101,20 +101,14 @@ def play_settings(
         kwargs=templates.chat_template_kwargs,
         images=images,
     )
-    return Play(chat, call_parser(flags, tokenizer), flags, flags.agent_sample_unit == "step")
+    parser = flags.tool_parser or detect(tokenizer.chat_template or "")
+    parse = parser_for(parser, None) if parser else parse_no_calls
+    return Play(chat, parse, flags, flags.agent_sample_unit == "step")
 
 
 def endpoint_port(flags: AgentFlags, rank: int) -> int:
     """Return the port of the engine's endpoint; 0 means any free port."""
     return flags.agent_endpoint_port and flags.agent_endpoint_port + rank
-
-
-def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
-    """Return the parser of tool calls that --tool_parser names, else the one that fits the chat
-    template. Raises UserError for an unknown name."""
-    if flags.tool_parser is None and detect(tokenizer.chat_template or "") is None:
-        return parse_no_calls
-    return parser_for(flags.tool_parser, tokenizer.chat_template)
 
 
 # -- environments of --env_tags --------------------------------------------------------------------

@@ -57,6 +57,11 @@ class RewardPlan:
     routes: Mapping[str, Mapping[str, float]] | None = None
 
     @property
+    def flag(self) -> str | None:
+        """The flag that gives the first source; None without any."""
+        return FLAG[self.sources[0].kind] if self.sources else None
+
+    @property
     def models(self) -> list[str]:
         """The directories or Hub names of the reward models."""
         return [source.address for source in self.sources if source.kind == "model"]

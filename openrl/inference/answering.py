@@ -22,8 +22,7 @@ from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, Evalua
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
 from openrl.config.groups.rollout_engine import ParallelSizes
-from openrl.config.groups.sampling import InferenceSamplingFlags
-from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
+from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_prompts
@@ -55,7 +54,7 @@ from openrl.rollout.build import (
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
 from openrl.tracking.renders import save_episodes
-from openrl.types import Group, Prompt, Sampling, Trajectory
+from openrl.types import Group, Prompt, Trajectory
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
@@ -126,8 +125,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     collector.raise_all()
     check_prompts(plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
-    source = FLAG[plan.sources[0].kind] if plan.sources else None
-    for line in check_agents(agent_setup(config), tokenizer, source):
+    for line in check_agents(agent_setup(config), tokenizer, plan.flag):
         print(line)
     return Inputs(device, tokenizer, plan, builder, prompts, reports)
 
@@ -196,7 +194,10 @@ async def open_answering(
     spec = allow_images(spec, config.vision)
     if backend == "hf":
         spec = replace(spec, max_num_seqs=config.batch.micro_batch_size)
-    sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
+    sampling = sampling_from_flags(config.sampling, config.sampling.generate_max_len)
+    sampling = replace(sampling, max_len=spec.max_model_len)
+    if config.sampling.greedy_sampling:
+        sampling = replace(sampling, temperature=0.0)
     agents = agent_setup(config)
     renders = agents.flags.render_save_dir
     images = row_images(config.vision, config.model)
@@ -228,11 +229,6 @@ def agent_setup(config: AnsweringConfig) -> AgentSetup:
     if isinstance(config, EvaluateConfig):
         return AgentSetup(config.agents, config.environments, config.templates, config.vision)
     return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates, config.vision)
-
-
-def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
-    sampling = sampling_from_flags(flags, flags.generate_max_len)
-    return replace(sampling, temperature=0.0) if flags.greedy_sampling else sampling
 
 
 @asynccontextmanager

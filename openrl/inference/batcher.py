@@ -8,24 +8,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from openrl.http_server import COME_AGAIN, Refusal
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class QueueFull(Exception):
-    """Too many items already wait; the request may come again later."""
-
-
-class TooMany(Exception):
-    """One call has more items than may ever wait."""
-
-
 def check_room(waiting: int, more: int, most: int) -> None:
-    """Raise TooMany or QueueFull unless ``more`` items may join those that wait."""
+    """Raise Refusal unless ``more`` items may join those that wait."""
     if more > most:
-        raise TooMany(f"{more} texts in one request, at most {most} are taken")
+        raise Refusal(413, f"{more} texts in one request, at most {most} are taken")
     if waiting + more > most:
-        raise QueueFull(f"{waiting} texts wait already, at most {most} may")
+        message = f"{waiting} texts wait already, at most {most} may"
+        raise Refusal(503, message, headers=COME_AGAIN)
 
 
 class MicroBatcher(Generic[Item, Result]):
@@ -56,8 +51,8 @@ class MicroBatcher(Generic[Item, Result]):
         return len(self._waiting)
 
     async def __call__(self, items: Sequence[Item]) -> list[Result]:
-        """Return the results in the order of ``items``. Raises TooMany, QueueFull, or whatever
-        ``function`` raised."""
+        """Return the results in the order of ``items``. Raises Refusal, or whatever ``function``
+        raised."""
         check_room(len(self._waiting), len(items), self.most_waiting)
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())

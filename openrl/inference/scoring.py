@@ -50,7 +50,7 @@ class TextScorer(Protocol):
         """How many texts wait."""
 
     async def score(self, request: ScoreRequest) -> list[Score | Failure]:
-        """Return one score or failure for each query, in their order. Raises TooMany, QueueFull."""
+        """Return one score or failure for each query, in their order. Raises Refusal."""
 
     async def close(self) -> None:
         """Free everything; requests that still run fail."""

@@ -22,13 +22,11 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from openrl.http_server import MAX_BODY, Refusal, read_body, refuse_web_pages
-from openrl.inference.batcher import QueueFull, TooMany
+from openrl.http_server import COME_AGAIN, MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.scoring import TextScorer
 from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
 
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
-COME_AGAIN = {"Retry-After": "1"}  # seconds
 
 log = logging.getLogger(__name__)
 Room = Callable[[int], None]  # reserves that many more bytes; raises Refusal
@@ -114,10 +112,8 @@ async def answer(
     wanted = parse(await read_body(request, room))
     try:
         scores = await scorer.score(wanted)
-    except TooMany as error:
-        raise Refusal(413, str(error)) from error
-    except QueueFull as error:
-        raise Refusal(503, str(error), headers=COME_AGAIN) from error
+    except Refusal:
+        raise
     except Exception as error:  # the server goes on: the next request may succeed
         log.exception("scoring failed")
         raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
 """The messages between an agent and the process that runs a user's file.
 
-This module and what it imports use the standard library only, so that the process does not import torch unless the
-file does."""
+This module and what it imports use the standard library only, so that the process does not import
+torch unless the file does."""
 
 from __future__ import annotations
 

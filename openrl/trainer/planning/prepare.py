@@ -16,7 +16,6 @@ from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
-from openrl.config.reward_plan import FLAG
 from openrl.data.answers import SupervisedRow
 from openrl.data.difficulty import add_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
@@ -107,7 +106,9 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_length, path, derived.longest_sequence(config), trusted)
     with collector:
         inputs = read_data(config, device)
-        inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
+        source = derived.rewards(config).flag
+        lines = check_agents(agent_setup(config), inputs.tokenizer, source)
+        inputs = replace(inputs, agent_lines=lines)
         check_steps(config, len(inputs.prompts))
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
@@ -169,14 +170,6 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     collector.raise_all()
     told = [*reports, *eval_reports, *budget, *ptx_reports]
     return Inputs(device, tokenizer, prompts, eval_prompts, told, ptx_rows)
-
-
-def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Check the agent against the chat template, and return what users should know about it. Raises
-    UserError as ``check_agents`` does."""
-    sources = derived.rewards(config).sources
-    flag = FLAG[sources[0].kind] if sources else None
-    return check_agents(agent_setup(config), tokenizer, flag)
 
 
 def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from openrl.inference.batcher import MicroBatcher, QueueFull, TooMany
+from openrl.http_server import Refusal
+from openrl.inference.batcher import MicroBatcher
 
 
 class Square:
@@ -105,9 +106,9 @@ def test_the_queue_has_an_end():
         await until(lambda: square.batches)
         waiting = asyncio.create_task(batcher([3, 4, 5]))
         await until(lambda: len(batcher) == 3)
-        with pytest.raises(QueueFull, match="3 texts wait already, at most 3"):
+        with pytest.raises(Refusal, match="3 texts wait already, at most 3"):
             await batcher([6])
-        with pytest.raises(TooMany, match="4 texts in one request"):
+        with pytest.raises(Refusal, match="4 texts in one request"):
             await batcher([6, 7, 8, 9])
         square.gate.set()
         assert (await running, await waiting) == ([1, 4], [9, 16, 25])
