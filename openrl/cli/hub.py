@@ -9,10 +9,8 @@ from urllib.parse import urlsplit
 
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.config.groups.reward import split
-from openrl.config.rules.machine import is_local
+from openrl.config.rules.machine import DATA, MODELS, given_names, is_local
 
-MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
-DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
 CONNECT_TIMEOUT = 5.0  # seconds
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -37,9 +35,7 @@ def settle_for_cache(config: Any) -> str:
 
 def hub_names(config: Any) -> list[str]:
     """Return the models and data of a command that are not paths here."""
-    groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
-    given = {name: value for group in groups for name, value in group.items() if value}
-    models = [item for name in MODELS for item in split(given.get(name))]
-    data = [item for name in DATA for item in data_items(given.get(name, ""))]
+    models = [item for _, names in given_names(config, MODELS) for item in split(names)]
+    data = [item for _, names in given_names(config, DATA) for item in data_items(names)]
     names = [*models, *(name_and_subset(item)[0] for item in data)]
     return list(dict.fromkeys(name for name in names if not is_local(name)))

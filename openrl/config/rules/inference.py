@@ -16,23 +16,12 @@ from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules import rollout_engine
 from openrl.config.rules.machine import (
-    MODEL_FILES,
-    TOKENIZER_FILES,
-    model_problems,
     output_problems,
 )
 from openrl.config.rules.reward import SOURCES, asked_sources
 from openrl.flags.checks import Given, Problem, Problems, check, check_environment
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-
-# -- rewards ---------------------------------------------------------------------------------------
-
-
-@check_environment
-def reward_models_exist(config: ServeConfig | AnsweringConfig) -> Problems:
-    for name in split(config.rm.reward_pretrain):
-        yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
 
 # -- serve_rm --------------------------------------------------------------------------------------
@@ -167,11 +156,6 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
 
 
 # -- lora_combiner ---------------------------------------------------------------------------------
-
-
-@check_environment
-def base_exists(config: MergeConfig) -> Problems:
-    yield from model_problems("model_path", config.merge.model_path, MODEL_FILES | TOKENIZER_FILES)
 
 
 @check_environment

@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from openrl.config.commands import (
     AnsweringConfig,
-    DPOConfig,
+    MergeConfig,
     PPOConfig,
+    ServeConfig,
     SupervisedConfig,
     TrainingConfig,
 )
@@ -30,6 +32,16 @@ INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 
 
+MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
+DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
+
+
+def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return those of ``flags`` that a command has and that are given, with their values."""
+    groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
+    return [(f, group[f]) for f in flags for group in groups if group.get(f) is not None]
+
+
 def is_local(name: str) -> bool:
     """Return whether a model or dataset name means a path. Hub names are ``name`` or ``owner/name``
     and not the path of an existing file."""
@@ -39,15 +51,6 @@ def is_local(name: str) -> bool:
 
 
 # -- what is read ----------------------------------------------------------------------------------
-
-
-@check_environment
-def models_exist(config: PPOConfig) -> Problems:
-    others = config.others
-    yield from model_problems("ref_pretrain", others.ref_pretrain)
-    yield from model_problems("critic_pretrain", others.critic_pretrain)
-    for name in split(others.reward_pretrain):
-        yield from model_problems("reward_pretrain", name)
 
 
 @check_environment
@@ -97,31 +100,26 @@ def model_problems(
 
 
 @check_environment
-def prompts_exist(config: PPOConfig | AnsweringConfig) -> Problems:
-    yield from data_problems("prompt_data", config.data.prompt_data)
+def other_models_exist(
+    config: TrainingConfig | AnsweringConfig | ServeConfig | MergeConfig,
+) -> Problems:
+    trains = isinstance(config, TrainingConfig)  # and gives tokens, not texts, to its reward models
+    files = MODEL_FILES | ({} if trains else TOKENIZER_FILES)
+    for flag, names in given_names(config, MODELS[1:]):  # ``policy_exists`` looks at the first
+        for name in split(names) if flag == "reward_pretrain" else [names]:
+            yield from model_problems(flag, name, files)
 
 
 @check_environment
-def other_rows_exist(config: PPOConfig) -> Problems:
-    yield from data_problems("ptx_data", config.ptx.ptx_data)
-    yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
+def data_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
+    for flag, names in given_names(config, DATA):
+        yield from data_problems(flag, names)
 
 
-@check_environment
-def rows_exist(config: SupervisedConfig) -> Problems:
-    yield from data_problems("dataset", config.data.dataset)
-    yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
-
-
-@check_environment
-def reference_exists(config: DPOConfig) -> Problems:
-    yield from model_problems("ref_pretrain", config.reference.ref_pretrain)
-
-
-def data_problems(flag: str, names: str | None) -> Problems:
-    if names is not None and not data_items(names):
+def data_problems(flag: str, names: str) -> Problems:
+    if not data_items(names):
         yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
-    for item in data_items(names or ""):
+    for item in data_items(names):
         name, _ = name_and_subset(item)
         if not Path(name).expanduser().exists() and (
             is_local(name) or name.endswith(DATA_SUFFIXES)
