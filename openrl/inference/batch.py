@@ -117,8 +117,7 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
         again = f", {output.removed} rows of a unit that was cut short are done again"
         console.print(
             f"{output.path}: {output.done} of {len(units)} prompts are done"
-            + (again if output.removed else ""),
-            highlight=False,
+            + (again if output.removed else "")
         )
     tally = Tally()
     if output.done < len(units):

@@ -128,14 +128,11 @@ class Progress:
         )
         if not self.console.is_terminal and (step % self.every == 0 or step == self.total):
             parts = [f"{self.title} {step}/{self.total}", self._shown, self._left()]
-            self._print(" | ".join(p for p in parts if p))
+            self.note(" | ".join(p for p in parts if p))
 
     def note(self, message: str) -> None:
         """Print a line that stays, above the bar."""
-        self._print(message)
-
-    def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _left(self) -> str:
         """Return the time left at the pace since the first step ended; empty until that is

@@ -38,7 +38,7 @@ def read(body: Json) -> CompletionRequest:
         tools=[function_schema(get(tool, "function", dict)) for tool in tools] or None,
         max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=stop_texts(body),
-        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+        distribution=distribution(body, choice),
     )
 
 

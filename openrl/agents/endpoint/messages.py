@@ -44,7 +44,7 @@ def read(body: Json) -> CompletionRequest:
         tools_left_out=len(tools) - len(ours),
         max_tokens=read_max_tokens(body, "max_tokens"),
         stop=stop_texts(body, "stop_sequences"),
-        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+        distribution=distribution(body, choice),
     )
 
 

@@ -188,7 +188,7 @@ def function_schema(tool: Mapping[str, Any], parameters: str = "parameters") -> 
 def distribution(body: Mapping[str, Any], tool_choice: Any = None) -> Json:
     """Return the values of a request that would change the distribution that is sampled from."""
     named = {name: body[name] for name in _DISTRIBUTION if body.get(name) is not None}
-    return named | ({"tool_choice": tool_choice} if tool_choice is not None else {})
+    return named | ({} if tool_choice in (None, "none", "auto") else {"tool_choice": tool_choice})
 
 
 def logprob_items(answer: Answer) -> list[Json]:

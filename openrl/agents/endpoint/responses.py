@@ -40,7 +40,7 @@ def read(body: Json) -> CompletionRequest:
         tools=[function_schema(tool) for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
         max_tokens=read_max_tokens(body, "max_output_tokens"),
-        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+        distribution=distribution(body, choice),
         after=get(body, "previous_response_id", str, "").removeprefix("resp_") or None,
         instructions=get(body, "instructions", str, ""),
     )

@@ -102,6 +102,9 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
         raise UserError(f"{path}: its config does not load as a language model: {error}") from error
     text = config.get_text_config()
     heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    norms = any(name.endswith("q_norm") for name, _ in model.named_modules())
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         linear=sum(
@@ -112,25 +115,21 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
         backbone=sum(p.numel() for p in model.base_model.parameters()),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         vocabulary=text.vocab_size,
-        **saved_numbers(text, any(n.endswith("q_norm") for n, _ in model.named_modules())),
+        **saved_numbers(text, (heads + kv_heads) * head_dim, norms),
     )
 
 
-def saved_numbers(text: PretrainedConfig, norms: bool) -> dict[str, int]:
+def saved_numbers(text: PretrainedConfig, attention: int, norms: bool) -> dict[str, int]:
     """Return the numbers per token that a layer saves for the backward pass: four times the width
-    of the MLP, six times the hidden size, and queries, keys and values twice, or four times if they
-    are normalised (``norms``). Of the experts only those that a token visits count. These counts
+    of the MLP, six times the hidden size, and the ``attention`` numbers of queries and keys twice,
+    or four times if they are normalised (``norms``). Of the experts only those that a token visits count. These counts
     were taken from transformers' layers with sdpa."""
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if experts := getattr(text, "num_experts_per_tok", None):
         width = (getattr(text, "moe_intermediate_size", None) or width) * experts
-    attention = (heads + kv_heads) * head_dim
     saved = 4 * width + 6 * text.hidden_size + attention * (4 if norms else 2)
     return {"saved": saved, "of_norms": 2 * text.hidden_size + attention * norms}
 
