@@ -116,8 +116,8 @@ def _check_tool_result(chat: ChatFormat, tools: Schemas) -> str | None:
 
 def _calls(tools: Schemas, content: str, call_id: str) -> Iterator[Message]:
     """Yield a structured call of the first tool, in each of the forms that templates know."""
-    call = ToolCall(tools[0]["function"]["name"], {"text": "two and two"})
-    *structured, _ = message_forms({}, ParsedReply(content, (call,)), [call_id])
+    call = ToolCall(tools[0]["function"]["name"], {"text": "two and two"}, call_id)
+    *structured, _ = message_forms({}, ParsedReply(content, (call,)))
     yield from structured
 
 

@@ -12,7 +12,7 @@ from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.agents.tools.calls import (
     ParsedReply,
     ToolCall,
-    call_ids,
+    call_id,
     message_forms,
     result_message,
 )
@@ -73,25 +73,25 @@ class _Episode:
     def _parse_reply(self, reply: Reply) -> ParsedReply:
         """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
         self.conversation.require_room_after(reply)
-        parsed = self.parse(reply.text, self.tools.schemas)
+        parsed = self.parse(reply.text, self.tools.schemas).numbered(self.calls + 1)
         self.parse_errors += parsed.error is not None
         self.in_a_row = self.in_a_row + 1 if parsed.error else 0
         return parsed
 
     async def _call_tools(self, parsed: ParsedReply) -> list[Message]:
         """Make all calls of a reply at the same time, and return their results as messages."""
-        ids = call_ids(self.calls + 1, len(parsed.calls) or 1)
         if parsed.error:
-            return [result_message("error", ids[0], f"This call cannot be read: {parsed.error}")]
-        self.calls += len(ids)
+            said = f"This call cannot be read: {parsed.error}"
+            return [result_message("error", call_id(self.calls + 1), said)]
+        self.calls += len(parsed.calls)
         try:
             async with asyncio.TaskGroup() as group:
                 results = [group.create_task(self._call_tool(call)) for call in parsed.calls]
         except ExceptionGroup as failed:  # the other calls have been cancelled
             raise failed.exceptions[0] from None
         messages = [
-            result_message(call.name, i, result.result())
-            for i, call, result in zip(ids, parsed.calls, results, strict=True)
+            result_message(call.name, call.id, result.result())
+            for call, result in zip(parsed.calls, results, strict=True)
         ]
         return self.conversation.chat.load_images(messages)
 
@@ -113,8 +113,7 @@ class _Episode:
         if parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
             return [[reply.message, *after], [reply.message, as_user]]
-        ids = [message["tool_call_id"] for message in after]
-        return [[form, *after] for form in message_forms(reply.message, parsed, ids)]
+        return [[form, *after] for form in message_forms(reply.message, parsed)]
 
     async def trajectory(self, end: End) -> Trajectory:
         """Return the episode as a trajectory. Raises ValueError if the reward of the tools is not

@@ -9,7 +9,6 @@ from typing import Any
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
-    Call,
     CompletionRequest,
     Dialect,
     Json,
@@ -24,6 +23,7 @@ from openrl.agents.endpoint.records import (
     read_text,
     stop_texts,
 )
+from openrl.agents.tools.calls import ToolCall
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -86,7 +86,7 @@ def write(body: Json, answer: Answer) -> Json:
     return reply
 
 
-def _write_call(call: Call) -> Json:
+def _write_call(call: ToolCall) -> Json:
     written = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     return {"id": call.id, "type": "function", "function": written}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openrl.agents.tools.calls import ToolCall
 from openrl.http_server import Refusal
 from openrl.types import Completion, End, Message
 
@@ -36,15 +37,6 @@ def session_ended() -> Refusal:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A tool call that the policy wrote."""
-
-    id: str
-    name: str
-    arguments: Json
-
-
-@dataclass(frozen=True)
 class CompletionRequest:
     """What a client wants: the reply to a chat, or the tokens after ``token_ids``."""
 
@@ -66,7 +58,7 @@ class Answer:
     id: str  # 32 hexadecimal digits
     created: int  # seconds since 1970
     content: str  # the text without the calls
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     prompt_ids: list[int]
     completion: Completion
 

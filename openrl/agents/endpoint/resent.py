@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from openrl.agents.endpoint.records import Answer
-from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms
+from openrl.agents.tools.calls import ParsedReply, message_forms
 from openrl.types import Message
 
 Choose = Callable[[Sequence[Sequence[Message]]], list[Message]]
@@ -26,10 +26,8 @@ class SampledMessages:
         """Remember an answer, and return it as clients send it back. ``sampled`` is the message
         with the sampled text."""
         self._tools |= {call.id: call.name for call in answer.calls}
-        calls = tuple(ToolCall(call.name, call.arguments) for call in answer.calls)
-        parsed = ParsedReply(answer.content, calls)
-        forms = message_forms(sampled, parsed, [call.id for call in answer.calls])
-        self._forms |= dict.fromkeys(_names(forms[0]), forms if calls else [sampled])
+        forms = message_forms(sampled, ParsedReply(answer.content, answer.calls))
+        self._forms |= dict.fromkeys(_names(forms[0]), forms if answer.calls else [sampled])
         return forms[0]
 
     def restore(self, messages: Sequence[Message], choose: Choose) -> list[Message]:

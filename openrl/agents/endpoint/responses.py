@@ -9,7 +9,6 @@ from openrl.agents.endpoint.chat_completions import error
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
-    Call,
     CompletionRequest,
     Dialect,
     Json,
@@ -22,6 +21,7 @@ from openrl.agents.endpoint.records import (
     read_objects,
     read_text,
 )
+from openrl.agents.tools.calls import ToolCall
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -123,7 +123,7 @@ def _write_text(answer: Answer, status: str) -> Json:
     }
 
 
-def _write_call(call: Call) -> Json:
+def _write_call(call: ToolCall) -> Json:
     return {
         "type": "function_call",
         "id": f"fc_{call.id}",

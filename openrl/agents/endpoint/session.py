@@ -15,7 +15,6 @@ from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     Answer,
-    Call,
     CompletionRequest,
     Json,
     get,
@@ -23,7 +22,7 @@ from openrl.agents.endpoint.records import (
 )
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
-from openrl.agents.tools.calls import ParsedReply, call_ids
+from openrl.agents.tools.calls import ParsedReply
 from openrl.data.rows import BadRow
 from openrl.http_server import Refusal
 from openrl.rewards.protocol import BadReply, Failure, read_reply
@@ -131,19 +130,15 @@ class Session:
         found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
         text = reply.text[: min(found)] if found else reply.text
         parsed = self.play.parse(text, ask.tools) if ask.tools else ParsedReply(text)
+        parsed = parsed.numbered(self._calls)
         self.unreadable += parsed.error is not None
-        ids = call_ids(self._calls, len(parsed.calls))
-        self._calls += len(ids)
-        calls = (
-            Call(id_, call.name, dict(call.arguments))
-            for id_, call in zip(ids, parsed.calls, strict=True)
-        )
+        self._calls += len(parsed.calls)
         content = text if parsed.error is not None else parsed.content
         return Answer(
             id=secrets.token_hex(16),
             created=int(time.time()),
             content=content,
-            calls=tuple(calls),
+            calls=parsed.calls,
             prompt_ids=reply.prompt_ids,
             completion=reply.completion,
         )

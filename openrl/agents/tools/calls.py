@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.agents.chat import Schemas
@@ -16,6 +16,7 @@ from openrl.vision.parts import Content
 class ToolCall:
     name: str
     arguments: Mapping[str, Any]
+    id: str = ""  # given once the call is made
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class ParsedReply:
     content: str  # the text before the calls, reasoning included
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None  # why a call cannot be read; then ``calls`` is empty
+
+    def numbered(self, first: int) -> ParsedReply:
+        """Return the reply with ids for its calls, whose numbers begin at ``first``."""
+        numbers = enumerate(self.calls, first)
+        return replace(self, calls=tuple(replace(call, id=call_id(n)) for n, call in numbers))
 
 
 Parse = Callable[[str, Schemas], ParsedReply]
@@ -36,13 +42,12 @@ def parse_no_calls(text: str, schemas: Schemas) -> ParsedReply:
     return ParsedReply(text)
 
 
-def call_ids(first: int, count: int) -> list[str]:
-    """Return the ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as
-    Mistral's templates demand."""
-    return [f"call{number:05d}" for number in range(first, first + count)]
+def call_id(number: int) -> str:
+    """Return the id of a call: nine letters or digits, as Mistral's templates demand."""
+    return f"call{number:05d}"
 
 
-def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> list[Message]:
+def message_forms(sampled: Message, parsed: ParsedReply) -> list[Message]:
     """Return the message of a reply with calls in the forms that chat templates know, best first:
     structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
 
@@ -53,8 +58,8 @@ def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> 
     forms: list[Message] = []
     for written in (as_objects, as_text):
         calls = [
-            {"id": i, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-            for i, call, arguments in zip(ids, parsed.calls, written, strict=True)
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
+            for call, given in zip(parsed.calls, written, strict=True)
         ]
         forms.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
     return [*forms, sampled]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from openrl.agents.tools.calls import ToolCall, call_ids, message_forms
+from openrl.agents.tools.calls import ToolCall, call_id, message_forms
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.errors import UserError
 from tests.chat_templates import FAMILIES, TOOLS, TRL, chat_of, tool
@@ -154,11 +154,11 @@ def test_a_template_writes_calls_as_they_are_read(family):
     chat, words = chat_of(family), FAMILIES[family]
     parsed = parser_for(None, words.template)(words.calls, TOOLS)
     assert parsed.calls == (ADD,)
-    forms = message_forms({"role": "assistant", "content": words.calls}, parsed, call_ids(1, 1))
+    forms = message_forms({"role": "assistant", "content": words.calls}, parsed.numbered(1))
     user = {"role": "user", "content": "What is 2 + 2?"}
     asked, whole = chat.render([user], TOOLS), chat.render([user, forms[0]], TOOLS)
     assert whole.startswith(asked + words.calls)
 
 
 def test_ids_are_as_long_as_mistral_wants_them():
-    assert call_ids(9, 2) == ["call00009", "call00010"]
+    assert [call_id(9), call_id(10)] == ["call00009", "call00010"]
