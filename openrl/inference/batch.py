@@ -28,7 +28,7 @@ from openrl.inference.answering import (
 )
 from openrl.inference.columns import rows_of
 from openrl.inference.output import Output, Row
-from openrl.inference.post_process import POST_PROCESSORS, Columns
+from openrl.inference.post_process import POST_PROCESSORS
 from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
@@ -210,6 +210,5 @@ def post_process(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     task = config.task
     if task.post_processor is None:
         return rows
-    columns = Columns(config.data.input_key, config.data.output_key, task.reward_template)
     scored = [row for row in rows if row.get("reward") is not None]
-    return POST_PROCESSORS[task.post_processor](scored, columns) if scored else []
+    return POST_PROCESSORS[task.post_processor](scored, config) if scored else []

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from openrl.config.commands import BatchInferenceConfig
 from openrl.inference.output import Row
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of columns in the output."""
-
-    prompt: str
-    response: str
-    reward_template: str
-
-
-def best_of_n(rows: list[Row], columns: Columns) -> list[Row]:
+def best_of_n(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     """Rejection sampling: keep the row with the highest reward, the first among equals."""
     return [max(rows, key=lambda row: row["reward"])]
 
 
-def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
+def best_and_worst(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     """Iterative DPO: pair the best response with the worst; nothing if all rewards are equal."""
     top, bottom = (choose(rows, key=lambda row: row["reward"]) for choose in (max, min))
     if top["reward"] == bottom["reward"]:
         return []
     pair = {"chosen": top, "rejected": bottom}
     return [
-        {"id": top["id"], "prompt": top[columns.prompt]}
-        | {name: row[columns.response] for name, row in pair.items()}
+        {"id": top["id"], "prompt": top[config.data.input_key]}
+        | {name: row[config.data.output_key] for name, row in pair.items()}
         | {f"{name}_reward": row["reward"] for name, row in pair.items()}
     ]
 
 
-def conditional_sft(rows: list[Row], columns: Columns) -> list[Row]:
+def conditional_sft(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     """Conditional SFT (https://arxiv.org/abs/2308.12050): put the reward of each response into its
     prompt."""
     return [
         row
         | {
-            columns.prompt: (
-                columns.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
-                    "{input}", row[columns.prompt]
+            config.data.input_key: (
+                config.task.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
+                    "{input}", row[config.data.input_key]
                 )
             )
         }
@@ -51,7 +42,7 @@ def conditional_sft(rows: list[Row], columns: Columns) -> list[Row]:
     ]
 
 
-POST_PROCESSORS: dict[str, Callable[[list[Row], Columns], list[Row]]] = {
+POST_PROCESSORS: dict[str, Callable[[list[Row], BatchInferenceConfig], list[Row]]] = {
     "rs": best_of_n,
     "csft": conditional_sft,
     "iter_dpo": best_and_worst,
