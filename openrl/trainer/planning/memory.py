@@ -125,8 +125,8 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
 def saved_numbers(text: PretrainedConfig, attention: int, norms: bool) -> dict[str, int]:
     """Return the numbers per token that a layer saves for the backward pass: four times the width
     of the MLP, six times the hidden size, and the ``attention`` numbers of queries and keys twice,
-    or four times if they are normalised (``norms``). Of the experts only those that a token visits count. These counts
-    were taken from transformers' layers with sdpa."""
+    or four times if they are normalised (``norms``). Of the experts only those that a token visits
+    count. These counts were taken from transformers' layers with sdpa."""
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if experts := getattr(text, "num_experts_per_tok", None):
         width = (getattr(text, "moe_intermediate_size", None) or width) * experts
