@@ -58,7 +58,7 @@ def command(
         config, misspelt = error.config, True
     silence()
     if warning := settle_for_cache(config):
-        print(f"{prog}: warning: {warning}", file=sys.stderr)
+        print(printable(f"{prog}: warning: {warning}"), file=sys.stderr)
     # --dry_run starts nothing either, so it too exits with 2 if it refuses what it finds
     starts = not getattr(config.debug, "dry_run", False)
     started = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from openrl.cli.run import command
 from openrl.config.commands import SupervisedConfig
+from openrl.errors import printable
 
 
 def prepare(config: SupervisedConfig) -> Any:
@@ -35,7 +36,7 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
             config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device
         )
         if inputs.is_rank_0:
-            print(describe(config, inputs), memory, sep="\n\n")
+            print(printable(describe(config, inputs)), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from openrl.cli.run import command, leave
 from openrl.config.commands import PPOConfig
+from openrl.errors import printable
 
 
 def prepare(config: PPOConfig) -> Any:
@@ -21,7 +22,7 @@ def run(config: PPOConfig, inputs: Any) -> None:
     if config.debug.dry_run:
         from openrl.trainer.planning.dry_run import describe
 
-        print(describe(config, inputs))
+        print(printable(describe(config, inputs)))
         return
     import asyncio
 

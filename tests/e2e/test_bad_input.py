@@ -426,6 +426,13 @@ def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path)
     assert "all 1 prompts" in message and "try: --prompt_max_len 20" in message
 
 
+def test_names_do_not_act_on_the_terminal(attempt, task, tmp_path):
+    data = tmp_path / "\x1b[31m[red].jsonl"
+    data.write_text("".join(json.dumps({"input": "1", "label": ""}) + "\n" for _ in range(40)))
+    plan = attempt(ppo_flags(task, tmp_path / "out", prompt_data=data, dry_run=True), code=0)
+    assert "\\x1b[31m[red].jsonl: 40 prompts" in plan and "\x1b" not in plan
+
+
 def test_difficulties_that_are_missing_or_no_shares(attempt, task, tmp_path):
     levels = [0.5, 0, 1, 2, "hard", None, 0.25]
     rows = [

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from openrl.cli.hub import PROXIES, hub_names, settle_for_cache
+from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from tests.flags import PPO, settle
 
@@ -28,3 +29,11 @@ def test_a_hub_that_does_not_answer_is_asked_once(config, monkeypatch):
     assert "127.0.0.1: Connection refused" in settle_for_cache(config)
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert settle_for_cache(config) == ""
+
+
+@pytest.mark.usefixtures("config")
+def test_a_name_does_not_act_on_the_terminal(capsys):
+    flags = ["--prompt_data", "d", "--reward_funcs", "number", "--pretrain", "m\x1b[31m"]
+    command(PPOConfig, id, lambda *_: None, prog="p", description="", argv=flags)
+    said = capsys.readouterr().err
+    assert "must hold m\\x1b[31m" in said and "\x1b" not in said

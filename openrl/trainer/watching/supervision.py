@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
-from openrl.errors import UserError
+from openrl.errors import UserError, printable
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import find_start, own_directories
 from openrl.trainer.watching.stopping import StopRequest
@@ -65,7 +65,7 @@ async def with_restarts(
                 raise
             log.exception("a worker was lost")
             again = f"restarting; {left - 1} of --max_restarts left"
-            print(f"{lost.message}\n  {again}", flush=True)
+            print(printable(f"{lost.message}\n  {again}"), flush=True)
             stop.saves = False
             config = replace(config, checkpoint=resume_flags(config.checkpoint))
     raise AssertionError("unreachable")
