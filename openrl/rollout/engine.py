@@ -1,17 +1,20 @@
-"""The interface of a rollout engine. Tokens in, tokens out: an engine never sees a reward or an
+"""The base of all rollout engines. Tokens in, tokens out: an engine never sees a reward or an
 advantage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from openrl.config.groups.model import Dtype
 from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout.sleep_record import EnginePart
-from openrl.types import Completion, PlacedImage, Sampling
+from openrl.rollout.sleep_record import EnginePart, SleepRecord
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are imported
     from openrl.models.memory import MemoryUse
@@ -20,77 +23,6 @@ if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are impor
 
 class EngineDied(UserError):
     """A process that the engine needs has ended, so the engine no longer answers."""
-
-
-class RolloutEngine(Protocol):
-    """Generates with one copy of the policy. The same contract suite (``tests/contract``) tests
-    every engine."""
-
-    policy_version: int
-    """Version of the weights in use; 0 before the first sync."""
-
-    async def generate(
-        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
-    ) -> Completion:
-        """Continue ``token_ids``, which include the tokens of ``images``. Requests run
-        concurrently; the engine batches them as they arrive.
-
-        Log-probs are those of the distribution that was sampled from: after temperature, top_k,
-        top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
-        ends with an end-of-text token or with the token that completes a stop text. An engine that
-        accepts images never samples their tokens.
-
-        Raises UserError if the prompt leaves no room for another token, if the engine turns the
-        images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
-        process of the engine died."""
-
-    async def check(self) -> None:
-        """Raise EngineDied if a process of the engine died."""
-
-    async def pause(self) -> None:
-        """Interrupt the running requests, which keep their tokens. Returns once the engine is idle.
-
-        New requests wait. Until ``resume``, weights can be synchronised, and parts can sleep and
-        wake."""
-
-    async def resume(self) -> None:
-        """Let all requests continue with the current weights. Raises RuntimeError if a part of the
-        engine is asleep."""
-
-    async def sync_endpoint(self) -> SyncEndpoint:
-        """Return where weights must be sent."""
-
-    async def connect(self, route: Route, first_rank: int) -> None:
-        """Prepare for weight syncs over ``route``. Must be called before the first of them.
-        ``first_rank`` is the engine's first rank in a broadcast."""
-
-    async def load_bucket(self, sent: SentBucket) -> None:
-        """Accept one bucket of new weights. From here to ``finish_sync`` the engine must be paused
-        or have no running requests; otherwise this raises RuntimeError.
-
-        Buckets in host memory take effect only in ``finish_sync``. Buckets that arrive on a GPU are
-        loaded at once, since there is no room for two copies of a model."""
-
-    async def finish_sync(self, version: int) -> int:
-        """Switch to the received buckets, drop cached prefixes and return the version now in use.
-
-        Raises UserError if the buckets lack tensors of the model, or if a tensor does not match its
-        checksum. If the old weights are lost by then, the engine refuses all later requests."""
-
-    async def sleep(self, *parts: EnginePart) -> None:
-        """Free the memory of these parts once no request runs. From then on new requests raise
-        RuntimeError, or wait if the engine is paused. While the weights are asleep a sync raises
-        too."""
-
-    async def wake(self, *parts: EnginePart) -> None:
-        """Restore these parts; the cache comes back empty. Raises RuntimeError if one is already
-        awake. At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
-
-    async def memory(self) -> MemoryUse:
-        """Return the memory use on the engine's GPU; if it has several, on the fullest one."""
-
-    async def close(self) -> None:
-        """Free everything. Waiting and running requests end with an error."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +66,219 @@ class EngineSpec:
     """Equal requests give equal bits, regardless of the order in which requests arrive and of what
     else runs. The order in which kernels sum depends on the batch size, so each request runs alone
     and prefixes are not shared: exact but slower."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and the tokens sampled after it so far."""
+
+    prompt: list[int]
+    sampling: Sampling
+    room: int  # total number of tokens it may sample
+    images: tuple[PlacedImage, ...] = ()  # in the prompt
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: tuple[VersionSpan, ...] = ()
+    drawing: Any = None  # its random generator, for an engine that samples in this process
+
+    def extend(self, part: Completion) -> None:
+        """Append the tokens of one uninterrupted stretch. ``part.versions`` counts from the first
+        token of ``part``."""
+        start = len(self.tokens)
+        self.tokens += part.token_ids
+        self.logprobs += part.logprobs
+        for span in part.versions:
+            last = self.versions[-1] if self.versions else None
+            if last is not None and last.version == span.version:
+                self.versions = (*self.versions[:-1], replace(last, end=start + span.end))
+            elif span.end > span.start:
+                moved = VersionSpan(start + span.start, start + span.end, span.version)
+                self.versions = (*self.versions, moved)
+
+
+class RolloutEngine(ABC):
+    """Generates with one copy of the policy. The same contract suite (``tests/contract``) tests
+    every engine.
+
+    A pause interrupts the running requests. Each keeps its tokens, waits, and then continues from
+    all its tokens so far as a new prompt. So after a weight sync it continues exactly as the new
+    weights would from there."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.policy_version = 0  # of the weights in use; 0 before the first sync
+        self._spec = spec
+        self._asleep = SleepRecord()
+        self._broken = ""  # why the engine can no longer generate
+        self._dead = ""  # which of its processes died
+        self._interrupting = False
+        self._running = 0  # number of calls that are computing
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    @abstractmethod
+    async def _sample(self, request: Request) -> Completion:
+        """Sample what follows the tokens of ``request`` so far, up to its end or the next
+        interruption (``End.INTERRUPTED``)."""
+
+    @abstractmethod
+    async def _stop(self) -> None:
+        """Make each running ``_sample`` end soon, and return when nothing computes."""
+
+    @abstractmethod
+    async def _free(self, *parts: EnginePart) -> None:
+        """Free the memory of these parts. No request runs meanwhile."""
+
+    @abstractmethod
+    async def _restore(self, *parts: EnginePart) -> None:
+        """Undo ``_free``."""
+
+    @abstractmethod
+    async def sync_endpoint(self) -> SyncEndpoint:
+        """Return where weights must be sent."""
+
+    @abstractmethod
+    async def connect(self, route: Route, first_rank: int) -> None:
+        """Prepare for weight syncs over ``route``. Must be called before the first of them.
+        ``first_rank`` is the engine's first rank in a broadcast."""
+
+    @abstractmethod
+    async def load_bucket(self, sent: SentBucket) -> None:
+        """Accept one bucket of new weights. From here to ``finish_sync`` the engine must be paused
+        or have no running requests; otherwise this raises RuntimeError.
+
+        Buckets in host memory take effect only in ``finish_sync``. Buckets that arrive on a GPU are
+        loaded at once, since there is no room for two copies of a model."""
+
+    @abstractmethod
+    async def finish_sync(self, version: int) -> int:
+        """Switch to the received buckets, drop cached prefixes and return the version now in use.
+
+        Raises UserError if the buckets lack tensors of the model, or if a tensor does not match its
+        checksum. If the old weights are lost by then, the engine refuses all later requests."""
+
+    @abstractmethod
+    async def memory(self) -> MemoryUse:
+        """Return the memory use on the engine's GPU; if it has several, on the fullest one."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything. Waiting and running requests end with an error."""
+
+    async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of ``work``. An engine whose processes can die independently overrides
+        this to raise EngineDied when they do."""
+        return await work
+
+    async def check(self) -> None:
+        """Raise EngineDied if a process of the engine died."""
+        if self._dead:
+            raise EngineDied(self._dead)
+
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        """Continue ``token_ids``, which include the tokens of ``images``. Requests run
+        concurrently; the engine batches them as they arrive.
+
+        Log-probs are those of the distribution that was sampled from: after temperature, top_k,
+        top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
+        ends with an end-of-text token or with the token that completes a stop text. An engine that
+        accepts images never samples their tokens.
+
+        Raises UserError if the prompt leaves no room for another token, if the engine turns the
+        images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
+        process of the engine died."""
+        room = room_for(token_ids, sampling, self._spec.max_model_len)
+        request = Request(list(token_ids), sampling, room, tuple(images))
+        end = End.INTERRUPTED
+        while end is End.INTERRUPTED:
+            while not self._resumed.is_set():  # a new pause may begin before this task wakes up
+                await self._while_alive(self._resumed.wait())
+            with self._computing():
+                part = await self._sample(request)
+                if part.end is End.INTERRUPTED and not self._interrupting:
+                    raise RuntimeError("the engine gave up a request that no pause interrupted")
+            request.extend(part)
+            end = part.end
+        return Completion(request.tokens, request.logprobs, end, request.versions)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Count as running inside the with block. Raises if the engine cannot compute now."""
+        if self._dead:
+            raise EngineDied(self._dead)
+        if self._broken:
+            raise UserError(f"this rollout engine is out of use: {self._broken}")
+        self._asleep.require_all("a request")
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    def _require_sync(self) -> None:
+        """Raise RuntimeError if the weights cannot be changed now."""
+        self._asleep.require("a weight sync", "weights")
+        if self._running and not self._frozen:
+            raise RuntimeError(
+                f"a weight sync while {self._running} requests run: pause the engine first"
+            )
+
+    @property
+    def _frozen(self) -> bool:
+        """True if the engine is paused and its requests keep their keys and values."""
+        return self._spec.keep_cache_on_pause and not self._resumed.is_set()
+
+    async def _interrupt(self) -> None:
+        self._interrupting = True
+        try:
+            await self._stop()
+        finally:
+            self._interrupting = False
+
+    async def pause(self) -> None:
+        """Interrupt the running requests, which keep their tokens. Returns once the engine is idle.
+
+        New requests wait. Until ``resume``, weights can be synchronised, and parts can sleep and
+        wake."""
+        self._resumed.clear()
+        await self._interrupt()
+
+    async def resume(self) -> None:
+        """Let all requests continue with the current weights. Raises RuntimeError if a part of the
+        engine is asleep."""
+        self._asleep.require_all("resuming")
+        self._resumed.set()
+
+    async def sleep(self, *parts: EnginePart) -> None:
+        """Free the memory of these parts once no request runs. From then on new requests raise
+        RuntimeError, or wait if the engine is paused. While the weights are asleep a sync raises
+        too."""
+        if self._running and self._frozen:
+            raise RuntimeError(
+                "sleeping would lose the keys and values that paused requests keep"
+                " (--partial_rollout_cache keep)"
+            )
+        self._asleep.add(*parts)
+        await self._idle.wait()
+        await self._free(*parts)
+
+    async def wake(self, *parts: EnginePart) -> None:
+        """Restore these parts; the cache comes back empty. Raises RuntimeError if one is already
+        awake. At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
+        await self._restore(*parts)
+        self._asleep.remove(*parts)
+
+    async def _end_requests(self) -> None:
+        """End every request with an error that says that the engine was closed."""
+        self._broken = self._broken or "it was closed"
+        self._resumed.set()
+        await self._interrupt()
 
 
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:

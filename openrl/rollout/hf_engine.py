@@ -19,8 +19,7 @@ from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.models.towers import language_model_at, tower_weights
 from openrl.models.vision import Vision
-from openrl.rollout.engine import EngineSpec, banned_tokens
-from openrl.rollout.pausing import PausingEngine, Request
+from openrl.rollout.engine import EngineSpec, Request, RolloutEngine, banned_tokens
 from openrl.rollout.sampler import sample_token
 from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, End, PlacedImage, VersionSpan
@@ -74,7 +73,7 @@ class _Row:
         return self.request.prompt + self.request.tokens
 
 
-class HFEngine(PausingEngine):
+class HFEngine(RolloutEngine):
     """A ``RolloutEngine`` over a model of transformers.
 
     It decodes waiting requests together until the last of them ends; later requests form the next

@@ -12,8 +12,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
-from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens
-from openrl.rollout.pausing import PausingEngine, Request
+from openrl.rollout.engine import EngineDied, EngineSpec, Request, RolloutEngine, banned_tokens
 from openrl.rollout.sleep_record import EnginePart
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
@@ -31,7 +30,7 @@ _HEALTH_SECONDS = 5.0  # between two checks that vLLM is alive while an answer i
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 
 
-class VLLMEngine(PausingEngine):
+class VLLMEngine(RolloutEngine):
     """A ``RolloutEngine`` over ``AsyncLLM``. Each sample is one request with its own id and seed.
 
     A pause aborts requests, which returns their tokens, and resuming submits them again as longer

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrl.errors import UserError
 from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec, RolloutEngine
+from openrl.rollout.engine import EngineSpec, Request, RolloutEngine
 from openrl.rollout.hf_engine import HFEngine
-from openrl.rollout.pausing import Request
 from openrl.rollout.vllm_engine import VLLMEngine, seed_after
 from openrl.types import Completion, End, Sampling, VersionSpan
 from openrl.weights.transport import Route
