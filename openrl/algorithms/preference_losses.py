@@ -1,5 +1,4 @@
-"""Preference losses: whole answers become one loss per pair, or per rated answer. They need only
-torch.
+"""Losses on compared and rated answers: one loss per pair, or per rated answer. They need only torch.
 
 Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses`` and divides nothing;
 ``openrl.extension_points.preference_losses`` resolves names. ``needs`` says what a loss reads
@@ -10,12 +9,12 @@ rated good or bad instead of pairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from openrl.algorithms.supervised_losses import dpo_loss, ipo_loss, kto_loss, orpo_loss, simpo_loss
 from openrl.experience import AnswerInputs, AnswerLosses
 from openrl.extension_points import preference_losses
 from openrl.flags.schema import Options, flag
+from openrl.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,43 +59,73 @@ class KTOOptions(Options):
 
 @preference_losses.register("dpo", options=DPOOptions, needs=("reference",))
 def dpo(answers: AnswerInputs, options: DPOOptions) -> AnswerLosses:
-    """-log sigmoid of beta times the difference of log-ratios, https://arxiv.org/abs/2305.18290."""
-    losses = dpo_loss(*split_pairs(answers.log_ratios), answers.beta, options.label_smoothing)
+    """-log sigmoid of beta times the difference of log-ratios, https://arxiv.org/abs/2305.18290 eq.
+    7."""
+    chosen, rejected = split_pairs(answers.log_ratios)
+    lead, smoothing = answers.beta * (chosen - rejected), options.label_smoothing
+    losses = -(1 - smoothing) * logsigmoid(lead) - smoothing * logsigmoid(-lead)
     return AnswerLosses(losses, answers.beta * answers.log_ratios)
 
 
 @preference_losses.register("ipo", options=IPOOptions, needs=("reference",))
 def ipo(answers: AnswerInputs, options: IPOOptions) -> AnswerLosses:
     """Squared distance of the difference of log-ratios from 1 / (2 beta),
-    https://arxiv.org/abs/2310.12036."""
-    return AnswerLosses(
-        ipo_loss(*split_pairs(answers.log_ratios), answers.beta), answers.beta * answers.log_ratios
-    )
+    https://arxiv.org/abs/2310.12036 eq. 17, on sums over tokens as the paper derives it."""
+    chosen, rejected = split_pairs(answers.log_ratios)
+    losses = (chosen - rejected - 1 / (2 * answers.beta)).square()
+    return AnswerLosses(losses, answers.beta * answers.log_ratios)
 
 
 @preference_losses.register("kto", options=KTOOptions, needs=("reference", "ratings"))
 def kto(answers: AnswerInputs, options: KTOOptions) -> AnswerLosses:
     """Unpaired good and bad answers, measured against the KL to the reference,
-    https://arxiv.org/abs/2402.01306."""
+    https://arxiv.org/abs/2402.01306 eq. 8."""
     if answers.kl is None:
         raise ValueError("kto needs the KL to the reference")
-    weights = options.desirable_loss_weight, options.undesirable_loss_weight
-    losses = kto_loss(answers.log_ratios, answers.passed == 1, answers.kl, answers.beta, *weights)
+    lead = answers.beta * (answers.log_ratios - answers.kl.detach())
+    losses = torch.where(
+        answers.passed == 1,
+        options.desirable_loss_weight * (1 - lead.sigmoid()),
+        options.undesirable_loss_weight * (1 - (-lead).sigmoid()),
+    )
     return AnswerLosses(losses, answers.beta * answers.log_ratios)
 
 
 @preference_losses.register("orpo")
 def orpo(answers: AnswerInputs, options: None) -> AnswerLosses:
-    """Likelihood of the chosen answer plus beta times the odds ratio,
-    https://arxiv.org/abs/2403.07691."""
-    return AnswerLosses(
-        orpo_loss(*split_pairs(answers.mean_logprobs), answers.beta),
-        answers.beta * answers.mean_logprobs,
-    )
+    """Mean negative log-likelihood of the chosen answer plus beta times the odds-ratio term,
+    https://arxiv.org/abs/2403.07691 eq. 6 and 7."""
+    limited = answers.mean_logprobs.clamp(max=-1e-6)  # keeps probabilities below 1
+    chosen, rejected = split_pairs(limited - (-limited.expm1()).log())  # log odds
+    likelihood, _ = split_pairs(answers.mean_logprobs)
+    losses = -likelihood - answers.beta * logsigmoid(chosen - rejected)
+    return AnswerLosses(losses, answers.beta * answers.mean_logprobs)
 
 
 @preference_losses.register("simpo", options=SimPOOptions)
 def simpo(answers: AnswerInputs, options: SimPOOptions) -> AnswerLosses:
-    """Mean log-probs serve as rewards, with a margin, https://arxiv.org/abs/2405.14734."""
-    losses = simpo_loss(*split_pairs(answers.mean_logprobs), answers.beta, options.simpo_gamma)
+    """Mean log-probs serve as rewards, with a margin, https://arxiv.org/abs/2405.14734 eq. 6."""
+    chosen, rejected = split_pairs(answers.mean_logprobs)
+    losses = -logsigmoid(answers.beta * (chosen - rejected) - options.simpo_gamma)
     return AnswerLosses(losses, answers.beta * answers.mean_logprobs)
+
+
+def pair_reward_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    margin: Tensor | None = None,
+    kind: Literal["sigmoid", "logexp"] = "sigmoid",
+) -> Tensor:
+    """Return the Bradley-Terry loss of a reward model for P pairs of rewards, (P,),
+    https://arxiv.org/abs/2203.02155 eq. 1. The margin is Llama 2's.
+
+    logexp is log(1 + exp(rejected - chosen)): another formula for the same value; it ignores the
+    margin.
+    """
+    if kind == "logexp":
+        return torch.log1p((rejected - chosen).clamp(max=80).exp())
+    return -logsigmoid(chosen - rejected if margin is None else chosen - rejected - margin)
+
+
+def logsigmoid(values: Tensor) -> Tensor:
+    return torch.nn.functional.logsigmoid(values)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from openrl.algorithms.masked import step_loss
-from openrl.algorithms.preference_losses import split_pairs
-from openrl.algorithms.supervised_losses import answer_logprobs, pair_reward_loss
+from openrl.algorithms.masked import masked_mean, masked_sum, step_loss
+from openrl.algorithms.preference_losses import pair_reward_loss, split_pairs
 from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
 from openrl.tracking.metrics import Mean, Metric
@@ -40,8 +39,8 @@ class PreferenceUpdate:
         assert isinstance(batch, PreferenceBatch)
         logprobs, _ = forward(batch)
         answers = AnswerInputs(
-            logprobs=answer_logprobs(logprobs, batch.loss_mask),
-            mean_logprobs=answer_logprobs(logprobs, batch.loss_mask, mean=True),
+            logprobs=masked_sum(logprobs, batch.loss_mask, -1),
+            mean_logprobs=masked_mean(logprobs, batch.loss_mask, -1),
             ref_logprobs=(
                 torch.zeros_like(batch.rewards) if batch.ref_answers is None else batch.ref_answers
             ),

@@ -13,7 +13,6 @@ from torch import Tensor
 from openrl.algorithms.kl import kl_estimate
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import weigh
-from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
@@ -127,8 +126,8 @@ class PolicyUpdate:
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
         if self.sft_coef:
-            good = good_sample_nll(logprobs, batch.rewards, self.sft_threshold)
-            terms["sft_loss"] = (self.sft_coef, self._divided(good, batch, counts))
+            good = (batch.rewards > self.sft_threshold)[:, None]
+            terms["sft_loss"] = (self.sft_coef, self._divided(-logprobs * good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
         metrics |= {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
         return total, metrics | _means(columns, batch.loss_mask) | _extremes(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrl.algorithms.masked import masked_sum
 from openrl.algorithms.row_sizes import RowSizes
-from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, add_ref_logprobs
 from openrl.experience import ExperienceBatch
@@ -83,7 +83,7 @@ class SupervisedModel:
         sums = []
         await self.group.call("start", spec)
         for batch in self._batches(examples, tell):
-            sums.append(answer_logprobs(await self.forward(batch), batch.loss_mask))
+            sums.append(masked_sum(await self.forward(batch), batch.loss_mask, -1))
         return add_ref_logprobs(examples, torch.cat(sums))
 
     async def export(self, directory: Path, examples: Examples) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import MicroBatchSize, TrainingPlan, plan_pairs, plan_steps
+from openrl.algorithms.masked import masked_sum
 from openrl.algorithms.partition import RowCost
-from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.lora import LoRAFlags
@@ -135,13 +135,14 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 async def add_kl_estimate(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
     """Return the answers with KTO's KL estimate, from alternating rows: an answer, then an answer
-    to another prompt, which serves the estimate only.
+    to another prompt, which serves the estimate only. The estimate is the mean log-ratio of the
+    latter, at least 0.
 
     The estimate uses the policy before the step and covers the whole step on all ranks."""
     answers, others = (batch.select(list(range(first, len(batch), 2))) for first in (0, 1))
     assert others.ref_answers is not None
-    ratios = answer_logprobs(await forward(others), others.loss_mask) - others.ref_answers
-    return answers.replace(kl=kto_reference_point(ratios).expand(len(answers)).clone())
+    ratios = masked_sum(await forward(others), others.loss_mask, -1) - others.ref_answers
+    return answers.replace(kl=ratios.mean().clamp(min=0).expand(len(answers)).clone())
 
 
 def _builder_arguments(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -24,12 +24,15 @@ from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
 from openrl.algorithms.batching import plan_pairs, plan_steps
-from openrl.algorithms.preference_losses import DPOOptions, IPOOptions, KTOOptions, split_pairs
-from openrl.algorithms.supervised_losses import (
-    answer_logprobs,
-    kto_reference_point,
-    orpo_loss,
-    simpo_loss,
+from openrl.algorithms.masked import masked_mean, masked_sum
+from openrl.algorithms.preference_losses import (
+    DPOOptions,
+    IPOOptions,
+    KTOOptions,
+    SimPOOptions,
+    orpo,
+    simpo,
+    split_pairs,
 )
 from openrl.config.groups.data import PreferenceDataFlags, SupervisedDataFlags, TemplateFlags
 from openrl.config.groups.model import ModelFlags
@@ -42,6 +45,7 @@ from openrl.data.preference import (
     collate_preferences,
 )
 from openrl.data.supervised import SupervisedBuilder, collate_rows
+from openrl.experience import AnswerInputs
 from openrl.models.causal_lm import Loading, load_causal_lm
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
@@ -135,8 +139,8 @@ def logprobs(model, batch):
     return model(batch.token_ids, batch.attention_mask)[0]
 
 
-def answers(model, batch, **mean):
-    return answer_logprobs(logprobs(model, batch), batch.loss_mask, **mean)
+def answers(model, batch, reduced=masked_sum):
+    return reduced(logprobs(model, batch), batch.loss_mask, -1)
 
 
 def loss_of(update, model, batch, plan):
@@ -271,7 +275,7 @@ def test_nll_term_averages_answers_here_and_tokens_in_trl(places, models, pairs)
     )
     plain = pair_loss(models, pairs, "dpo", DPOOptions(), BETA)
     assert plain - 0.3 * float(chosen[mask].mean()) == pytest.approx(expected, abs=1e-5)
-    by_answer = answer_logprobs(chosen, mask, mean=True).mean()
+    by_answer = masked_mean(chosen, mask, -1).mean()
     assert pair_loss(models, pairs, "dpo", DPOOptions(), BETA, 0.3) == pytest.approx(
         plain - 0.3 * float(by_answer)
     )
@@ -294,7 +298,7 @@ def test_kto(places, models):
         columns = [
             m(ids, batch["KL_attention_mask"].bool())[0] for m in (models.policy, models.reference)
         ]
-    kl = kto_reference_point(answer_logprobs(columns[0] - columns[1], mask))
+    kl = masked_sum(columns[0] - columns[1], mask, -1).mean().clamp(min=0)
     mine = mine.replace(kl=kl.expand(4).clone())
     options = KTOOptions(desirable_loss_weight=1.3, undesirable_loss_weight=0.6)
     found = loss_of(
@@ -309,7 +313,9 @@ def test_orpo_and_simpo(models, pairs):
 
     TRL's ORPO adds the likelihood of prompt and answer together; the paper's is that of the answer,
     as here."""
-    chosen, rejected = split_pairs(answers(models.policy, pairs, mean=True))
+    means = answers(models.policy, pairs, masked_mean)
+    chosen, rejected = split_pairs(means)
+    given = AnswerInputs(means, means, means, pairs.passed, BETA)
     trainer = SimpleNamespace(
         beta=BETA,
         accelerator=SimpleNamespace(device="cpu"),
@@ -318,9 +324,8 @@ def test_orpo_and_simpo(models, pairs):
         loss_type="simpo",
     )
     ratio, *_ = ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)
-    torch.testing.assert_close(
-        orpo_loss(chosen, rejected, BETA), -chosen - ratio, rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(orpo(given, None).losses, -chosen - ratio, rtol=0, atol=1e-5)
     trainer.alpha = 0.0
     expected, *_ = CPOTrainer.cpo_loss(trainer, chosen, rejected)
-    torch.testing.assert_close(simpo_loss(chosen, rejected, BETA, 0.4), expected, rtol=0, atol=1e-5)
+    found = simpo(given, SimPOOptions(simpo_gamma=0.4)).losses
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
