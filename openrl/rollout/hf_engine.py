@@ -26,14 +26,7 @@ from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import (
-    Route,
-    SentBucket,
-    SyncEndpoint,
-    corrupted_tensors,
-    open_buckets,
-    refuse_incomplete,
-)
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint, received_tensors
 
 _MAX_NUM_SEQS = 64
 
@@ -257,13 +250,9 @@ class HFEngine(RolloutEngine):
     def _replace_model(self, received: list[SentBucket]) -> None:
         """Rebuild the model from tensors under checkpoint names, so that transformers itself does
         the renaming and tying."""
-        state: dict[str, Tensor] = {}
-        if self._spec.keeps_tower:
-            state |= tower_weights(self._model)
-        for sent, bucket in open_buckets(self._receiver, received):
-            refuse_incomplete(changed=corrupted_tensors(sent, bucket))
-            # the memory of buckets belongs to the sender
-            state |= {name: tensor.clone() for name, tensor in bucket.tensors()}
+        state = tower_weights(self._model) if self._spec.keeps_tower else {}
+        for name, tensor in received_tensors(self._receiver, received):
+            state[name] = tensor.clone()
         model, report = type(self._model).from_pretrained(
             None,
             config=self._model.config,

@@ -10,17 +10,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from openrl.errors import UserError
 from openrl.weights.host import Receiver
-from openrl.weights.transport import (
-    Route,
-    SentBucket,
-    corrupted_tensors,
-    open_buckets,
-    refuse_incomplete,
-)
+from openrl.weights.transport import Route, SentBucket, received_tensors
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM can reserve memory for. An adapter of another rank needs the next larger
@@ -75,10 +68,7 @@ class AdapterSlot:
         self, config: dict[str, Any], received: list[SentBucket]
     ) -> tempfile.TemporaryDirectory[str]:
         """Write the adapter to a temporary directory in peft's format."""
-        tensors: dict[str, Tensor] = {}
-        for sent, bucket in open_buckets(self._receiver, received):
-            refuse_incomplete(changed=corrupted_tensors(sent, bucket))
-            tensors |= dict(bucket.tensors())
+        tensors = dict(received_tensors(self._receiver, received))
         folder = tempfile.TemporaryDirectory(prefix="openrl-adapter-")
         save_file(
             tensors, Path(folder.name) / "adapter_model.safetensors", metadata={"format": "pt"}

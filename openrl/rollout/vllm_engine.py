@@ -22,7 +22,13 @@ from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete
+from openrl.weights.transport import (
+    Route,
+    SentBucket,
+    SyncEndpoint,
+    bucket_lost,
+    tensors_changed,
+)
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
 _ABORT_SECONDS = 0.1  # how long until a pause aborts again, for requests that were being submitted
@@ -286,7 +292,7 @@ class VLLMEngine(RolloutEngine):
         if lost or changed:
             whole = first and all(report["lost"] or report["changed"] for report in reports)
             self._broken = "" if whole else "a weight sync broke off in the middle"
-            refuse_incomplete(lost, changed)
+            raise bucket_lost(lost[0]) if lost else tensors_changed(changed)
         if absent:
             self._broken = (
                 f"a weight sync left {len(absent)} parameters of vLLM's model unloaded:"

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from openrl.weights import transport
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Rendezvous, Route, SentBucket
 
@@ -65,22 +66,15 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, limit: timedelta) -> 
         ) from error
 
 
-class Sender:
-    """A ``transport.Sender``. Only rank 0 packs, on its GPU."""
+class Sender(transport.Sender):
+    """Only rank 0 packs, on its GPU."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
-        self.packs = rank == 0
-        self._device = device
+        super().__init__(route, rank, device)
         if rendezvous is not None:
             self._group = BroadcastGroup(_store(route, rendezvous.take()), route, 0, device)
-
-    def begin(self) -> None:
-        pass
-
-    def allocate(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def announce(self, bucket: Bucket) -> SentBucket:
         return SentBucket(bucket.manifest, {"size": bucket.data.numel()})
@@ -89,7 +83,7 @@ class Sender:
         self._group.broadcast(bucket.data)
 
     def end(self) -> None:
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()  # return the memory of the buckets
 
 

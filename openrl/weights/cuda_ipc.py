@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
+from openrl.weights import transport
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Rendezvous, Route, SentBucket
 
@@ -43,35 +44,25 @@ def rebuild(fields: list[Any], device: torch.device) -> Tensor:
     )  # False: requires_grad
 
 
-class Sender:
-    """A ``transport.Sender``. All ranks pack. Rank 0 announces the memory of every rank that shares
+class Sender(transport.Sender):
+    """All ranks pack. Rank 0 announces the memory of every rank that shares
     its GPU with an engine."""
-
-    packs = True
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
-        self._device, self._uuid = device, gpu_uuid(device)
+        super().__init__(route, rank, device)
+        self.packs, self._uuid = True, gpu_uuid(device)
         # exported memory that nobody reads is never freed
         self._has_reader = self._uuid in route.gpus
 
-    def begin(self) -> None:
-        pass
-
-    def allocate(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
-
     def announce(self, bucket: Bucket) -> SentBucket:
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(
             found, (self._uuid, export(bucket.data)) if self._has_reader else None
         )
         return SentBucket(bucket.manifest, {"gpus": dict(filter(None, found))})
-
-    def deliver(self, bucket: Bucket) -> None:
-        pass
 
     def end(self) -> None:
         torch.cuda.ipc_collect()  # reclaim the memory that the engines have released

@@ -8,19 +8,20 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
+from openrl.weights import transport
 from openrl.weights.buckets import Bucket
 from openrl.weights.shared_memory import Mapped, Shared, SharedSlots, machine_id
 from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 
-class Sender:
-    """A ``transport.Sender`` that writes the bytes once. Each engine on another machine gets a copy
+class Sender(transport.Sender):
+    """Writes the bytes once. Each engine on another machine gets a copy
     through the cluster."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
-        self.packs = rank == 0
+        super().__init__(route, rank, device)
         self._remote = route.remote
         self._slots = SharedSlots()
 
@@ -34,9 +35,6 @@ class Sender:
         shared = self._slots.last(bucket.data.numel())
         where = asdict(shared) | {"machine": machine_id()}
         return SentBucket(bucket.manifest, where, data=bucket.data if self._remote else None)
-
-    def deliver(self, bucket: Bucket) -> None:
-        pass
 
     def end(self) -> None:
         self._slots.end()

@@ -8,6 +8,7 @@ bytes. It carries the bytes themselves only if engines run on other machines."""
 from __future__ import annotations
 
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -138,27 +139,34 @@ def read_message(message: dict[str, Any]) -> SentBucket:
     return SentBucket(manifest, message["where"], tuple(message["checksums"]))
 
 
-class Sender(Protocol):
+class Sender(ABC):
     """The sending end in one rank of the trainer. A sync calls ``begin``, then ``allocate``,
     ``announce`` and ``deliver`` for each bucket, then ``end``."""
 
-    packs: bool
-    """Whether this rank packs buckets. A rank that does not only takes part in gathering the
-    weights."""
+    def __init__(
+        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+    ) -> None:
+        self.device = device
+        self.packs = rank == 0
+        """Whether this rank packs buckets. A rank that does not only takes part in gathering the
+        weights."""
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 (most transports do nothing here)
         """Start a sync. Whatever a failed sync left behind becomes void."""
 
     def allocate(self, size: int) -> Tensor:
         """Return memory for the next bucket, (size,) uint8."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
+    @abstractmethod
     def announce(self, bucket: Bucket) -> SentBucket:
         """Return what the engines need to know about a bucket."""
 
-    def deliver(self, bucket: Bucket) -> None:
+    def deliver(self, bucket: Bucket) -> None:  # noqa: B027
         """Send the bytes, for transports where both ends must meet. Called once the announcement is
         on its way."""
 
+    @abstractmethod
     def end(self) -> None:
         """End a sync: every engine has the weights, so free what only the sync needed."""
 
@@ -205,30 +213,32 @@ def corrupted_tensors(sent: SentBucket, bucket: Bucket) -> list[str]:
     return [name for (name, tensor), expected in pairs if checksum(tensor) != expected]
 
 
-def open_buckets(
+def received_tensors(
     receiver: Receiver, received: Iterable[SentBucket]
-) -> Iterator[tuple[SentBucket, Bucket]]:
-    """Yield each announcement with its bucket. Raises UserError if the memory of a bucket is
-    gone."""
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the named tensors of the buckets, in memory that belongs to the sender. Raises
+    UserError if the memory of a bucket is gone, or if a tensor arrived corrupted."""
     for sent in received:
         try:
-            yield sent, Bucket(sent.manifest, receiver.open(sent))
+            bucket = Bucket(sent.manifest, receiver.open(sent))
         except OSError as error:
-            refuse_incomplete(lost=[str(error)])
+            raise bucket_lost(str(error)) from error
+        if changed := corrupted_tensors(sent, bucket):
+            raise tensors_changed(changed)
+        yield from bucket.tensors()
 
 
-def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
-    """Raise UserError if buckets could not be opened, for the reasons in ``lost``, or if the
-    tensors named in ``changed`` arrived corrupted."""
-    if lost:
-        raise UserError(
-            f"weight sync: the memory of a bucket is gone: {lost[0]}",
-            "look whether the actor's rank 0 has died; its log says why",
-        )
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UserError(
-            f"weight sync: {changed[0]}{more} arrived changed (--check_weight_sync)",
-            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
-            " the machine's memory",
-        )
+def bucket_lost(reason: str) -> UserError:
+    return UserError(
+        f"weight sync: the memory of a bucket is gone: {reason}",
+        "look whether the actor's rank 0 has died; its log says why",
+    )
+
+
+def tensors_changed(names: Sequence[str]) -> UserError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return UserError(
+        f"weight sync: {names[0]}{more} arrived changed (--check_weight_sync)",
+        "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
+        " the machine's memory",
+    )
