@@ -261,18 +261,6 @@ class ParallelLayout:
     def dp_size(self) -> int:
         return self.world_size // self.ranks_per_shard
 
-    @property
-    def dp_rank(self) -> int:
-        return self.rank // self.ranks_per_shard
-
-    @property
-    def sp_rank(self) -> int:
-        return self.rank // self.tp_size % self.sp_size
-
-    @property
-    def tp_rank(self) -> int:
-        return self.rank % self.tp_size
-
     def sequence_groups(self) -> list[list[int]]:
         """The groups of ranks that share one row's sequence, each in the order of its parts. Every
         rank is in exactly one."""

@@ -28,12 +28,10 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
-def masked_std(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
-    """Return the standard deviation over the True positions of ``mask``; 0 with fewer than two. It
-    takes two passes, so that close values with a large mean keep their digits."""
-    count = mask.sum()
-    squares = masked_sum((values - masked_mean(values, mask)).square(), mask)
-    return (squares / (count - int(unbiased)).clamp(min=1)).sqrt()
+def masked_std(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the (biased) standard deviation over the True positions of ``mask``. It takes two
+    passes, so that close values with a large mean keep their digits."""
+    return masked_mean((values - masked_mean(values, mask)).square(), mask).sqrt()
 
 
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:

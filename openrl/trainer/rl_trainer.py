@@ -24,7 +24,6 @@ from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
-from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.replay import Replay
 from openrl.trainer.playing.reward_failures import failure_notes
@@ -178,7 +177,7 @@ class RLTrainer:
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)
-        if isinstance(chosen := self.rollouts.buffer.filter, DynamicFilter):
+        if chosen := self.rollouts.buffer.filter:
             groups, filtered = chosen.select_groups(groups, taken.generated)
             measured |= filtered
         if groups:

@@ -78,7 +78,8 @@ def gradients(case, model, batch, layout, split):
     batch = batch_of(case, batch)
     plan = plan_pairs if case.pairs else partial(plan_steps, train_batch_size=len(batch))
     plan = plan(batch, dp_size=layout.dp_size, micro_batch_size=size)
-    shard, own = batch.select(plan.shards[layout.dp_rank]), plan.steps[0][layout.dp_rank]
+    dp_rank = layout.rank // layout.ranks_per_shard
+    shard, own = batch.select(plan.shards[dp_rank]), plan.steps[0][dp_rank]
     model.zero_grad()
     total = torch.zeros(1, dtype=torch.float64)
     for rows in own.micro_batches:
@@ -136,7 +137,8 @@ def train_two_steps(checkpoint, directory, layout, stage, flags, packing, dtype=
     """Under DeepSpeed, with a save and a resume after the first step."""
     batch = batch_with_old_logprobs()
     plan = plan_steps(batch, layout.dp_size, len(batch), 3)
-    shard, own = batch.select(plan.shards[layout.dp_rank]), plan.steps[0][layout.dp_rank]
+    dp_rank = layout.rank // layout.ranks_per_shard
+    shard, own = batch.select(plan.shards[dp_rank]), plan.steps[0][dp_rank]
     more = {"zero_stage": stage, "dtype": dtype, "packing": packing, "parallel": flags}
     spec = engine_spec(checkpoint, optim=OPTIM, chunk_size=7, **more)
     engine = build_engine(spec)

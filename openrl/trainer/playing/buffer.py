@@ -20,11 +20,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from openrl.agents.recording import Turn, turns_from_json, turns_to_json
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
+from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import Group, Prompt
 
@@ -32,15 +33,6 @@ Found = TypeVar("Found")
 StalenessPolicy = Literal["wait", "drop", "mask"]
 Recorded = dict[int, list[Turn]]
 """The turns of a prompt's unfinished episodes, by sample."""
-
-
-class GroupFilter(Protocol):
-    """Decides which groups are worth training on, such as
-    ``openrl.trainer.playing.filtering.DynamicFilter``."""
-
-    spare: int  # how many rejected prompts a step may replace by others
-
-    def accepts(self, group: Group) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ class RolloutBuffer:
         self,
         prompts: SeededStream[Prompt],
         limits: BufferLimits,
-        group_filter: GroupFilter | None = None,
+        group_filter: DynamicFilter | None = None,
     ) -> None:
         self.prompts, self.limits, self.filter = prompts, limits, group_filter
         self.version = 0  # of the weights that the engines hold
