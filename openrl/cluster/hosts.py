@@ -7,9 +7,9 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,18 @@ class AsyncHost(PlainHost):
 
 
 @dataclass(frozen=True)
+class GroupSettings:
+    """How the processes of a group run."""
+
+    timeout: float | None = 3600  # seconds for the answer of all ranks to a call; None: no limit
+    ranks_per_shard: int = 1
+    plugins: tuple[str, ...] = ()  # modules that every process imports first
+    env: Mapping[str, str] = field(default_factory=dict)  # overrides that of all workers
+    logs: LogSpec = NO_LOGS
+    early: Early | None = None  # called in every process before it imports its worker
+
+
+@dataclass(frozen=True)
 class ProcessRecipe:
     """The recipe for the processes of a group, used at its start and to replace one that died."""
 
@@ -115,9 +127,7 @@ class ProcessRecipe:
     worker_class: type
     args: tuple[Any, ...]  # constructor arguments after the context
     envs: Sequence[dict[str, str]]  # environment of each rank
-    plugins: tuple[str, ...] = ()
-    logs: LogSpec = NO_LOGS
-    early: Early | None = None
+    settings: GroupSettings
 
     @property
     def size(self) -> int:
@@ -125,35 +135,30 @@ class ProcessRecipe:
 
     def actor(self, rank: int) -> Any:
         """Start a new process in this rank's place and return its actor."""
-        host, options = (
-            (AsyncHost, {"max_concurrency": CONCURRENCY})
-            if is_async(self.worker_class)
-            else (PlainHost, {})
-        )
-        placed = ray.remote(host).options(
-            runtime_env={"env_vars": self.envs[rank]},
-            **options,
-            **self.reservation.actor_options(self.role, rank),
-        )
-        return placed.remote()
+        options = self.reservation.actor_options(self.role, rank)
+        host: type = PlainHost
+        if is_async(self.worker_class):
+            host, options = AsyncHost, options | {"max_concurrency": CONCURRENCY}
+        environment = {"env_vars": self.envs[rank]}
+        return ray.remote(host).options(runtime_env=environment, **options).remote()
 
     def begin(self, actor: Any, rank: int) -> ray.ObjectRef:
-        log = self.logs.path(self.role, rank)
-        return actor.begin.remote(str(Path.cwd()), log, self.early)
+        log = self.settings.logs.path(self.role, rank)
+        return actor.begin.remote(str(Path.cwd()), log, self.settings.early)
 
     def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:
         """Build the worker in ``actor``. ``address`` and ``port`` are those of the role's rank
         0."""
-        plan = self.reservation.plan
+        plan, role = self.reservation.plan, self.role
         context = WorkerContext(
-            self.role,
+            role,
             rank,
             self.size,
-            plan.local_ranks(self.role)[rank],
+            plan.local_ranks(role)[rank],
             address,
             port,
-            self.plugins,
+            self.settings.plugins,
             self.envs[rank],
-            plan.spans_nodes(self.role, rank),
+            plan.spans_nodes(role, rank),
         )
         return actor.build.remote(self.worker_class, context, *self.args)

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from openrl.cluster.group import (
     gather_ranks,
     raised_by,
 )
-from openrl.cluster.hosts import Early, ProcessRecipe
-from openrl.cluster.life import BEAT_S, NO_LOGS, LogSpec, silence
+from openrl.cluster.hosts import GroupSettings, ProcessRecipe
+from openrl.cluster.life import BEAT_S, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.config.groups.placement import ENGINES
 
@@ -39,38 +38,19 @@ SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a R
 LONGEST_WORDS = 300  # characters kept of each line of last words
 
 
-@dataclass(frozen=True)
-class GroupSettings:
-    """How the processes of a group run."""
-
-    timeout: float | None = 3600  # seconds for the answer of all ranks to a call; None: no limit
-    ranks_per_shard: int = 1
-    plugins: tuple[str, ...] = ()  # modules that every process imports first
-    env: Mapping[str, str] = field(default_factory=dict)  # overrides ``worker_env``
-    logs: LogSpec = NO_LOGS
-    early: Early | None = None  # called in every process before it imports its worker
-
-
 class RayGroup:
     """A ``WorkerGroup`` of Ray actors. Use ``create`` to build one."""
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        recipe: ProcessRecipe,
-        settings: GroupSettings,
-    ) -> None:
-        self.role, self.size = recipe.role, recipe.size
+    def __init__(self, cluster: RayCluster, recipe: ProcessRecipe) -> None:
+        self.role, self.size, settings = recipe.role, recipe.size, recipe.settings
         self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
-        self._cluster, self._recipe = cluster, recipe
+        self._cluster, self._recipe, self._logs = cluster, recipe, settings.logs
         self._actors = [recipe.actor(rank) for rank in range(self.size)]
-        self._places: list[
-            tuple[str, int, int]
-        ] = []  # (address, free port, process id) of each rank
+        # (address, free port, process id) of each rank
+        self._places: list[tuple[str, int, int]] = []
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
-        self._logs = recipe.logs
         self._watcher: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 
@@ -89,27 +69,12 @@ class RayGroup:
         A worker with coroutine methods runs its calls side by side, others one at a time. If a
         constructor raises, its error is raised here after all actors are killed."""
         size = reservation.plan.size(role)
-        env = (
-            worker_env(role, reservation.plan.device, size, cluster.local)
-            | cluster.scratch()
-            | dict(settings.env)
-        )
-        places = await asyncio.gather(
-            *(reservation.environment(role, rank) for rank in range(size))
-        )
+        env = worker_env(role, reservation.plan.device, size, cluster.local) | cluster.scratch()
+        of_ranks = (reservation.environment(role, rank) for rank in range(size))
+        envs = [{**env, **settings.env, **found} for found in await asyncio.gather(*of_ranks)]
         shared = _share(args, size)
-        envs = [env | of_rank for of_rank in places]
-        recipe = ProcessRecipe(
-            role,
-            reservation,
-            worker_class,
-            shared,
-            envs,
-            settings.plugins,
-            settings.logs,
-            settings.early,
-        )
-        group = cls(cluster, recipe, settings)
+        recipe = ProcessRecipe(role, reservation, worker_class, shared, envs, settings)
+        group = cls(cluster, recipe)
         try:
             begun = [recipe.begin(actor, rank) for rank, actor in enumerate(group._actors)]
             group._places = await group._answers("start", begun)

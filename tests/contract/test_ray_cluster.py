@@ -17,9 +17,10 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.group import WorkerContext
+from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
-from openrl.cluster.ray_group import GroupSettings, RayGroup
+from openrl.cluster.ray_group import RayGroup
 from openrl.config.groups.placement import ENGINES, HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
@@ -192,7 +193,8 @@ JOIN = """
 import asyncio, json, sys
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import join_cluster
-from openrl.cluster.ray_group import GroupSettings, RayGroup
+from openrl.cluster.hosts import GroupSettings
+from openrl.cluster.ray_group import RayGroup
 from tests.contract.test_ray_cluster import NodeReporter
 from tests.patience import PATIENCE
 

@@ -16,9 +16,10 @@ import pytest
 import ray
 
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
+from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import start_cluster
-from openrl.cluster.ray_group import GroupSettings, RayGroup
+from openrl.cluster.ray_group import RayGroup
 from openrl.errors import UserError
 from tests.patience import PATIENCE
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from openrl.agents.build import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerGroup
+from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.life import LogSpec
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
-from openrl.cluster.ray_group import GroupSettings, RayGroup
+from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
