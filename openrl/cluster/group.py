@@ -146,14 +146,11 @@ class LocalGroup:
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
-        answers = await self._answers(
-            method,
-            {
-                rank: self._invoke(rank, method, shards[rank // self.ranks_per_shard], {})
-                for rank in range(self.size)
-            },
-        )
-        return answers[:: self.ranks_per_shard]
+        each = self.ranks_per_shard
+        calls = {
+            rank: self._invoke(rank, method, shards[rank // each], {}) for rank in range(self.size)
+        }
+        return (await self._answers(method, calls))[::each]
 
     async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         return (await self._answers(method, {rank: self._invoke(rank, method, args, {})}))[0]
@@ -169,9 +166,8 @@ class LocalGroup:
                 for rank in range(self.size)
             ]
             while True:
-                turn = await self._answers(
-                    method, {rank: next_or_end(items) for rank, items in enumerate(streams)}
-                )
+                coming = {rank: anext(items, END) for rank, items in enumerate(streams)}
+                turn = await self._answers(method, coming)
                 if all_ended(self.role, method, turn):
                     return
                 yield turn
@@ -208,12 +204,7 @@ class LocalGroup:
 
 
 END = object()
-"""The value that ``next_or_end`` returns at the end of a stream."""
-
-
-async def next_or_end(items: AsyncIterator[Any]) -> Any:
-    """Return the stream's next item, or END."""
-    return await anext(items, END)
+"""What stands for the next item of a stream that is over."""
 
 
 def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:

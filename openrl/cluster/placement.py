@@ -62,9 +62,8 @@ class PlacementPlan:
     @property
     def need(self) -> dict[str, float]:
         """Resources of the whole plan."""
-        return {
-            resource: amount * sum(self.node_groups) for resource, amount in self.bundle.items()
-        }
+        count = sum(self.node_groups)
+        return {resource: amount * count for resource, amount in self.bundle.items()}
 
     def locate(self, bundle: int) -> tuple[int, int]:
         """Return the (node group, index within it) of a bundle."""
@@ -113,20 +112,14 @@ class PlacementPlan:
 
     def show_places(self, role: str, rank: int) -> str:
         """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
-        slots = self.slots(role, rank)
-        parts = (
-            [s.bundle for s in slots if self.locate(s.bundle)[0] == g]
-            for g in self.groups_of(slots)
-        )
-        return " and ".join(map(_ranges, parts))
+        by_group: dict[int, list[int]] = {}
+        for slot in self.slots(role, rank):
+            by_group.setdefault(self.locate(slot.bundle)[0], []).append(slot.bundle)
+        return " and ".join(map(_ranges, by_group.values()))
 
     def roles_of(self, group: int) -> str:
         """Return the names of the roles with a rank in this node group, joined by "and"."""
-        return " and ".join(
-            role
-            for role, slots in self.rows.items()
-            if any(self.locate(s.bundle)[0] == group for s in slots)
-        )
+        return " and ".join(r for r, slots in self.rows.items() if group in self.groups_of(slots))
 
     def places(self, role: str) -> frozenset[int]:
         """Return the bundles that a role's ranks occupy."""
@@ -154,24 +147,20 @@ class PlacementPlan:
         found = []
         for resource, need in self.need.items():
             largest = max((node.free(resource) for node in cluster), default=0)
-            wide = [
-                g
-                for g, size in enumerate(self.node_groups)
-                if size * self.bundle[resource] > largest
+            widest: dict[str, int] = {}  # by the roles that a node group holds
+            for group, size in enumerate(self.node_groups):
+                if size * self.bundle[resource] > largest:
+                    roles = self.roles_of(group)
+                    widest[roles] = max(size, widest.get(roles, 0))
+            found += [
+                f"needs {_count(size, resource)} on one node for {roles}, but the largest free node"
+                f" has {largest:g}"
+                for roles, size in widest.items()
             ]
-            for roles in dict.fromkeys(self.roles_of(g) for g in wide):
-                size = max(self.node_groups[g] for g in wide if self.roles_of(g) == roles)
-                found.append(
-                    f"needs {_count(size, resource)} on one node for {roles}, but the largest"
-                    f" free node has {largest:g}"
-                )
             free = sum(node.free(resource) for node in cluster)
             if need > free:
-                nodes = "1 node" if len(cluster) == 1 else f"{len(cluster)} nodes"
-                found.append(
-                    f"needs {_count(need, resource)} in all, but the cluster has {free:g} free on"
-                    f" {nodes}"
-                )
+                has = f"the cluster has {free:g} free on {_count(len(cluster), 'node')}"
+                found.append(f"needs {_count(need, resource)} in all, but {has}")
         return found or self._scattered(cluster)
 
     def _scattered(self, cluster: Sequence[Node]) -> list[str]:
@@ -199,31 +188,21 @@ class PlacementPlan:
         slots = sum(self.node_groups)
         if self.device != "cpu" or slots <= cores:
             return []
-        return [
-            f"{slots} worker slots on {_count(cores, 'core')}: ranks share cores, so this is"
-            " slower, not wrong"
-        ]
+        where = f"{slots} worker slots on {_count(cores, 'core')}"
+        return [f"{where}: ranks share cores, so this is slower, not wrong"]
 
     def render(self) -> str:
         """Return the plan as a text table with one row per role."""
         unit = UNIT[self.device]
         rows = []
         for role, slots in self.rows.items():
-            ranks = self.size(role)
-            width = self.width(role)
+            ranks, width = self.size(role), self.width(role)
             places = _ranges([s.bundle for s in slots]) + (f", {width} each" if width > 1 else "")
             if width > 1 and ranks <= NAMED:
                 places = "; ".join(self.show_places(role, rank) for rank in range(ranks))
             share = ", ".join(f"{share:g}" for share in sorted({s.fraction for s in slots}))
-            rows.append(
-                (
-                    role,
-                    str(ranks),
-                    self._spread(role),
-                    places,
-                    share if width == 1 else f"{width} x {share}",
-                )
-            )
+            share = share if width == 1 else f"{width} x {share}"
+            rows.append((role, str(ranks), self._spread(role), places, share))
         unit_name = "GPU" if self.device == "cuda" else "worker slot"
         need = ", ".join(_count(amount, resource) for resource, amount in self.need.items())
         header = ("role", "ranks", "nodes x ranks", f"{unit_name}s", f"{unit} per rank")

@@ -42,10 +42,8 @@ def role_requests(
     roles, sizes = list(roles), engine.sizes
     if places := placement.explicit_places:
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
-        return [
-            *told,
-            RoleRequest(ENGINES, 1, len(places[ENGINES]), places=places[ENGINES], sizes=sizes),
-        ]
+        own = places[ENGINES]
+        return [*told, RoleRequest(ENGINES, 1, len(own), places=own, sizes=sizes)]
     follows = hybrid.leaders(roles, engines_apart)
     requests = [RoleRequest(role, *placement.shape(role), follows.get(role)) for role in roles]
     leader = follows.get(ENGINES)
@@ -111,20 +109,15 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
         return places
     size = request.num_nodes * (max(gpus, 1) if request.per_node is None else request.per_node)
     if size != len(places):
-        number = (
-            "vllm_num_engines"
-            if request.name == ENGINES
-            else f"{FLAG_NAMES[request.name]}_num_gpus_per_node"
-        )
-        has = (
-            f"{size} ranks"
-            if request.sizes.width == 1
-            else f"{request.num_nodes} ranks of {request.sizes.width} places"
-        )
+        name, leader, has = request.name, request.shares_with, f"{size} ranks"
+        flag = "vllm_num_engines"
+        if name != ENGINES:
+            flag = f"{FLAG_NAMES[name]}_num_gpus_per_node"
+        if request.sizes.width > 1:
+            has = f"{request.num_nodes} ranks of {request.sizes.width} places"
         raise UserError(
-            f"--{number}: {request.name} has {has}, but shares the {len(places)} places of"
-            f" {request.shares_with}",
-            f"as many places as {request.shares_with}",
+            f"--{flag}: {name} has {has}, but shares the {len(places)} places of {leader}",
+            f"as many places as {leader}",
         )
     return places
 
@@ -143,15 +136,13 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
         if not plan.spans_nodes(role, rank):
             continue
         where = plan.show_places(role, rank)
+        spans = f"{role} {rank} would span several nodes ({where})"
         if plan.device == "cpu":
-            raise UserError(
-                f"{role} {rank} would span several nodes ({where}), but on a CPU an engine needs"
-                " all its places on one node"
-            )
+            raise UserError(f"{spans}, but on a CPU an engine needs all its places on one node")
         if sizes.data > 1:
             raise UserError(
-                f"--vllm_data_parallel_size: {role} {rank} would span several nodes ({where}),"
-                " but the replicas of an engine must be on one node",
+                f"--vllm_data_parallel_size: {spans}, but the replicas of an engine must be on one"
+                " node",
                 "--vllm_data_parallel_size 1 and more engines",
             )
         if sizes.tensor <= max(plan.node_groups) and plan.splits_tensor_group(role, rank):

@@ -99,13 +99,12 @@ class Reservation:
                 ),
                 "VLLM_RAY_PER_WORKER_GPUS": str(min(slot.fraction for slot in slots)),
             }
-        probe = ray.remote(ray.get_gpu_ids)
-        asked = [
-            probe.options(
-                num_cpus=0, num_gpus=slot.fraction, scheduling_strategy=self._strategy(slot.bundle)
-            ).remote()
-            for slot in slots
-        ]
+        asked = []
+        for slot in slots:
+            share = {"num_cpus": 0, "num_gpus": slot.fraction}
+            where = self._strategy(slot.bundle)
+            probe = ray.remote(ray.get_gpu_ids).options(scheduling_strategy=where, **share)
+            asked.append(probe.remote())
         gpus = [str(gpu) for found in await asyncio.gather(*asked) for gpu in found]
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
@@ -202,18 +201,13 @@ class RayCluster:
         if indices is None:
             counts = ", ".join(map(str, sorted(Counter(on_node.values()).values(), reverse=True)))
             where = ", ".join(map(str, sizes))
-            raise self._refusal(
-                [
-                    f"needs nodes with {where} places for {plan.roles_of(part[0])}, and was given"
-                    f" {counts}"
-                ]
-            )
-        firsts = [sum(plan.node_groups[:g]) for g in part]
-        return {
-            first + i: (group, index)
-            for first, of_group in zip(firsts, indices, strict=True)
-            for i, index in enumerate(of_group)
-        }
+            wanted = f"nodes with {where} places for {plan.roles_of(part[0])}"
+            raise self._refusal([f"needs {wanted}, and was given {counts}"])
+        bundles = {}
+        for node_group, of_group in zip(part, indices, strict=True):
+            first = sum(plan.node_groups[:node_group])
+            bundles |= {first + i: (group, index) for i, index in enumerate(of_group)}
+        return bundles
 
     async def _lacking(self, plan: PlacementPlan) -> list[str]:
         """Describe what is missing, once our own bundles have been given back."""
@@ -224,8 +218,7 @@ class RayCluster:
 
     def _refusal(self, lacks: Sequence[str], timeout: float | None = None) -> UserError:
         has = "; ".join(
-            f"{n.name}: {n.free_gpus:g} of {n.gpus:g} GPUs and {n.free_cpus:g} of {n.cpus:g} CPUs"
-            " free"
+            f"{n.name}: {n.free_gpus:g} of {n.gpus:g} GPUs, {n.free_cpus:g} of {n.cpus:g} CPUs free"
             for n in self.nodes()
         )
         when = f" within {timeout:g} s (--placement_timeout)" if timeout else ""
@@ -377,17 +370,12 @@ def import_path() -> list[str]:
 
     Nothing is uploaded: on several nodes these directories must be on a shared file system, or
     their contents installed on each node."""
-    installed = [
-        Path(sysconfig.get_path(name)).resolve()
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
     package_home = Path(__file__).resolve().parents[2]
     known = dict.fromkeys([package_home, *(Path(entry or ".").resolve() for entry in sys.path)])
-    return [
-        str(p)
-        for p in known
-        if p.is_dir() and not any(p.is_relative_to(home) for home in installed)
-    ]
+    own = (p for p in known if not any(p.is_relative_to(home) for home in installed))
+    return [str(p) for p in own if p.is_dir()]
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
         "  - needs 7 CPUs in all, but the cluster has 6 free on 2 nodes",
     ]
     # what was granted in part is given back
-    assert lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2
+    assert lines[3].count("2 of 2 GPUs, 3 of 3 CPUs free") == 2
     reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=PATIENCE).release()
 
 
