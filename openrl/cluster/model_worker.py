@@ -107,11 +107,9 @@ class ModelWorker:
         if also is None:
             return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
         others, their_plans, their_loss = also
-        pairs = zip(plans, their_plans, strict=True)
-        return [
-            self.engine.train_step(batch, p, loss_of, StepPart(others, o, their_loss))
-            for p, o in pairs
-        ]
+        parts = [StepPart(others, plan, their_loss) for plan in their_plans]
+        steps = zip(plans, parts, strict=True)
+        return [self.engine.train_step(batch, plan, loss_of, part) for plan, part in steps]
 
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
@@ -138,9 +136,8 @@ class ModelWorker:
         """Prepare for weight syncs over ``route``. Must be called before the first of them."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
-        self._sender = make_sender(
-            route, self.context.rank, device, getattr(self, "_rendezvous", None)
-        )
+        meeting = getattr(self, "_rendezvous", None)
+        self._sender = make_sender(route, self.context.rank, device, meeting)
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
         """Yield the announcement of each bucket on rank 0. The other ranks yield None in step,
@@ -155,12 +152,9 @@ class ModelWorker:
                 " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
-        weights = (
-            self.engine.named_weights(without_tower=self._route.keeps_tower)
-            if self._route.adapter is None
-            else self.engine.adapter_weights()
-        )
-        sender = self._sender
+        sender, weights = self._sender, self.engine.adapter_weights()
+        if self._route.adapter is None:
+            weights = self.engine.named_weights(without_tower=self._route.keeps_tower)
         sender.begin()
         for named in split_into_buckets(weights, bucket_bytes):
             if not sender.packs:

@@ -74,11 +74,8 @@ async def first_successful(
     try:
         for ended in asyncio.as_completed(tasks):
             await ended
-            sound = {
-                i
-                for i, task in enumerate(tasks)
-                if task.done() and not any(t.end.is_failure for t in task.result())
-            }
+            ends = {i: task.result() for i, task in enumerate(tasks) if task.done()}
+            sound = {i for i, played in ends.items() if not any(t.end.is_failure for t in played)}
             if len(sound) >= wanted:
                 break
     finally:
@@ -149,11 +146,8 @@ class RolloutWorker:
         if any(t.end.is_failure for t in played + alone):
             await self.check()  # an agent may mistake a dead engine for a failure of its own
         if len(alone) > 1:
-            raise UserError(
-                "several agents share an episode, so one greedy answer cannot be the baseline of"
-                " all",
-                "another --advantage_estimator, e.g. rloo",
-            )
+            problem = "several agents share an episode, so no greedy answer is the baseline of all"
+            raise UserError(problem, "another --advantage_estimator, e.g. rloo")
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:
@@ -168,27 +162,23 @@ class RolloutWorker:
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
     ) -> tuple[list[Trajectory], list[Trajectory]]:
         """Return the trajectories of the samples and those of the greedy answer."""
+
+        def sample(number: int, sampling: Sampling) -> Coroutine[Any, Any, list[Trajectory]]:
+            return self._sample(prompt, request, number, sampling, siblings)
+
+        numbers = range(request.n_samples + request.redundancy)
         greedy = replace(request.sampling, temperature=0.0)
-        sampling = [request.sampling] * (request.n_samples + request.redundancy)
-        once = range(request.greedy)
-        played, alone = await asyncio.gather(
-            first_successful(
-                [self._sample(prompt, request, i, s, siblings) for i, s in enumerate(sampling)],
-                request.n_samples,
-            ),
-            first_successful(
-                [self._sample(prompt, request, -1, greedy, siblings) for _ in once], 1
-            ),
+        return await asyncio.gather(
+            first_successful([sample(i, request.sampling) for i in numbers], request.n_samples),
+            first_successful([sample(-1, greedy)] if request.greedy else [], 1),
         )
-        return played, alone
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
         if any(t.score for t in sound) and self.rewards.plan.sources:
-            raise UserError(
-                "the agent returns rewards, but reward sources are given too",
-                f"leave --{FLAG[self.rewards.plan.sources[0].kind]} out",
-            )
+            given = FLAG[self.rewards.plan.sources[0].kind]
+            problem = "the agent returns rewards, but reward sources are given too"
+            raise UserError(problem, f"leave --{given} out")
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
             for trajectory in unscored:
