@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 # number of elements that have fp32 copies at a time; a ZeRO shard can be one huge tensor
 CHUNK = 2**24
+STATE = ("exp_avg", "exp_avg_sq", "compensation")
 
 
 class BF16AdamW(Optimizer):
@@ -35,19 +36,9 @@ class BF16AdamW(Optimizer):
                     continue
                 state = self.state[weight]
                 if not state:
-                    state["step"] = 0
-                    state |= {
-                        name: torch.zeros_like(weight)
-                        for name in ("exp_avg", "exp_avg_sq", "compensation")
-                    }
+                    state |= {"step": 0} | {name: torch.zeros_like(weight) for name in STATE}
                 state["step"] += 1
-                tensors = (
-                    weight,
-                    weight.grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    state["compensation"],
-                )
+                tensors = (weight, weight.grad, *(state[name] for name in STATE))
                 for parts in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
                     _update(parts, group, state["step"])
 

@@ -100,14 +100,8 @@ def load_model(spec: ModelSpec) -> HeadedModel:
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
         fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None
-        model = load_scalar_model(
-            kind,
-            spec.path,
-            loading,
-            spec.value_head,
-            fresh_head_seed=fresh,
-            fp32_head=spec.fp32_head,
-        )
+        how = {"fresh_head_seed": fresh, "fp32_head": spec.fp32_head}
+        model = load_scalar_model(kind, spec.path, loading, spec.value_head, **how)
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
     model.shares = spec.shares
@@ -142,14 +136,12 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.packing:
         check_layers(spec.path, model.hf.config)
     trial = Trial.of(model.hf.config, DTYPES[spec.model.param_dtype])
-    tp_size = spec.parallel.ds_tensor_parallel_size
-    layout = ParallelLayout(
-        dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size
-    )
+    tp_size, sp_size = spec.parallel.ds_tensor_parallel_size, spec.parallel.sequence_size
+    layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), sp_size, tp_size)
     if tp_size > 1:
         with eager_attention(model.hf):
             of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0], trial)
-    if layout.sp_size > 1:
+    if sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
     if spec.changes.use_liger_kernel:  # the kernels need a GPU; everything above runs on the CPU
@@ -164,9 +156,9 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
         spec.streamed,
     )
     if tp_size > 1:
-        with unsplit(model) if layout.sp_size > 1 else nullcontext():
+        with unsplit(model) if sp_size > 1 else nullcontext():
             check_sum(spec.path, tp_size, probe(engine.column, trial), of_whole_layers, trial)
-    if layout.sp_size > 1:
+    if sp_size > 1:
         check_split(spec.path, model, engine.column, trial)
     if spec.shares:
         check_sharing(spec.path, engine.column, trial)

@@ -41,10 +41,8 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
     Raises UserError if --zpg does not divide the ranks. Earlier checks cannot, because the number
     of ranks may depend on the cluster."""
     if facts.trained and facts.ranks % flags.zpg:
-        raise UserError(
-            f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide evenly into such groups",
-            "--zpg 1",
-        )
+        problem = f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide evenly into such groups"
+        raise UserError(problem, "--zpg 1")
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -126,25 +124,14 @@ def grad_accum_dtype(flags: DeepSpeedFlags, low_masters: bool) -> str:
 
 def _types(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     """Return the settings for the types of parameters and of accumulated gradients."""
-    sharded = flags.zero_stage > 0
-    sums = (
-        {"data_types": {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}}
-        if sharded
-        else {}
-    )
-    if facts.low_masters:
-        names = (
-            "enabled",
-            "check_grad_overflow",
-            "bf16_master_weights_and_grads",
-            "bf16_optimizer_states",
-        )
-        return {"bf16": dict.fromkeys(names, True), **sums} if sharded else {}
-    if facts.dtype == "fp32":
+    if (facts.low_masters and flags.zero_stage == 0) or facts.dtype == "fp32":
         return {}
-    return {
-        facts.dtype: (
-            {"enabled": True} | ({"check_grad_overflow": True} if facts.dtype == "bf16" else {})
-        ),
-        **sums,
-    }
+    names = ["enabled"]
+    if facts.dtype == "bf16":
+        names.append("check_grad_overflow")
+    if facts.low_masters:
+        names += ["bf16_master_weights_and_grads", "bf16_optimizer_states"]
+    settings: dict[str, Any] = {facts.dtype: dict.fromkeys(names, True)}
+    if flags.zero_stage > 0:
+        settings["data_types"] = {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}
+    return settings

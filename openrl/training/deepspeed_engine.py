@@ -83,9 +83,8 @@ class DeepSpeedEngine:
         if optim is not None:
             self._start_training(flags, optim)
         elif self.stage == 3 or layout.tp_size > 1:
-            self._engine = self._initialized(
-                deepspeed_config(flags, self._facts(streamed=streamed))
-            )
+            facts = self._facts(streamed=streamed)
+            self._engine = self._initialized(deepspeed_config(flags, facts))
         else:
             self._engine = model.to(self.device)
         if optim is None:
@@ -148,11 +147,9 @@ class DeepSpeedEngine:
     def sleep(self, *parts: SleepState) -> None:
         """Free the device memory of these parts. Methods that need one of them raise RuntimeError
         until it is woken."""
-        trained = (
-            (self._inner, self._masters.tensors(), self._engine.optimizer)
-            if self.optim is not None
-            else ()
-        )
+        trained: tuple[Any, ...] = ()
+        if self.optim is not None:
+            trained = (self._inner, self._masters.tensors(), self._engine.optimizer)
         for part in parts:
             self.sleeper.sleep(part, movable(part, self.model, *trained))
 
@@ -180,12 +177,9 @@ class DeepSpeedEngine:
         its adapters were trained."""
         self.model.eval()
         found: dict[str, Tensor] = {}
+        adapters = self.model.adapters if as_reference else None
         for rows in micro_batches:
-            with (
-                self.model.adapters.as_reference()
-                if as_reference and self.model.adapters
-                else nullcontext()
-            ):
+            with adapters.as_reference() if adapters else nullcontext():
                 column, more = self._run(batch.select(rows), *outputs)
             for name, result in ({"column": column.float()} | more).items():
                 if name not in found:
@@ -273,10 +267,10 @@ class DeepSpeedEngine:
         assert self.optim is not None
         if self._clips_itself:
             norm = clip_and_measure(self.model, self.optim.flags.max_norm)
-            if not math.isfinite(norm):
+            if math.isfinite(norm):
+                self._engine.step()
+            else:
                 self._engine.zero_grad()
-                return norm
-            self._engine.step()
             return norm
         scale = self._masters.missing_loss_scale()
         self._engine.step()
@@ -313,10 +307,8 @@ class DeepSpeedEngine:
                     # in stages 1 and 2 parameters are views of one buffer, which must not be saved
                     weights[name] = tensor.to("cpu", copy=True)
             if self.layout.rank == 0:
-                fields = {
-                    "architectures": [self.model.architecture],
-                    "dtype": str(DTYPES[self.dtype])[6:],
-                }
+                dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
+                fields = {"architectures": [self.model.architecture], "dtype": dtype}
                 write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
                 if self.model.vision:
                     self.model.vision.processor.save(directory)
@@ -359,10 +351,8 @@ class DeepSpeedEngine:
         tensors |= self._average.named() if self._average else {}
         values |= self._shape() | self._division() | {"fragments": self._fragments()}
         if parts.optimizer:
-            values |= {
-                "scheduler": self._scheduler.state_dict(),
-                "loss_scaler": self._masters.loss_scale(),
-            }
+            values["scheduler"] = self._scheduler.state_dict()
+            values["loss_scaler"] = self._masters.loss_scale()
         try:
             write_rank_state(directory, self.layout.rank, tensors, values)
         finally:  # a full disk on one rank must not leave the others waiting
@@ -389,9 +379,8 @@ class DeepSpeedEngine:
             self._average.load(tensors)
         if parts.optimizer:
             self._scheduler.load_state_dict(values["scheduler"])
-            for group, rate in zip(
-                self._inner.param_groups, self._scheduler.get_last_lr(), strict=True
-            ):
+            rates = self._scheduler.get_last_lr()
+            for group, rate in zip(self._inner.param_groups, rates, strict=True):
                 group["lr"] = rate
             self._masters.set_loss_scale(values["loss_scaler"])
         dist.barrier()

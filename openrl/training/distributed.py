@@ -33,18 +33,11 @@ class Launch:
             return None
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
             if not env.get(name, "0").isdecimal():
-                remedy = f"unset {name}, or start with torchrun, which sets it"
-                raise UserError(
-                    f"${name} is {env[name]!r}: not a number, as launchers set it", remedy
-                )
+                problem = f"${name} is {env[name]!r}: not a number, as launchers set it"
+                raise UserError(problem, f"unset {name}, or start with torchrun, which sets it")
         own = local_rank if local_rank >= 0 else int(env.get("LOCAL_RANK", "0"))
-        return cls(
-            int(env["RANK"]),
-            int(env["WORLD_SIZE"]),
-            own,
-            env["MASTER_ADDR"],
-            int(env["MASTER_PORT"]),
-        )
+        rank, world_size, port = (int(env[n]) for n in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        return cls(rank, world_size, own, env["MASTER_ADDR"], port)
 
     def take_own_gpu(self) -> None:
         """Make this process see only its own GPU, as number 0, as Ray does. Must run before CUDA is
@@ -53,9 +46,8 @@ class Launch:
         devices = seen.split(",") if seen else []
         # otherwise the launcher has already restricted it to one
         if not devices or self.local_rank < len(devices):
-            os.environ["CUDA_VISIBLE_DEVICES"] = (
-                devices[self.local_rank] if devices else str(self.local_rank)
-            )
+            own = devices[self.local_rank] if devices else str(self.local_rank)
+            os.environ["CUDA_VISIBLE_DEVICES"] = own
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed uses it as the device number
 
 
@@ -78,20 +70,14 @@ def init_distributed(
     if socket.gethostbyname(master_addr).startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    store: dist.Store = (
-        dist.HashStore()
-        if world_size == 1
-        else _tcp_store(rank, world_size, master_addr, master_port, limit)
-    )
+    store: dist.Store = dist.HashStore()
+    if world_size > 1:
+        store = _tcp_store(rank, world_size, master_addr, master_port, limit)
+    backend = "gloo"
     if device == "cuda":
         torch.cuda.set_device(0)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=limit,
-    )
+        backend = "nccl"
+    dist.init_process_group(backend, None, limit, world_size, rank, store)
 
 
 _groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
@@ -107,9 +93,8 @@ def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
     if key not in _groups:
         # torch requires that every rank creates every group, in the same order
         made = [dist.new_group(ranks, timeout=limit) for ranks in members]
-        _groups[key] = next(
-            group for group, ranks in zip(made, members, strict=True) if dist.get_rank() in ranks
-        )
+        own = next(n for n, ranks in enumerate(members) if dist.get_rank() in ranks)
+        _groups[key] = made[own]
     return _groups[key]
 
 

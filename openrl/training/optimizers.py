@@ -40,12 +40,9 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
     Weight decay acts on matrices only, not on biases, norms and other vectors, as in the GPT-3
     recipe."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for_muon = {
-        id(p)
-        for name, p in named
-        if spec.flags.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)
-    }
-    trainable = [p for _, p in named if id(p) not in for_muon]
+    matrices = [p for name, p in named if p.dim() == 2 and in_a_layer(name)]
+    for_muon = {*matrices} if spec.flags.optimizer == "muon" else set()
+    trainable = [p for _, p in named if p not in for_muon]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trainable if p.dim() > 1], "weight_decay": spec.flags.l2},
         {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
@@ -59,7 +56,7 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
 
             return AdamW8bit(groups, lr=spec.learning_rate, betas=spec.flags.adam_betas, eps=1e-8)
         case "muon" if for_muon:
-            return MuonAndAdamW([p for _, p in named if id(p) in for_muon], groups, spec)
+            return MuonAndAdamW(matrices, groups, spec)
     return _adamw(groups, spec)
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class Movable:
 
     tensors: list[Tensor]
     spared: list[Tensor] = field(default_factory=list)  # memory shared with these stays
-    dropped: bool = False  # the content is no longer needed and is not kept
+    dropped: bool = False  # nobody needs the content any more; it comes back as zeros
 
 
 def movable(
@@ -86,17 +86,9 @@ def movable(
     return Movable([*masters, *tensors], spared=parameters)
 
 
-class SleepStorage(Protocol):
-    """The place that keeps the bytes of a sleeping part. ``restore`` returns them in the order in
-    which ``put`` stored them."""
-
-    def put(self, data: Tensor) -> None: ...
-
-    def restore(self, data: Tensor) -> None: ...
-
-
 class InHostMemory:
-    """Keeps a GPU's bytes in pinned host memory."""
+    """Keeps a GPU's bytes in pinned host memory. ``restore`` returns them in the order in which
+    ``put`` stored them."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []
@@ -113,8 +105,8 @@ class InHostMemory:
 
 
 class InFile:
-    """Keeps a CPU's bytes in an unnamed file under $TMPDIR, which vanishes with the process however
-    it ends."""
+    """Does the same for a CPU in an unnamed file under $TMPDIR, which vanishes with the process
+    however it ends."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="openrl_sleep_")  # noqa: SIM115
@@ -137,20 +129,10 @@ def _buffer(data: Tensor) -> ctypes.Array:
     return (ctypes.c_char * len(data)).from_address(data.data_ptr())
 
 
-class Dropped:
-    """Keeps nothing, for gradients: between two steps nobody needs them, and their buffers come
-    back as zeros."""
-
-    def put(self, data: Tensor) -> None: ...
-
-    def restore(self, data: Tensor) -> None:
-        data.zero_()
-
-
 @dataclass(frozen=True)
 class _Asleep:
     storages: list[tuple[torch.UntypedStorage, int]]  # each with its size in bytes
-    kept: SleepStorage
+    kept: InHostMemory | InFile | None  # None: the content was dropped
 
 
 class Sleep:
@@ -177,20 +159,13 @@ class Sleep:
         spared = {t.untyped_storage().data_ptr() for t in what.spared}
         storages = [t.untyped_storage() for t in what.tensors if t.device.type == self._device.type]
         found = {storage.data_ptr(): storage for storage in storages}
-        chosen = [
-            s
-            for address, s in found.items()
-            if address not in spared and s.nbytes() and s.resizable()
-        ]
-        kept: SleepStorage = (
-            Dropped()
-            if what.dropped
-            else InHostMemory()
-            if self._device.type == "cuda"
-            else InFile()
-        )
-        for storage in chosen:
-            kept.put(_bytes(storage))
+        moving = [s for address, s in found.items() if address not in spared]
+        chosen = [s for s in moving if s.nbytes() and s.resizable()]
+        kept = None
+        if not what.dropped:
+            kept = InHostMemory() if self._device.type == "cuda" else InFile()
+            for storage in chosen:
+                kept.put(_bytes(storage))
         self._asleep[part] = _Asleep([(storage, storage.nbytes()) for storage in chosen], kept)
         for storage in chosen:
             storage.resize_(0)
@@ -206,7 +181,10 @@ class Sleep:
             for storage, size in slept.storages:
                 storage.resize_(size)
             for storage, _ in slept.storages:
-                slept.kept.restore(_bytes(storage))
+                if slept.kept is None:
+                    _bytes(storage).zero_()
+                else:
+                    slept.kept.restore(_bytes(storage))
             del self._asleep[part]
 
 

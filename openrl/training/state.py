@@ -35,10 +35,8 @@ def write_rank_state(
     """Write ``rank_00000.safetensors`` and ``rank_00000.json`` for rank 0, and so on."""
     directory.mkdir(parents=True, exist_ok=True)
     stem = directory / f"rank_{rank:05d}"
-    save_file(
-        {name: t.detach().contiguous().cpu() for name, t in tensors.items()},
-        stem.with_suffix(".safetensors"),
-    )
+    on_host = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
+    save_file(on_host, stem.with_suffix(".safetensors"))
     stem.with_suffix(".json").write_text(json.dumps(values))
 
 

@@ -46,12 +46,8 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
     text = load_config(path, trust_remote_code).get_text_config()
     plan = getattr(text, "base_model_tp_plan", None) or {}
     if not plan or (unknown := set(plan.values()) - STYLES):
-        why = (
-            f"its plan for tensor parallelism has {', '.join(sorted(unknown))}"
-            if plan
-            else "transformers has no plan"
-        )
-        raise _unsplittable(path, size, why)
+        has = f"its plan for tensor parallelism has {', '.join(sorted(unknown))}" if plan else ""
+        raise _unsplittable(path, size, has or "transformers has no plan")
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     for name, count in (("attention", heads), ("key-value", kv_heads)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from types import ModuleType
 from typing import Any
@@ -79,11 +78,7 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     ]
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
     dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-    return [
-        name.removeprefix("hf.")
-        for (name, _), found in zip(named, bad.tolist(), strict=True)
-        if found
-    ]
+    return [named[i][0].removeprefix("hf.") for i in bad.nonzero().flatten().tolist()]
 
 
 def own_range(parameter: Any) -> tuple[int, int]:
@@ -102,19 +97,11 @@ def parameter_count(model: HeadedModel, tp_size: int) -> int:
 
 def _whole(named: dict[str, Tensor], stage: int) -> dict[str, Tensor]:
     """Return the parameters whole and with 4-bit ones unpacked. In stage 3 they are copies."""
-    with _gathered(list(named.values()), stage):
-        named = {name: undivided_weight(t) for name, t in named.items()}
-        return {
-            name: dequantised(t).clone() if stage == 3 else dequantised(t)
-            for name, t in named.items()
-        }
-
-
-def _gathered(tensors: list[Tensor], stage: int) -> AbstractContextManager:
     if stage < 3:
-        return nullcontext()
-    gather = deepspeed_module().zero.GatheredParameters
-    return gather([t for t in tensors if hasattr(t, "ds_id")])
+        return {name: dequantised(undivided_weight(t)) for name, t in named.items()}
+    sharded = [t for t in named.values() if hasattr(t, "ds_id")]
+    with deepspeed_module().zero.GatheredParameters(sharded):
+        return {name: dequantised(undivided_weight(t)).clone() for name, t in named.items()}
 
 
 def _layer_of(name: str) -> str:
