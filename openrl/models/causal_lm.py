@@ -22,7 +22,8 @@ from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
 from openrl.models.sequence_parallel import Part
-from openrl.models.towers import language_model_at
+from openrl.models.stored import load_config
+from openrl.models.towers import language_model_class
 from openrl.models.trial import Trial
 from openrl.models.vision import build_vision
 
@@ -38,15 +39,12 @@ class CausalLM(HeadedModel):
         self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False
     ) -> None:
         super().__init__(hf, packing)
-        head = LogprobHead(
-            hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size
-        )
+        transform = logit_transform(hf.config, temperature)
+        head = LogprobHead(hf.get_output_embeddings(), transform, chunk_size)
         hf.set_output_embeddings(head)
         if hf.get_output_embeddings() is not head:
-            raise UserError(
-                f"{type(hf).__name__} does not let its output head be replaced",
-                "use another architecture",
-            )
+            problem = f"{type(hf).__name__} does not let its output head be replaced"
+            raise UserError(problem, "use another architecture")
 
     def read(
         self,
@@ -66,11 +64,11 @@ class CausalLM(HeadedModel):
             outputs,
             [part.take(shift_left(rows.arranged(column)))[predicts] for column in reference],
         )
-        columns = {
-            name: rows.columns(shift_right(part.whole(column)))
-            for name, column in ({"logprobs": logprobs} | more).items()
-        }
-        return columns.pop("logprobs"), columns
+
+        def to_rows(column: Tensor) -> Tensor:
+            return rows.columns(shift_right(part.whole(column)))
+
+        return to_rows(logprobs), {name: to_rows(column) for name, column in more.items()}
 
     @property
     def architecture(self) -> str:
@@ -106,7 +104,8 @@ def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: 
     its logits in a way that this package does not know.
     """
     flags = loading.flags
-    hf = load_pretrained(language_model_at(path, flags.trust_remote_code), path, loading)
+    kind = language_model_class(load_config(path, flags.trust_remote_code))
+    hf = load_pretrained(kind, path, loading)
     with torch.no_grad(), eager_attention(hf):
         tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None].to(hf.device)
         expected = _plain_logprobs(hf, tokens)
@@ -125,12 +124,7 @@ def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: 
     return model
 
 
-def load_pretrained(
-    kind: type,
-    path: str,
-    loading: Loading,
-    may_lack: str = "",
-) -> PreTrainedModel:
+def load_pretrained(kind: type, path: str, loading: Loading, may_lack: str = "") -> PreTrainedModel:
     """Call ``kind.from_pretrained``; return the model on the CPU, without dropout. Every weight
     except ``may_lack`` must be in the checkpoint.
 
@@ -149,12 +143,9 @@ def load_pretrained(
     # KeyError means that no attention has that name
     except (OSError, ValueError, ImportError, KeyError) as error:
         remedy = "check the path and --attn_implementation"
-        more = (
-            ", or leave --prefix_grouper out, which asks for varlen"
-            if flags.attn_implementation == VARLEN
-            else ""
-        )
-        raise UserError(f"cannot load a model from {path!r}: {error}", remedy + more) from error
+        if flags.attn_implementation == VARLEN:
+            remedy += ", or leave --prefix_grouper out, which asks for varlen"
+        raise UserError(f"cannot load a model from {path!r}: {error}", remedy) from error
     if missing := sorted(set(report["missing_keys"]) - {may_lack}):
         raise UserError(
             f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",

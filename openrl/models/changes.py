@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import ErrorCollector, UserError
+from openrl.models.experts import expert_count
 from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
 
@@ -20,15 +21,14 @@ OWN_FLAGS = {
     "torch_dtype": "--param_dtype",
     "attn_implementation": "--attn_implementation",
 }
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
     """Return the arguments for ``from_pretrained``."""
-    experts = changes.experts_implementation
-    return changes.model_config_overrides | (
-        {} if experts is None else {"experts_implementation": experts}
-    )
+    if changes.experts_implementation is None:
+        return changes.model_config_overrides
+    own = {"experts_implementation": changes.experts_implementation}
+    return changes.model_config_overrides | own
 
 
 def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool) -> None:
@@ -42,9 +42,7 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
         with collector:
             _check_field(path, config, name)
     with collector:
-        if changes.experts_implementation and not any(
-            getattr(config.get_text_config(), n, None) for n in EXPERTS
-        ):
+        if changes.experts_implementation and not expert_count(config.get_text_config()):
             raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
     with collector:
         if changes.freeze_modules is not None:
@@ -58,10 +56,8 @@ def _check_field(path: str, config: Any, name: str) -> None:
         raise UserError(f"--model_config_overrides: {name} has its own flag", OWN_FLAGS[name])
     if not hasattr(config, name):
         near = get_close_matches(name, vars(config), 1)
-        raise UserError(
-            f"--model_config_overrides: the config of {path} has no field {name!r}",
-            f"{near[0]!r}" if near else "",
-        )
+        problem = f"--model_config_overrides: the config of {path} has no field {name!r}"
+        raise UserError(problem, f"{near[0]!r}" if near else "")
 
 
 def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
@@ -69,11 +65,9 @@ def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
     given = list(names)
     found = [name for name in given if re.search(pattern, name)]
     if len(found) in (0, len(given)):
-        how_many = "no" if not found else "every"
-        raise UserError(
-            f"--freeze_modules {pattern} matches {how_many} parameter of {path}",
-            f"names are such as {given[len(given) // 2]}",
-        )
+        problem = f"matches {'every' if found else 'no'} parameter of {path}"
+        example = f"names are such as {given[len(given) // 2]}"
+        raise UserError(f"--freeze_modules {pattern} {problem}", example)
     return found
 
 
@@ -105,8 +99,5 @@ def use_liger_kernels(hf: PreTrainedModel) -> None:
 
 
 def _replaced_forwards(model: nn.Module) -> dict[str, object]:
-    return {
-        name: vars(module)["forward"]
-        for name, module in model.named_modules()
-        if "forward" in vars(module)
-    }
+    own = {name: vars(module).get("forward") for name, module in model.named_modules()}
+    return {name: forward for name, forward in own.items() if forward is not None}

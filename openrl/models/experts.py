@@ -19,14 +19,19 @@ scalar. It is K, the number of experts per token, if tokens are spread evenly, a
 number of experts (https://arxiv.org/abs/2101.03961 eq. 4)."""
 
 
+def expert_count(text: PretrainedConfig) -> int:
+    """Return the number of experts that the config of a text model names; 0 if it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((count for name in names if (count := getattr(text, name, None))), 0)
+
+
 def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBalancing | None:
     """Return the load-balancing loss of a model's architecture; None if it has no router or
     balances its experts in another way."""
     module = sys.modules.get(model_class.__module__) if model_class else None
     of_architecture = getattr(module, "load_balancing_loss_func", None)
-    text = config.get_text_config()
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
-    chosen = getattr(text, "num_experts_per_tok", None)
+    experts = expert_count(config.get_text_config())
+    chosen = getattr(config.get_text_config(), "num_experts_per_tok", None)
     if of_architecture is None or not experts or not chosen:
         return None
     return lambda router_logits, mask: of_architecture(tuple(router_logits), experts, chosen, mask)

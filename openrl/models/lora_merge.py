@@ -16,7 +16,8 @@ from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES, Loading, load_pretrained
 from openrl.models.scalar_model import HEAD_FIELD, stored_head
-from openrl.models.towers import language_model_at
+from openrl.models.stored import load_config
+from openrl.models.towers import language_model_class
 
 HEAD = "score"  # the name that transformers' sequence classifiers use
 
@@ -33,7 +34,7 @@ def merge_adapter(
     """
     exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
     if head_prefix is None:
-        kind = language_model_at(base, flags.trust_remote_code)
+        kind = language_model_class(load_config(base, flags.trust_remote_code))
         model = load_pretrained(kind, base, Loading(exact, "cpu"))
     else:
         model = _reward_model(base, adapter, exact, head_prefix)
@@ -52,12 +53,8 @@ def merge_adapter(
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
     """Load the base as a classifier with one output. Raises UserError if neither base nor adapter
     holds a head."""
-    model = load_pretrained(
-        AutoModelForSequenceClassification,
-        base,
-        Loading(flags, "cpu", settings={"num_labels": 1}),
-        may_lack=f"{HEAD}.weight",
-    )
+    loading = Loading(flags, "cpu", settings={"num_labels": 1})
+    model = load_pretrained(AutoModelForSequenceClassification, base, loading, f"{HEAD}.weight")
     if not hasattr(model, HEAD):
         raise UserError(f"{type(model).__name__} has no head named {HEAD}", "another architecture")
     name, weight = stored_head(base, flags, prefix)
@@ -85,9 +82,7 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
         raise UserError(
             f"--lora_path: {adapter} does not fit {base}: {error}", "the base it was trained on"
         ) from error
-    placed = {
-        name: tensor.shape for name, tensor in get_peft_model_state_dict(with_adapter).items()
-    }
+    placed = get_peft_model_state_dict(with_adapter)
     if wrong := sorted(placed.keys() ^ stored.keys()):
         raise UserError(
             f"--lora_path: {adapter} does not fit {base}: {len(wrong)} tensors without a"

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
@@ -15,7 +14,6 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from openrl.errors import UserError
 from openrl.vision.processor import sees
 
 
@@ -28,15 +26,6 @@ def empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTrained
     """Return a language model whose weights have shapes but no memory."""
     with torch.device("meta"):
         return language_model_class(config).from_config(config, trust_remote_code=trust_remote_code)
-
-
-def language_model_at(path: str, trust_remote_code: bool) -> Any:
-    """Return that class for the model at ``path``. Raises UserError if there is no model."""
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a model from {path!r}: {error}", "check the path") from error
-    return language_model_class(config)
 
 
 def tower_parameters(hf: PreTrainedModel) -> list[str]:

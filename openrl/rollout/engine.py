@@ -298,9 +298,7 @@ def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
     """Return the image tokens, which an engine that accepts images must never sample."""
     if not spec.max_images:
         return ()
-    from transformers import AutoConfig
-
+    from openrl.models.stored import load_config
     from openrl.vision.processor import media_tokens
 
-    config = AutoConfig.from_pretrained(spec.model, trust_remote_code=spec.trust_remote_code)
-    return media_tokens(config)
+    return media_tokens(load_config(spec.model, spec.trust_remote_code))

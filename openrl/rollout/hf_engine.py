@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
-from openrl.models.towers import language_model_at, tower_weights
+from openrl.models.stored import load_config
+from openrl.models.towers import language_model_class, tower_weights
 from openrl.models.vision import Vision
 from openrl.rollout.engine import EngineSpec, Request, RolloutEngine, banned_tokens
 from openrl.rollout.sampler import sample_token
@@ -103,16 +104,15 @@ class HFEngine(RolloutEngine):
     def _load_model(self) -> None:
         spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
         self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
-        kind = language_model_at(spec.model, spec.trust_remote_code)
+        kind = language_model_class(load_config(spec.model, spec.trust_remote_code))
         more = {"attn_implementation": spec.attention} if spec.attention else {}
         model = kind.from_pretrained(
             spec.model, dtype=DTYPES[spec.dtype], **remote, **more, **spec.config_overrides
         )
-        self._processor = (
-            VisionProcessor(spec.model, spec.processor_kwargs, spec.trust_remote_code)
-            if spec.max_images
-            else None
-        )
+        self._processor: VisionProcessor | None = None
+        if spec.max_images:
+            trusted = spec.trust_remote_code
+            self._processor = VisionProcessor(spec.model, spec.processor_kwargs, trusted)
         self._use_model(model)
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 

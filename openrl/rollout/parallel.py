@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import ErrorCollector, UserError
+from openrl.models.experts import expert_count
+from openrl.models.stored import load_config
 
 ON_A_CPU = {
     "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no activations between stages",
@@ -28,28 +30,18 @@ def check_parallel(
         "vllm_enable_expert_parallel": expert,
         "vllm_data_parallel_size": sizes.data > 1,
     }
-    for flag in (flag for flag, wanted in asked.items() if wanted and device == "cpu"):
-        with collector:
-            raise UserError(
-                f"--{flag} needs GPUs: {ON_A_CPU[flag]}",
-                "leave it out, or --vllm_tensor_parallel_size",
-            )
+    for flag, reason in ON_A_CPU.items():
+        if asked[flag] and device == "cpu":
+            with collector:
+                remedy = "leave it out, or --vllm_tensor_parallel_size"
+                raise UserError(f"--{flag} needs GPUs: {reason}", remedy)
     if sizes.width > 1 or expert:
         with collector:
-            config = _config(model, trust_remote_code)
+            config = load_config(model, trust_remote_code).get_text_config()
             for message, remedy in shape_problems(config, sizes, expert):
                 with collector:
                     raise UserError(message, remedy)
     collector.raise_all()
-
-
-def _config(model: str, trust_remote_code: bool) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(
-            model, trust_remote_code=trust_remote_code
-        ).get_text_config()
-    except (OSError, ValueError) as error:
-        raise UserError(f"--pretrain: the config of {model} does not load: {error}") from error
 
 
 def shape_problems(
@@ -59,7 +51,7 @@ def shape_problems(
     vLLM's layers."""
     heads, tensor = config.num_attention_heads, sizes.tensor
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    experts = next((n for name in EXPERTS if (n := getattr(config, name, None))), 0)
+    experts = expert_count(config)
     fits = [
         n
         for n in range(1, heads + 1)
@@ -79,15 +71,8 @@ def shape_problems(
             f"--vllm_tensor_parallel_size {tensor} does not divide the {inner} columns of the MLP",
             "a divisor",
         )
-    if sizes.pipeline > config.num_hidden_layers:
-        message = (
-            f"--vllm_pipeline_parallel_size {sizes.pipeline}: the model has"
-            f" {config.num_hidden_layers} layers"
-        )
-        yield message, f"--vllm_pipeline_parallel_size {config.num_hidden_layers} or less"
+    flag, layers = "--vllm_pipeline_parallel_size", config.num_hidden_layers
+    if sizes.pipeline > layers:
+        yield f"{flag} {sizes.pipeline}: the model has {layers} layers", f"{flag} {layers} or less"
     if expert and not experts:
         yield "--vllm_enable_expert_parallel: the model has no experts", "leave it out"
-
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of model configs that hold the number of experts."""
