@@ -1,4 +1,5 @@
-"""Losses on compared and rated answers: one loss per pair, or per rated answer. They need only torch.
+"""Losses on compared and rated answers: one loss per pair, or per rated answer. They need only
+torch.
 
 Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses`` and divides nothing;
 ``openrl.extension_points.preference_losses`` resolves names. ``needs`` says what a loss reads
