@@ -182,7 +182,7 @@ class LocalGroup:
                 await maybe_await(worker.close())
         self._workers.clear()
 
-    async def _answers(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
+    async def _answers(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
         return await gather_ranks(self.role, method, pending, self.timeout)
 
     async def _invoke(

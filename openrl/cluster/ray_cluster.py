@@ -203,7 +203,7 @@ class RayCluster:
             where = ", ".join(map(str, sizes))
             wanted = f"nodes with {where} places for {plan.roles_of(part[0])}"
             raise self._refusal([f"needs {wanted}, and was given {counts}"])
-        bundles = {}
+        bundles: dict[int, tuple[PlacementGroup, int]] = {}
         for node_group, of_group in zip(part, indices, strict=True):
             first = sum(plan.node_groups[:node_group])
             bundles |= {first + i: (group, index) for i, index in enumerate(of_group)}

@@ -51,26 +51,16 @@ def check_attention(flags: LoadFlags, device: str = "cuda") -> None:
     """Raise UserError if --attn_implementation does not run on ``device``, is not installed, or is
     neither an attention of transformers nor (recognised by a slash) a kernel of the Hub."""
     name = flags.attn_implementation
-    known = {
-        "eager",
-        *(
-            key
-            for key in ALL_ATTENTION_FUNCTIONS.valid_keys()
-            if not key.startswith(("paged", "openrl"))
-        ),
-    }
+    others = ("paged", "openrl")
+    functions = (n for n in ALL_ATTENTION_FUNCTIONS.valid_keys() if not n.startswith(others))
+    known = sorted({"eager", *functions})
     if name is not None and name not in known and "/" not in name:
-        near = get_close_matches(name, known, 1)
-        raise UserError(
-            f"--attn_implementation: there is no attention {name!r}, but"
-            f" {', '.join(sorted(known))}",
-            f"--attn_implementation {near[0] if near else 'sdpa'}",
-        )
+        near = get_close_matches(name, known, 1) or ["sdpa"]
+        problem = f"there is no attention {name!r}, but {', '.join(known)}"
+        raise UserError(f"--attn_implementation: {problem}", f"--attn_implementation {near[0]}")
     if name in PACKAGES and device != "cuda":
-        raise UserError(
-            f"--attn_implementation {name} needs a GPU, and there is none here",
-            "--attn_implementation sdpa, or leave it out",
-        )
+        problem = f"--attn_implementation {name} needs a GPU, and there is none here"
+        raise UserError(problem, "--attn_implementation sdpa, or leave it out")
     if name in PACKAGES and not (_installed(PACKAGES[name]) or _installed("kernels")):
         raise UserError(
             f"--attn_implementation {name}: {PACKAGES[name]} is not installed",
@@ -89,10 +79,8 @@ def _installed(module: str) -> bool:
 
 def use_varlen(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
     """Switch a model for packed rows from sdpa to ``varlen``, unless the user asked for sdpa."""
-    plain = (
-        hf.config.get_text_config() is hf.config
-        and getattr(hf.config, "attn_logit_softcapping", None) is None
-    )
+    capped = getattr(hf.config, "attn_logit_softcapping", None) is not None
+    plain = hf.config.get_text_config() is hf.config and not capped
     left_to_us = flags.attn_implementation is None and hf.config._attn_implementation == "sdpa"
     if left_to_us and plain and (device == "cpu" or _kernel_runs(flags.param_dtype != "fp32")):
         hf.set_attn_implementation(VARLEN)
@@ -154,12 +142,10 @@ def varlen_attention(
     if query.is_cuda and _kernel_runs(module.config.dtype != torch.float32):
         # adapters may return fp32
         query, key, value = (x.to(module.config.dtype) for x in (query, key, value))
-        ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-        return _by_kernel(query, key, value, ends, scaling, sliding_window), None
-    lengths = [
-        [query.shape[2]] if ends is None else ends.diff().tolist()
-        for ends in (cu_seq_lens_q, cu_seq_lens_k)
-    ]
+        bounds = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        return _by_kernel(query, key, value, bounds, scaling, sliding_window), None
+    ends = (cu_seq_lens_q, cu_seq_lens_k)
+    lengths = [[query.shape[2]] if x is None else x.diff().tolist() for x in ends]
     return _one_by_one(query, key, value, lengths, scaling, sliding_window), None
 
 

@@ -31,9 +31,8 @@ def recompute(
 ) -> None:
     """Set up ``method`` for training. Raises UserError if the model does not support it."""
     if not hf.supports_gradient_checkpointing:
-        raise UserError(
-            f"--gradient_checkpointing: {type(hf).__name__} does not support it", "leave it out"
-        )
+        problem = f"--gradient_checkpointing: {type(hf).__name__} does not support it"
+        raise UserError(problem, "leave it out")
     layers = [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
     if method in ("uniform", "block"):
         hf.gradient_checkpointing_enable({"use_reentrant": reentrant})

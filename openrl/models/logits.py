@@ -25,7 +25,12 @@ NEVER = -1e4
 def placed(values: Tensor, mask: Tensor) -> Tensor:
     """Put (N, ...) values at the True places of a mask (b, T); return (b, T, ...), 0 elsewhere."""
     blank = torch.zeros(mask.shape + values.shape[1:], dtype=values.dtype, device=values.device)
-    return blank.masked_scatter(mask.view(*mask.shape, *(1 for _ in values.shape[1:])), values)
+    return blank.masked_scatter(like(mask, blank), values)
+
+
+def like(mask: Tensor, values: Tensor) -> Tensor:
+    """View a mask (b, T) with as many dimensions as ``values`` (b, T, ...)."""
+    return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
 @dataclass(frozen=True)

@@ -160,14 +160,12 @@ class _Chunked(torch.autograd.Function):
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
         kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
-        ctx.save_for_backward(
-            states, weight, bias, targets, torch.cat([p[2] for p in parts]), entropies
-        )
+        log_partition = torch.cat([p[2] for p in parts])
+        ctx.save_for_backward(states, weight, bias, targets, log_partition, entropies)
         ctx.transform, ctx.chunk_size, ctx.reference = transform, chunk_size, reference
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *([] if entropy else [entropies]), *([kl] if reference is None else [])
-        )
+        not_asked = [*([] if entropy else [entropies]), *([kl] if reference is None else [])]
+        ctx.mark_non_differentiable(*not_asked)
         return logprobs, entropies, kl
 
     @staticmethod
@@ -176,14 +174,8 @@ class _Chunked(torch.autograd.Function):
         # chunks are summed in at least fp32
         exact = torch.promote_types(states.dtype, torch.float32)
         grad_states = torch.empty_like(states)
-        grad_weight = (
-            torch.zeros(weight.shape, dtype=exact, device=weight.device)
-            if ctx.needs_input_grad[1]
-            else None
-        )
-        grad_bias = (
-            torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
-        )
+        grad_weight = torch.zeros_like(weight, dtype=exact) if ctx.needs_input_grad[1] else None
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
             # the gradient overwrites the logits
@@ -240,11 +232,9 @@ def _score_gradient(
 def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:
     """Split a chunk of ``count`` tokens; return each part's place among all tokens and in the
     chunk."""
-    inside = _chunks(count, ROW_BLOCK)
-    return [
-        (slice(rows.start + part.start, rows.start + min(part.stop, count)), part)
-        for part in inside
-    ]
+    first = rows.start
+    parts = _chunks(count, ROW_BLOCK)
+    return [(slice(first + p.start, first + min(p.stop, count)), p) for p in parts]
 
 
 def _chunks(n: int, size: int) -> list[slice]:

@@ -53,11 +53,8 @@ class Adapters:
 
     def __init__(self, hf: PreTrainedModel, config: peft.LoraConfig, base: str) -> None:
         self.hf, self.config, self.base = hf, config, base
-        self.layers = {
-            name: module
-            for name, module in hf.named_modules()
-            if isinstance(module, peft.tuners.lora.LoraLayer)
-        }
+        kind = peft.tuners.lora.LoraLayer
+        self.layers = {name: m for name, m in hf.named_modules() if isinstance(m, kind)}
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -80,11 +77,9 @@ class Adapters:
         for name, weight in plain.items():
             layer, _, kind = name.rpartition(".base_layer.")
             if layer and kind == "weight":
-                low = [
-                    named[f"{layer}.{part}.{TRAINED}.weight"].float()
-                    for part in ("lora_B", "lora_A")
-                ]
-                change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
+                high = named[f"{layer}.lora_B.{TRAINED}.weight"].float()
+                low = named[f"{layer}.lora_A.{TRAINED}.weight"].float()
+                change = self.layers[layer].scaling[TRAINED] * (high @ low)
                 # GPT-2 stores its weights as (in, out)
                 flipped = getattr(self.layers[layer], "fan_in_fan_out", False)
                 weight = (weight.float() + (change.T if flipped else change)).to(weight.dtype)
@@ -139,11 +134,8 @@ def add_adapters(
     adapter of --lora_adapter_path does not fit.
     """
     given = flags.lora_adapter_path
-    config, names = (
-        (_new_config(flags, hf), [TRAINED])
-        if given is None
-        else (_read_config(given), [TRAINED, START])
-    )
+    config = _new_config(flags, hf) if given is None else _read_config(given)
+    names = [TRAINED] if given is None else [TRAINED, START]
     hf.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -166,8 +158,7 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
-    settings = load_config(base, trust_remote_code)
-    hf = empty_model(settings, trust_remote_code)
+    hf = empty_model(load_config(base, trust_remote_code), trust_remote_code)
     with torch.device("meta"):
         config = _new_config(flags, hf) if given is None else _read_config(given)
         _inject(config, hf, TRAINED, flags)
@@ -188,9 +179,7 @@ def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
     which are not layers of their own."""
     if flags.target_modules != ("all-linear",):
         return list(flags.target_modules)
-    fused = any(
-        ".experts." in name and parameter.dim() == 3 for name, parameter in hf.named_parameters()
-    )
+    fused = any(".experts." in name and p.dim() == 3 for name, p in hf.named_parameters())
     return sorted(_linear_names(hf) - OF_EXPERTS) if fused else "all-linear"
 
 
@@ -250,30 +239,19 @@ def _linear_names(hf: PreTrainedModel) -> set[str]:
     """Return the names of linear layers, with or without adapters, except the output head."""
     head, kinds = hf.get_output_embeddings(), (nn.Linear, Conv1D)
     head = getattr(head, "base_layer", head)
-    layers = {
-        name: module
-        for name, module in hf.named_modules()
-        if isinstance(module, kinds) and module is not head
-    }
-    return {
-        name.removesuffix(".base_layer").rpartition(".")[2]
-        for name in layers
-        if ".lora_" not in name
-    }
+    layers = [name for name, m in hf.named_modules() if isinstance(m, kinds) and m is not head]
+    plain = [name.removesuffix(".base_layer") for name in layers if ".lora_" not in name]
+    return {name.rpartition(".")[2] for name in plain}
 
 
 def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> None:
-    tensors = {
-        name.removeprefix("base_model.model.").removeprefix(prefix): t
-        for name, t in peft.utils.load_peft_weights(path, device="cpu").items()
-    }
+    tensors = {}
+    for name, tensor in peft.utils.load_peft_weights(path, device="cpu").items():
+        tensors[name.removeprefix("base_model.model.").removeprefix(prefix)] = tensor
     expected = set(peft.utils.get_peft_model_state_dict(hf, adapter_name=names[0]))
     if differ := sorted(expected ^ tensors.keys()):
-        raise UserError(
-            f"--lora_adapter_path: {path} does not fit the model: {differ[0]} is only in one of"
-            " them",
-            "the adapter's own base as --pretrain",
-        )
+        problem = f"{path} does not fit the model: {differ[0]} is only in one of them"
+        raise UserError(f"--lora_adapter_path: {problem}", "the adapter's own base as --pretrain")
     for name in names:
         peft.utils.set_peft_model_state_dict(hf, tensors, adapter_name=name)
 

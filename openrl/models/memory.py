@@ -27,12 +27,8 @@ def memory_use(device: str) -> MemoryUse:
     host = sum(_resident(p) for p in [process, *process.children(recursive=True)])
     if device != "cuda":
         return MemoryUse(host)
-    return MemoryUse(
-        host,
-        torch.cuda.memory_allocated(),
-        torch.cuda.memory_reserved(),
-        free=torch.cuda.mem_get_info()[0],
-    )
+    free, _ = torch.cuda.mem_get_info()
+    return MemoryUse(host, torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), free)
 
 
 def freeze_gc_heap() -> None:

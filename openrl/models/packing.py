@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
-from openrl.models.logits import placed
+from openrl.models.logits import like, placed
 from openrl.models.trial import Trial
 
 # other kinds of layers count tokens from the start of the whole packed row
@@ -79,20 +79,14 @@ def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
         token_ids,
         predicted,
         {} if axes is None else {"position_ids": torch.cat([along[None], axes])},
-        lambda values: values.masked_fill(~_like(scored, values), 0),
+        lambda values: values.masked_fill(~like(scored, values), 0),
         lambda values: values,
     )
 
 
-def _like(mask: Tensor, values: Tensor) -> Tensor:
-    """View a mask (b, T) with as many dimensions as ``values`` (b, T, ...)."""
-    return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
-
-
 def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
-    positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[
-        attention_mask
-    ][None]
+    index = torch.arange(token_ids.shape[1], device=token_ids.device)
+    positions = index.expand_as(token_ids)[attention_mask][None]
     # the first of the four says where rows begin
     given = positions if axes is None else torch.cat([positions, axes[:, attention_mask]])[:, None]
     return Rows(
@@ -107,19 +101,11 @@ def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Ten
 def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
     """Return the boundaries of sequences with these numbers of queries and keys; the last query of
     a sequence sees all its keys. None means as many keys as queries."""
-    # starts and end, then the longest
-    of_queries = (F.pad(queries.cumsum(0), (1, 0)).to(torch.int32), int(queries.max()))
-    of_keys = (
-        of_queries
-        if keys is None
-        else (F.pad(keys.cumsum(0), (1, 0)).to(torch.int32), int(keys.max()))
-    )
-    return {
-        "cu_seq_lens_q": of_queries[0],
-        "cu_seq_lens_k": of_keys[0],
-        "max_length_q": of_queries[1],
-        "max_length_k": of_keys[1],
-    }
+    found: dict[str, Any] = {}
+    for side, lengths in (("q", queries), ("k", queries if keys is None else keys)):
+        found[f"cu_seq_lens_{side}"] = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        found[f"max_length_{side}"] = int(lengths.max())
+    return found
 
 
 def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: Tensor) -> Rows:
@@ -199,9 +185,8 @@ def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Tri
     tail = slice(1, None) if alone.dim() > 1 else slice(None)  # the first token has no prediction
     after = after[:, 6:] if after.dim() > 1 else after
     if discrepancy := trial.discrepancy(*(x[..., tail] for x in (beside, alone, after))):
-        raise _unpackable(
-            path, f"attention crosses from one packed row into the next ({discrepancy})"
-        )
+        why = f"attention crosses from one packed row into the next ({discrepancy})"
+        raise _unpackable(path, why)
 
 
 @torch.no_grad()
@@ -212,10 +197,10 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
     ``run`` is as for ``check_packing`` and also takes groups (b,). The gap is compared with what
     another prefix changes.
     """
-    beginning, ends = trial.tokens[:6], (trial.tokens[6:], trial.tokens[6:].flip(0))
+    beginning, end = trial.tokens.view(2, 6)
+    ends = torch.stack([end, end.flip(0)])
     alike, changed = (
-        torch.stack([torch.cat([begins, end]) for end in ends])
-        for begins in (beginning, beginning.flip(0))
+        torch.cat([first.expand(2, -1), ends], 1) for first in (beginning, beginning.flip(0))
     )
     mask = torch.ones_like(alike, dtype=torch.bool)
     try:

@@ -111,10 +111,8 @@ class _Ring(torch.autograd.Function):
                 key, value = travelling[:, block.keys]
                 found, its_lse = attend(query[at], key, value, block, scale)
                 both = torch.logaddexp(lse[at], its_lse)
-                out[at] = (
-                    out[at] * (lse[at] - both).exp()[..., None]
-                    + found * (its_lse - both).exp()[..., None]
-                )
+                old, new = (x.sub(both).exp()[..., None] for x in (lse[at], its_lse))
+                out[at] = out[at] * old + found * new
                 lse[at] = both
             for work in works:
                 work.wait()
@@ -190,20 +188,10 @@ def attend_backward(
         bounds, longest = _on_device(block, query.device)
         # the state of dropout, which is off
         state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-        args = (
-            gradient,
-            query,
-            key,
-            value,
-            out,
-            lse.T.contiguous().float(),
-            *bounds,
-            *longest,
-            0.0,
-            block.causal,
-        )
+        given = (gradient, query, key, value, out, lse.T.contiguous().float())
+        how = (*bounds, *longest, 0.0, block.causal)
         backward: Any = torch.ops.aten._flash_attention_backward
-        return backward(*args, state, state[:0], scale=scale)
+        return backward(*given, *how, state, state[:0], scale=scale)
     of_query, of_key, of_value = (
         torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (query, key, value)
     )

@@ -73,9 +73,7 @@ class ScalarModel(HeadedModel):
         prefix = f"{self.hf.base_model_prefix}."
         body = self.adapters.merged(body) if self.adapters else body
         body = revert_weight_conversion(self.hf, body) if body else {}
-        return {
-            name if name.startswith(prefix) else prefix + name: t for name, t in body.items()
-        } | head
+        return {prefix + name.removeprefix(prefix): t for name, t in body.items()} | head
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         names = {name: name.replace("hf.", f"{self.hf.base_model_prefix}.", 1) for name in named}
@@ -143,9 +141,8 @@ def load_scalar_model(
     if weight is None:
         assert fresh_head_seed is not None
         size = hf.config.get_text_config().hidden_size
-        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(fresh_head_seed)) / (
-            size + 1
-        )
+        random = torch.Generator().manual_seed(fresh_head_seed)
+        weight = torch.randn(1, size, generator=random) / (size + 1)
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
     model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=loading.packing)
@@ -168,24 +165,19 @@ def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, f
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
     if mean is None or std is None or not std > 0:
         found = "has no mean and std" if mean is None or std is None else f"has the std {std}"
-        raise UserError(
-            f"--normalize_reward: {path}/config.json {found}",
-            "train_rm stores them; or leave it out",
-        )
+        problem = f"--normalize_reward: {path}/config.json {found}"
+        raise UserError(problem, "train_rm stores them; or leave it out")
     return float(mean), float(std)
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:
     """Return one tensor of a safetensors checkpoint, whole or sharded; None if it is not there."""
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    file = SAFE_WEIGHTS_NAME
+    file: str | None = SAFE_WEIGHTS_NAME
     if index is not None:
-        shard = json.loads(Path(index).read_text())["weight_map"].get(name)
-        if shard is None:
-            return None
-        file = shard
-    stored = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
-    if stored is None:
+        file = json.loads(Path(index).read_text())["weight_map"].get(name)
+    stored = file and cached_file(path, file, _raise_exceptions_for_missing_entries=False)
+    if not stored:
         return None
     with safe_open(stored, framework="pt") as tensors:
         return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118

@@ -96,9 +96,8 @@ class SequenceSplit:
             return _AllGather.apply(values, self.group)[:, :width]  # type: ignore[no-any-return]
 
         packed = "position_ids" in rows.inputs
-        positions = rows.inputs.get(
-            "position_ids", torch.arange(width, device=rows.token_ids.device)[None]
-        )
+        index = torch.arange(width, device=rows.token_ids.device)
+        positions = rows.inputs.get("position_ids", index[None])
         sequence = WholeSequence(self, F.pad(positions, (0, missing)), packed)
         inputs = {"position_ids": take(positions), "sequence": sequence}
         return Part(take(rows.token_ids), inputs, take, whole)
@@ -244,14 +243,11 @@ def ring_of_parts(
 ) -> tuple[Tensor, None]:
     """Compute ring attention; arguments and result as in ``ulysses_attention``, for one packed
     row."""
-    if odd := [
-        name for name in ("s_aux", "position_bias", "softcap") if more.get(name) is not None
-    ]:
+    unknown = ("s_aux", "position_bias", "softcap")
+    if odd := [name for name in unknown if more.get(name) is not None]:
         raise TypeError(f"its attention has {' and '.join(odd)}")
     if sliding_window is not None:
-        raise TypeError(
-            "its attention has a sliding window, which a ring does not know (--ulysses_size does)"
-        )
+        raise TypeError("its attention has a sliding window, which only --ulysses_size knows")
     split = sequence.split
     ring = Ring(split.group, sequence.starts, split.flags.ring_head_stride)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

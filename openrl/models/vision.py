@@ -56,10 +56,8 @@ class Vision:
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds since the last call: to turn images into tensors, and to run the
         tower's forward passes."""
-        return {
-            "image_read_seconds": self.reading.take(),
-            "encoder_seconds": self.encoding.take(),
-        }
+        reading, encoding = self.reading.take(), self.encoding.take()
+        return {"image_read_seconds": reading, "encoder_seconds": encoding}
 
     def _timed(self, encode: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:

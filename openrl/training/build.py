@@ -100,8 +100,10 @@ def load_model(spec: ModelSpec) -> HeadedModel:
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
         fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None
-        how = {"fresh_head_seed": fresh, "fp32_head": spec.fp32_head}
-        model = load_scalar_model(kind, spec.path, loading, spec.value_head, **how)
+        head, exact = spec.value_head, spec.fp32_head
+        model = load_scalar_model(
+            kind, spec.path, loading, head, fresh_head_seed=fresh, fp32_head=exact
+        )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
     model.shares = spec.shares
