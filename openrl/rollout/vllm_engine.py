@@ -22,13 +22,7 @@ from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import (
-    Route,
-    SentBucket,
-    SyncEndpoint,
-    bucket_lost,
-    tensors_changed,
-)
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint, bucket_lost, tensors_changed
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
 _ABORT_SECONDS = 0.1  # how long until a pause aborts again, for requests that were being submitted

@@ -68,8 +68,7 @@ KEEPING: tuple[Feature, ...] = (
 
 
 def missing_features(
-    required: Iterable[Feature] = REQUIRED,
-    load: Callable[[str], Any] = import_module,
+    required: Iterable[Feature] = REQUIRED, load: Callable[[str], Any] = import_module
 ) -> list[str]:
     """Return descriptions of the ``required`` features that the installed vLLM lacks. ``load``
     imports a module by name."""

@@ -23,13 +23,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import (
-    Receiver,
-    Route,
-    corrupted_tensors,
-    make_receiver,
-    read_message,
-)
+from openrl.weights.transport import Receiver, Route, corrupted_tensors, make_receiver, read_message
 
 BACKEND = "openrl"
 

@@ -283,10 +283,7 @@ class Learner:
     # -- leaving and returning ---------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        state = {
-            "kl": self.credit.kl.state(),
-            "rewards": self.credit.running.state(),
-        }
+        state = {"kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
         return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
 
     async def save(self, directory: Path, parts: StateParts) -> None:

@@ -161,7 +161,4 @@ class EnginePool:
         if self.repair is None:
             return {}
         replaced, moved, self._replaced, self._moved = self._replaced, self._moved, 0, 0
-        return {
-            "rollout/engines_replaced": float(replaced),
-            "rollout/prompts_moved": float(moved),
-        }
+        return {"rollout/engines_replaced": float(replaced), "rollout/prompts_moved": float(moved)}
