@@ -48,7 +48,7 @@ from openrl.trainer.playing.rollout_files import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
 from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
-from openrl.trainer.workers.roles import agent_setup, check_batches
+from openrl.trainer.workers.roles import agent_setup, check_ranks
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
@@ -78,7 +78,7 @@ def prepare(config: PPOConfig) -> Inputs:
     overrides, roles = config.changes.model_config_overrides, derived.model_roles(config)
     collector = ErrorCollector()
     if (world := config.placement.ranks_of("actor", device)) is not None:
-        collector.run(check_batches, config, world)
+        collector.run(check_ranks, config, {"actor": world})
     if config.mixture.aux_loss_coef:
         collector.run(check_mixture, path, trusted)
     check_training(config, device, collector)

@@ -25,7 +25,7 @@ from typing import Any
 from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS, CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
-from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room
+from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line, require_room
 from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage, fingerprints
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
@@ -44,11 +44,8 @@ class Checkpoints:
     process writes its own engines' parts."""
 
     def __init__(self, flags: CheckpointFlags, is_rank_0: bool = True) -> None:
-        self.directory, self.keep, self.is_rank_0 = (
-            Path(flags.ckpt_path),
-            flags.max_ckpt_num,
-            is_rank_0,
-        )
+        self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
+        self.is_rank_0 = is_rank_0
         self.most_bytes = flags.max_ckpt_mem * 1e9
         self.resumable = not flags.disable_ds_ckpt
         self.written = StateParts(flags.save_optim, flags.save_rng)
@@ -58,13 +55,8 @@ class Checkpoints:
         self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
         start = find_start(flags)
         self.start_from, self.notes = start.path, start.notes
-        last = (
-            -1
-            if flags.overwrite_ckpt
-            else step_of(self.start_from)
-            if self.start_from
-            else math.inf
-        )
+        last: float = step_of(self.start_from) if self.start_from else math.inf
+        last = -1 if flags.overwrite_ckpt else last
         self._stale = [path for path in self.complete() if step_of(path) > last]
 
     async def save(
@@ -84,44 +76,32 @@ class Checkpoints:
         """
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
+        manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
+        manifest |= {"metric": metric, "resumable": self.resumable, "flags": flags}
         try:
             require_room(self.directory, self._bytes, "a checkpoint")
-            return await self._save(step, state, flags, write, metric)
+            if not self.is_rank_0:
+                await write(aside)
+                return final
+            for left_over in self.directory.glob(".writing_*"):
+                shutil.rmtree(left_over)
+            aside.mkdir(parents=True)
+            await write(aside)
+            write_json(aside / "state.json", state)
+            manifest["files"] = await asyncio.to_thread(fingerprints, aside)
+            write_json(aside / MANIFEST, add_checksum(manifest))
+            sync_tree(aside)
+            await self._publish(aside, final)
         except Exception as error:
-            if not disk_is_full(error) and not isinstance(error, DiskFull):
+            if not disk_is_full(error):
                 raise
             if self.is_rank_0:
                 shutil.rmtree(aside, ignore_errors=True)
-            reason = str(error).strip().splitlines()[0]
-            raise DiskFull(f"{final} could not be written: {reason}") from error
+            raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
+        return final
 
-    async def _save(
-        self,
-        step: int,
-        state: dict[str, Any],
-        flags: dict[str, Any],
-        write: Callable[[Path], Awaitable[None]],
-        metric: float | None,
-    ) -> Path:
-        final = self.directory / f"step_{step:06d}"
-        aside = self.directory / f".writing_{final.name}"
-        if not self.is_rank_0:
-            await write(aside)
-            return final
-        for left_over in self.directory.glob(".writing_*"):
-            shutil.rmtree(left_over)
-        aside.mkdir(parents=True)
-        await write(aside)
-        write_json(aside / "state.json", state)
-        manifest: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "step": step,
-            "resumable": self.resumable,
-            "metric": metric,
-        }
-        manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
-        write_json(aside / MANIFEST, add_checksum(manifest))
-        sync_tree(aside)
+    async def _publish(self, aside: Path, final: Path) -> None:
+        """Give a complete checkpoint its name, remove old ones, and begin to copy it."""
         # left by an earlier run, with --overwrite_ckpt; the next save removes it at the latest
         if final.exists():
             final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
@@ -136,7 +116,6 @@ class Checkpoints:
         self._retain(final)
         if self.uploads:
             self.uploads.begin(final)
-        return final
 
     async def finish(self) -> None:
         """Wait until complete checkpoints have been copied to --ckpt_upload_dir, if there is
@@ -156,9 +135,8 @@ class Checkpoints:
                 shutil.rmtree(path)
         self._stale = []
         found = self.complete()
-        metrics = {
-            path: manifest_of(path)["metric"] for path in found if not find_damage(path, False)
-        }
+        sound = [path for path in found if not find_damage(path, False)]
+        metrics = {path: manifest_of(path)["metric"] for path in sound}
         measured = [path for path, metric in metrics.items() if metric is not None]
         best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]
@@ -219,10 +197,10 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
     if notes:
         kind = "the newest checkpoint" if flags.load_checkpoint == "strict" else "every checkpoint"
         listing = "".join(f"\n  {note}" for note in notes)
-        remedy = (
-            "--load_checkpoint without strict for an older one, or --overwrite_ckpt to start fresh"
+        raise UserError(
+            f"--load_checkpoint: {kind} is damaged:{listing}",
+            "--load_checkpoint without strict for an older one, or --overwrite_ckpt to start fresh",
         )
-        raise UserError(f"--load_checkpoint: {kind} is damaged:{listing}", remedy)
     note = f"--load_checkpoint: no complete checkpoint in {flags.ckpt_path}, starting fresh"
     return Start(None, (note,))
 
@@ -236,9 +214,9 @@ def manifest_of(checkpoint: Path) -> dict[str, Any]:
     """Read a checkpoint's manifest. Raises UserError if it has another schema version."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     if manifest["schema_version"] != SCHEMA_VERSION:
+        found = manifest["schema_version"]
         raise UserError(
-            f"{checkpoint} has schema version {manifest['schema_version']}, this is"
-            f" {SCHEMA_VERSION}",
+            f"{checkpoint} has schema version {found}, this is {SCHEMA_VERSION}",
             "resume with the version of openrl that wrote it, or start fresh with --overwrite_ckpt",
         )
     return manifest
@@ -260,10 +238,8 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     version or cannot be resumed from."""
     manifest = manifest_of(checkpoint)
     if not manifest["resumable"]:
-        raise UserError(
-            f"{checkpoint} was written with --disable_ds_ckpt, so no run can resume from it",
-            f"--pretrain {checkpoint / 'hf'}",
-        )
+        problem = f"{checkpoint} was written with --disable_ds_ckpt, so no run can resume from it"
+        raise UserError(problem, f"--pretrain {checkpoint / 'hf'}")
     return json.loads((checkpoint / "state.json").read_text()), manifest["flags"]
 
 

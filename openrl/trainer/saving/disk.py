@@ -28,22 +28,19 @@ class DiskFull(UserError):
 
 def disk_is_full(error: BaseException) -> bool:
     """Return whether ``error``, or one of its causes, says that the disk is full."""
-    return any(
-        (isinstance(e, OSError) and e.errno in FULL)
-        or any(words in str(e).lower() for words in WORDS)
-        for e in _causes(error)
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         e = waiting.pop()
-        if e is not None and id(e) not in seen:
-            seen.add(id(e))
-            yield e
-            waiting += [e.__cause__, e.__context__]
+        if e is None or id(e) in seen:
+            continue
+        if isinstance(e, DiskFull) or (isinstance(e, OSError) and e.errno in FULL):
+            return True
+        if any(words in str(e).lower() for words in WORDS):
+            return True
+        seen.add(id(e))
+        waiting += [e.__cause__, e.__context__]
+    return False
 
 
 def free_bytes(path: Path) -> int:
@@ -69,10 +66,13 @@ def model_has_room(directory: Path) -> Iterator[None]:
     except Exception as error:
         if not disk_is_full(error) or isinstance(error, DiskFull):
             raise
-        reason = str(error).strip().splitlines()[0]
-        free = format_size(free_bytes(directory))
-        message = f"the model could not be written to {directory}, where {free} is free: {reason}"
+        where = f"{directory}, where {format_size(free_bytes(directory))} is free"
+        message = f"the model could not be written to {where}: {first_line(error)}"
         raise DiskFull(message, "free space, then resume from the last checkpoint") from error
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def format_size(count: int) -> str:

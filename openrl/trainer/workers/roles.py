@@ -110,11 +110,9 @@ def model_spec(
     config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int
 ) -> ModelSpec:
     own_steps = optimizer_steps - role.frozen_steps * config.batch.optimizer_steps_per_rollout
-    optim = (
-        None
-        if role.rate is None
-        else OptimSpec(role.rate.learning_rate, config.optim, own_steps, role.average)
-    )
+    optim = None
+    if role.rate is not None:
+        optim = OptimSpec(role.rate.learning_rate, config.optim, own_steps, role.average)
     return ModelSpec(
         kind=role.kind,
         path=role.path,
@@ -178,18 +176,9 @@ def worker_arguments(
     places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and ENGINES in plan.rows else ()
     engine = run_engine_spec(config, device, *places)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
-    limit = config.collecting.vllm_max_inflight_per_engine
-    return table | {
-        ENGINES: (
-            RolloutWorker,
-            config.engine.rollout_backend,
-            engine,
-            config.model,
-            agent_setup(config),
-            rewards,
-            limit,
-        )
-    }
+    limit, backend = config.collecting.vllm_max_inflight_per_engine, config.engine.rollout_backend
+    of_engines = (backend, engine, config.model, agent_setup(config), rewards, limit)
+    return table | {ENGINES: (RolloutWorker, *of_engines)}
 
 
 def sleep_parts(config: PPOConfig) -> list[RolePart]:
@@ -322,22 +311,13 @@ def agent_setup(config: PPOConfig) -> AgentSetup:
     return AgentSetup(config.agents, config.environments, config.templates, config.vision)
 
 
-def check_batches(config: PPOConfig, actor_ranks: int) -> None:
-    """Raise UserError if an optimizer step does not divide among the ranks. Their number may only
-    be known once the cluster is."""
-    if problems := list(ranks_share_a_step(config, actor_ranks)):
-        raise UserError("\n".join(map(str, problems)))
-
-
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
-    """Raise UserError if the number of ranks that the cluster gives a role does not divide as the
-    parallelism flags require."""
-    problems = [
-        p
-        for role, world in ranks.items()
-        if role != "actor"
-        for p in shards_divide(config.parallel, world, role)
-    ]
+    """Raise UserError if a role's number of ranks does not divide as the parallelism flags require,
+    or an optimizer step does not divide among the actor's. These numbers may only be known once the
+    cluster is."""
+    problems = [*ranks_share_a_step(config, ranks["actor"])]
+    for role, world in ranks.items():
+        if role != "actor":
+            problems += shards_divide(config.parallel, world, role)
     if problems:
         raise UserError("\n".join(map(str, problems)))
-    check_batches(config, ranks["actor"])
