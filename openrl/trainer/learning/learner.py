@@ -116,7 +116,8 @@ class Learner:
             batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
         ages = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
-        batch = self._select_tokens(batch, step)
+        loss, options = policy_losses[self.losses.actor.loss_type], self.losses.actor.options
+        batch = select_tokens(batch, loss.component, options, self._generator(step))
         with stage("train"):
             metrics |= masked | ages | await self.update(batch, step)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
@@ -143,9 +144,9 @@ class Learner:
     def _rows_left_out(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update left out, if there were such
         passes."""
-        passes = self.losses.old_logprobs == "forward" or self.roles.reference is not None
-        left_out = {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
-        return dict(left_out) if passes else {}
+        if self.losses.old_logprobs != "forward" and self.roles.reference is None:
+            return {}
+        return {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
 
     def _without_old_tokens(
         self, batch: ExperienceBatch, version: int
@@ -161,12 +162,6 @@ class Learner:
     @property
     def pad_id(self) -> int:
         return self.tokenizer.pad_token_id
-
-    def _select_tokens(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
-        """Fill ``selected``, if the policy loss treats some tokens separately."""
-        loss = policy_losses[self.losses.actor.loss_type].component
-        options = self.losses.actor.options
-        return select_tokens(batch, loss, options, self._generator(step))
 
     def _generator(self, step: int) -> torch.Generator:
         """Return a random generator that depends on the seed and the step only."""
@@ -220,14 +215,8 @@ class Learner:
         if rows is not None and not bool(rows.any()) and not request.also:
             return {"column": torch.zeros_like(batch.rollout_logprobs)}
         async with self.residency.stage("forward", request.group.role):
-            return await columns_of_rows(
-                request.group,
-                batch,
-                self.settings.batching,
-                request.model,
-                *request.also,
-                only=rows,
-            )
+            where = (request.group, batch, self.settings.batching, request.model)
+            return await columns_of_rows(*where, *request.also, only=rows)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Take all optimizer steps of this rollout for policy and critic, or for the critic alone
@@ -239,9 +228,8 @@ class Learner:
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
         metrics: dict[str, Metric] = {}
         for names in self.residency.table.rounds(trained):
-            for report in await all_or_first_error(
-                self._train(name, losses[name], batch, step) for name in names
-            ):
+            training = (self._train(name, losses[name], batch, step) for name in names)
+            for report in await all_or_first_error(training):
                 metrics |= report
         return metrics
 
@@ -309,6 +297,5 @@ class Learner:
         self.tokenizer.save_pretrained(directory)
 
     def _trained(self) -> dict[str, WorkerGroup]:
-        return {"actor": self.roles.policy} | (
-            {"critic": self.roles.critic} if self.roles.critic else {}
-        )
+        critic = {"critic": self.roles.critic} if self.roles.critic else {}
+        return {"actor": self.roles.policy} | critic

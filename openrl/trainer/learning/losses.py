@@ -39,28 +39,23 @@ class Losses:
             correction=None if old_logprobs == "forward" else config.correction,
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
-        full_kl = config.kl.full_top_k is not None
-        coef = config.kl.kl_loss_coef if config.kl.in_loss else 0.0
-        full_kl_before = config.kl.in_reward and config.kl.kl_estimator == "full"
         return cls(
             actor,
             critic,
             old_logprobs,
-            coef,
-            config.mixture.aux_loss_coef,
-            full_kl,
-            full_kl_before,
-            derived.reads_all_old_logprobs(config),
+            kl_loss_coef=config.kl.kl_loss_coef if config.kl.in_loss else 0.0,
+            aux_coef=config.mixture.aux_loss_coef,
+            full_kl=config.kl.full_top_k is not None,
+            full_kl_before=config.kl.in_reward and config.kl.kl_estimator == "full",
+            reads_all=derived.reads_all_old_logprobs(config),
         )
 
     def of(self, kl_coef: float) -> dict[str, RoleUpdate]:
         """Return the loss of each trained role, with ``kl_coef`` as the controller's current
         coefficient."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
-        return {
-            "actor": balanced(replace(self.actor, kl_coef=coef), self.aux_coef),
-            "critic": self.critic,
-        }
+        actor = balanced(replace(self.actor, kl_coef=coef), self.aux_coef)
+        return {"actor": actor, "critic": self.critic}
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:

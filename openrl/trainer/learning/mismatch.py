@@ -17,10 +17,8 @@ LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 
 def mismatch_metrics(figures: Mapping[str, float]) -> dict[str, Metric]:
     """Return the figures of a comparison under the names that are logged."""
-    return {
-        ("actor/" if name in LEADING else "mismatch/") + name: Last(value)
-        for name, value in figures.items()
-    }
+    homes = {name: "actor" if name in LEADING else "mismatch" for name in figures}
+    return {f"{homes[name]}/{name}": Last(value) for name, value in figures.items()}
 
 
 def correct_mismatch(

@@ -54,14 +54,10 @@ class NonFiniteGuard:
 def _rows_of_step(plan: TrainingPlan, number: int) -> list[int]:
     """Return the rows of the rollout batch that one optimizer step trained on all ranks, in
     ascending order."""
-    ranks = zip(plan.shards, plan.steps[number], strict=True)
-    return sorted(
-        shard[row]
-        for shard, of_rank in ranks
-        for rows in of_rank.micro_batches
-        for row in rows
-        if row >= 0
-    )
+    found: list[int] = []
+    for shard, of_rank in zip(plan.shards, plan.steps[number], strict=True):
+        found += [shard[row] for rows in of_rank.micro_batches for row in rows if row >= 0]
+    return sorted(found)
 
 
 def write_batch(path: Path, batch: ExperienceBatch) -> None:
@@ -69,8 +65,6 @@ def write_batch(path: Path, batch: ExperienceBatch) -> None:
     ``reward_parts.NAME``, and the sources as metadata."""
     named = {f.name: getattr(batch, f.name) for f in fields(batch)}
     named |= {f"reward_parts.{name}": part for name, part in (batch.reward_parts or {}).items()}
-    tensors = {
-        name: column.contiguous() for name, column in named.items() if isinstance(column, Tensor)
-    }
+    tensors = {n: column.contiguous() for n, column in named.items() if isinstance(column, Tensor)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(tensors, {"sources": json.dumps(batch.sources)}))

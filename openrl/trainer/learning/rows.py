@@ -43,14 +43,13 @@ def rollout_batching(config: PPOConfig, cost: RowCost) -> BatchingSpec:
     batch, dynamic, packed = config.batch, config.dynamic, derived.packs(config)
     cost = replace(cost, shared=config.packing.shares_prefixes)
     if not dynamic.use_dynamic_batch:
-        return BatchingSpec(
-            batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed
-        )
-    forward = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
+        train, forward = batch.micro_train_batch_size, batch.micro_rollout_batch_size
+        return BatchingSpec(train, forward, cost, packed)
+    train = dynamic.train_max_tokens_per_gpu
+    forward = dynamic.rollout_max_tokens_per_gpu or train
     # ranks that split sequences hold a micro-batch together
     split = config.parallel.sequence_size
-    train = TokenCap(dynamic.train_max_tokens_per_gpu * split)
-    return BatchingSpec(train, TokenCap(forward * split), cost, packed)
+    return BatchingSpec(TokenCap(train * split), TokenCap(forward * split), cost, packed)
 
 
 def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec:
@@ -94,13 +93,11 @@ async def columns_of_rows(
     rows = None if only is None else only.nonzero()[:, 0].tolist()
     split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
     ranks = zip(split.shards, split.micro_batches, strict=True)
-    parts = await group.scatter(
-        "columns", [(batch.select(rows), micro, model, *outputs) for rows, micro in ranks]
-    )
+    work = [(batch.select(rows), micro, model, *outputs) for rows, micro in ranks]
+    parts = await group.scatter("columns", work)
+    by_name = {name: [part[name] for part in parts] for name in parts[0]}
     shape = batch.loss_mask.shape
-    return {
-        name: join_rows(split.shards, [part[name] for part in parts], shape) for name in parts[0]
-    }
+    return {name: join_rows(split.shards, column, shape) for name, column in by_name.items()}
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,8 @@ class Training:
     loss_of: LossOf
 
     def of(self, rank: int) -> tuple[ExperienceBatch, list[StepPlan], LossOf]:
-        return (
-            self.batch.select(self.plan.shards[rank]),
-            [ranks[rank] for ranks in self.plan.steps],
-            self.loss_of,
-        )
+        own_steps = [ranks[rank] for ranks in self.plan.steps]
+        return self.batch.select(self.plan.shards[rank]), own_steps, self.loss_of
 
 
 async def update_rows(
@@ -128,11 +122,9 @@ async def update_rows(
 ) -> Reports:
     """Take all optimizer steps of the plan and return metrics by rank and step. Each step also
     trains on the corresponding step of ``also``."""
-    main = Training(batch, plan, loss_of)
-    ranks = range(len(plan.shards))
-    return await group.scatter(
-        "update", [(*main.of(r), *([also.of(r)] if also else [])) for r in ranks]
-    )
+    main, ranks = Training(batch, plan, loss_of), range(len(plan.shards))
+    work = [(*main.of(rank), also.of(rank) if also else None) for rank in ranks]
+    return await group.scatter("update", work)
 
 
 async def evaluate_rows(
@@ -140,9 +132,8 @@ async def evaluate_rows(
 ) -> dict[str, Metric]:
     """Return the metrics of a loss over all rows. ``plan`` has a single step; it only distributes
     the rows, and no optimizer step is taken."""
-    work = [
-        (batch.select(rows), plan.steps[0][rank], loss_of) for rank, rows in enumerate(plan.shards)
-    ]
+    ranks = zip(plan.shards, plan.steps[0], strict=True)
+    work = [(batch.select(rows), of_rank, loss_of) for rows, of_rank in ranks]
     return merge_all(await group.scatter("evaluate", work))
 
 
@@ -171,14 +162,14 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
         if any(costs):  # all are 0 if no row has a gradient
             imbalance = imbalance.merge(Mean(max(costs) * len(costs) / sum(costs), 1))
         passes += len(step[0].micro_batches)
-    spared: dict[str, Metric] = (
-        {} if sizes.groups is None else {"perf/shared_tokens": Mean(whole - needed, whole)}
-    )
-    return spared | {
+    metrics: dict[str, Metric] = {
         "perf/padding_waste": Mean(computed - needed, computed),
         "perf/rank_imbalance": imbalance,
         "perf/micro_batches": Mean(passes, len(plan.steps)),
     }
+    if sizes.groups is not None:
+        metrics["perf/shared_tokens"] = Mean(whole - needed, whole)
+    return metrics
 
 
 def left_out_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
