@@ -226,9 +226,8 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
 
     async def forward(groups: list[Group], model: int) -> Tensor:
         # the reward model is awake, since the stage "collect" covers engines and reward models
-        return await forward_rows(
-            group, collate(groups, learner.pad_id), learner.settings.batching, model
-        )
+        batch = collate(groups, learner.pad_id)
+        return await forward_rows(group, batch, learner.settings.batching, model)
 
     combiner = RewardCombiner(derived.rewards(config), config.reward.reward_failure_policy)
     return RewardModels(combiner, forward, most=1 if config.debug.full_determinism else None)

@@ -44,19 +44,12 @@ class DynamicFilter:
             self._without_part = None
             return
         self._without_part.append(group)
-        parts = {
-            name
-            for g in self._without_part
-            for t in g.trajectories
-            if t.score
-            for name in t.score.parts
-        }
-        if key not in ("score", "reward") and len(self._without_part) >= self.wanted:
-            raise UserError(
-                f"--dynamic_filtering_key {key}: no reward of {self.wanted} groups has a part of"
-                " that name",
-                f"one of {', '.join(['score', 'reward', *sorted(parts)])}",
-            )
+        if key in ("score", "reward") or len(self._without_part) < self.wanted:
+            return
+        scores = [t.score for g in self._without_part for t in g.trajectories if t.score]
+        known = ["score", "reward", *sorted({name for score in scores for name in score.parts})]
+        problem = f"no reward of {self.wanted} groups has a part of that name"
+        raise UserError(f"--dynamic_filtering_key {key}: {problem}", f"one of {', '.join(known)}")
 
     def select_groups(
         self, accepted: list[Group], generated: list[Group]

@@ -41,13 +41,13 @@ def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
 
 def failure_notes(groups: list[Group]) -> list[str]:
     """Describe the first few rows without a reward, for people to read."""
-    failed = failed_rewards(groups)
-    notes = [
-        "\n".join([f"no reward: {_failure(t) or 'that of the greedy answer'}", *row_lines(t)])
-        for t in failed
-    ]
-    more = [f"{len(failed) - SHOWN} more rows without a reward"] if len(failed) > SHOWN else []
-    return notes[:SHOWN] + more
+    failed, notes = failed_rewards(groups), []
+    for t in failed[:SHOWN]:
+        why = f"no reward: {_failure(t) or 'that of the greedy answer'}"
+        notes.append("\n".join([why, *row_lines(t)]))
+    if len(failed) > SHOWN:
+        notes.append(f"{len(failed) - SHOWN} more rows without a reward")
+    return notes
 
 
 class FailureGuard:
@@ -66,15 +66,9 @@ class FailureGuard:
         self.failed.append(group)
         count = len(failed_rewards(self.failed))
         if count > self.most * self.rows:
-            raise UserError(
-                "\n".join(
-                    [
-                        (
-                            f"{count} of {self.rows} rows have no reward, more than"
-                            f" --max_reward_failure_rate {self.most:g} allows"
-                        ),
-                        *failure_notes(self.failed),
-                    ]
-                ),
-                "fix the reward, or raise --max_reward_failure_rate",
+            flag = "--max_reward_failure_rate"
+            problem = (
+                f"{count} of {self.rows} rows have no reward, more than {flag} {self.most:g} allows"
             )
+            message = "\n".join([problem, *failure_notes(self.failed)])
+            raise UserError(message, f"fix the reward, or raise {flag}")

@@ -50,12 +50,11 @@ class RewardModels:
         rows = [t for g in groups for t in g.answers]
         for row in rows:
             row.score = row.score or Score(0.0)
+        plan = self.combiner.plan
         for model, name in enumerate(self.names):
-            asked = [
-                row
-                for row in rows
-                if name in self.combiner.plan.of(row.prompt.source) and not _has_failed(row)
-            ]
+            # a row may fail by one model and is then not shown to the next
+            sound = [r for r in rows if not (r.failed or (r.score and r.score.failure is not None))]
+            asked = [row for row in sound if name in plan.of(row.prompt.source)]
             if asked:
                 # of several segments a model sees the last, which has the end of the trajectory
                 last = [replace(row, segments=row.segments[-1:]) for row in asked]
@@ -67,10 +66,5 @@ class RewardModels:
         if not math.isfinite(value):
             return self.combiner.fail(row, Failure(f"{name}: the model's output is {value}"))
         assert row.score is not None
-        return self.combiner.add(
-            row.score, name, self.combiner.plan.of(row.prompt.source)[name], Score(value)
-        )
-
-
-def _has_failed(row: Trajectory) -> bool:
-    return row.failed or (row.score is not None and row.score.failure is not None)
+        weight = self.combiner.plan.of(row.prompt.source)[name]
+        return self.combiner.add(row.score, name, weight, Score(value))

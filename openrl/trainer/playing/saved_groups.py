@@ -62,18 +62,14 @@ def _placed_to_json(images: Images) -> list[list[Any]]:
 
 
 def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
-    return tuple(
-        PlacedImage(known[key], start, end, tuple(placeholder))
-        for key, start, end, placeholder in saved
-    )
+    return tuple(PlacedImage(known[key], *span, tuple(holder)) for key, *span, holder in saved)
 
 
 def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value}
-    fields["segments"] = [
-        asdict(replace(segment, images=())) | {"images": _placed_to_json(segment.images)}
-        for segment in trajectory.segments
-    ]
+    fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value, "segments": []}
+    for segment in trajectory.segments:
+        images = _placed_to_json(segment.images)
+        fields["segments"].append(asdict(replace(segment, images=())) | {"images": images})
     fields["score"] = asdict(trajectory.score) if trajectory.score else None
     del fields["shown"]
     return fields
@@ -82,13 +78,11 @@ def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 def _trajectory_from_json(
     saved: dict[str, Any], prompt: Prompt, known: dict[str, Image]
 ) -> Trajectory:
-    segments = [_segment_from_json(segment, known) for segment in saved["segments"]]
+    segments = []
+    for of_segment in saved["segments"]:
+        versions = tuple(VersionSpan(**span) for span in of_segment["versions"])
+        images = _placed_from_json(of_segment["images"], known)
+        segments.append(Segment(**of_segment | {"versions": versions, "images": images}))
     score = Score(**saved["score"]) if saved["score"] else None
     parts = {"prompt": prompt, "segments": segments, "end": End(saved["end"]), "score": score}
     return Trajectory(**saved | parts)
-
-
-def _segment_from_json(saved: dict[str, Any], known: dict[str, Image]) -> Segment:
-    versions = tuple(VersionSpan(**span) for span in saved["versions"])
-    images = _placed_from_json(saved["images"], known)
-    return Segment(**saved | {"versions": versions, "images": images})

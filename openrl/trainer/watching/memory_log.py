@@ -21,20 +21,12 @@ class MemoryLog:
         self._metrics: dict[str, Metric] = {}
 
     async def __call__(self, edge: str, groups: Mapping[str, WorkerGroup]) -> None:
-        found = {
-            f"{role} {rank}": use
-            for role, group in groups.items()
-            for rank, use in enumerate(await group.call("memory"))
-        }
-        self._say(
-            " | ".join(
-                [
-                    f"memory after {edge}",
-                    *(f"{worker}: {show(use)}" for worker, use in found.items()),
-                ]
-            )
-        )
-        self._metrics = merge_all([self._metrics, *map(memory_metrics, found.values())])
+        parts = [f"memory after {edge}"]
+        for role, group in groups.items():
+            for rank, use in enumerate(await group.call("memory")):
+                parts.append(f"{role} {rank}: {show(use)}")
+                self._metrics = merge_all([self._metrics, memory_metrics(use)])
+        self._say(" | ".join(parts))
 
     def metrics(self) -> dict[str, Metric]:
         """Return the extremes over workers and calls since the last ``metrics``, in GiB."""

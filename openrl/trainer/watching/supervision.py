@@ -48,9 +48,9 @@ async def supervise(
         except asyncio.CancelledError:
             if not stop.signal:
                 raise
-            late = stop.saves
-            grace = f"nothing new could be saved within --grace_period {stop.grace:g}"
-            what = grace if late else "the run had not begun to train"
+            what = "the run had not begun to train"
+            if stop.saves:
+                what = f"nothing new could be saved within --grace_period {stop.grace:g}"
             raise stop.interrupted(what, how_to_resume(config.checkpoint)) from None
 
 
@@ -136,11 +136,8 @@ def driver_log(config: TrainingConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        to_file.handle(
-            log.makeRecord(
-                log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info()
-            )
-        )
+        how = (log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info())
+        to_file.handle(log.makeRecord(*how))
         raise
     finally:
         for handler in filter(None, handlers):

@@ -102,12 +102,8 @@ class Publisher:
         engines: list[SyncEndpoint] = await self.rollout.call("sync_endpoint")
         route = await self._route(trainer, engines)
         first_ranks = accumulate((len(engine.gpus) for engine in engines[:-1]), initial=1)
-        await all_or_first_error(
-            [
-                self.policy.call("connect", route),
-                self.rollout.scatter("connect", [(route, first) for first in first_ranks]),
-            ]
-        )
+        to_engines = self.rollout.scatter("connect", [(route, first) for first in first_ranks])
+        await all_or_first_error([self.policy.call("connect", route), to_engines])
         return route
 
     async def _route(
@@ -119,9 +115,9 @@ class Publisher:
             theirs = []
         backend = "gloo" if self.adapter else self.flags.vllm_sync_backend
         transport = choose_transport(backend, ours, theirs)
-        address, port = (
-            await self.policy.call_one(0, "open_rendezvous") if transport == "nccl" else ("", 0)
-        )
+        address, port = "", 0
+        if transport == "nccl":
+            address, port = await self.policy.call_one(0, "open_rendezvous")
         return Route(
             transport=transport,
             remote=any(engine.machine != trainer[0].machine for engine in engines),

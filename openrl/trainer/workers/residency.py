@@ -63,9 +63,8 @@ class ResidencyTable:
         """Build the table. ``sleeping`` lists the parts that the flags let sleep; those whose
         roles share no place never need to and are left out."""
         places = {role: plan.places(role) for role in plan.rows}
-        return cls(
-            places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
-        )
+        rows = tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
+        return cls(places, rows)
 
     @property
     def count(self) -> int:
@@ -80,11 +79,8 @@ class ResidencyTable:
     def displaced(self, needs: Need) -> list[RolePart]:
         """Return the rows that must sleep while a stage with these needs runs: all others on the
         shared places that it uses."""
-        return [
-            t
-            for t in self.rows
-            if t not in needs and any(self._share_a_place(t.role, n.role) for n in needs)
-        ]
+        others = [t for t in self.rows if t not in needs]
+        return [t for t in others if any(self._share_a_place(t.role, n.role) for n in needs)]
 
     def _share_a_place(self, one: str, other: str) -> bool:
         """Return whether two roles share a place. A role meets itself if it shares a place with any
@@ -121,16 +117,14 @@ class ResidencyTable:
     def models_with_engines(self) -> list[str]:
         """Return the models that share places with the engines. A model that stays awake keeps the
         memory cached from its batches until it is told to give it back."""
-        return [
-            role for role in self.places if role != ENGINES and self._share_a_place(role, ENGINES)
-        ]
+        models = (role for role in self.places if role != ENGINES)
+        return [role for role in models if self._share_a_place(role, ENGINES)]
 
     def exclude(self, one: Need, other: Need) -> bool:
         """Return whether two stages cannot run at the same time, because one would put to sleep
         what the other needs."""
-        return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(
-            self.displaced(other)
-        )
+        pairs = ((one, other), (other, one))
+        return any(not needs.isdisjoint(self.displaced(of)) for needs, of in pairs)
 
 
 class SleepError(RuntimeError):
@@ -210,9 +204,8 @@ class Residency:
         return any(self.table.exclude(other.needs, entered.needs) for other in earlier)
 
     def _conflict(self, one: _ActiveStage, other: _ActiveStage) -> str:
-        rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (
-            one.needs | other.needs
-        )
+        displaced = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)}
+        rows = displaced & (one.needs | other.needs)
         return f"{_names(rows)} would have to be asleep and awake at the same time"
 
     async def _make_room(self, entered: _ActiveStage) -> None:
@@ -236,9 +229,8 @@ class Residency:
                 await self._groups[role].call(direction, *(p.part for p in moved))
             except BaseException as error:
                 asleep = _names({*self.table.rows} - self.awake - {*moved})
-                self._failed = (
-                    f"{direction} {_names(moved)} for {why} failed ({error}); asleep: {asleep}"
-                )
+                what = f"{direction} {_names(moved)} for {why}"
+                self._failed = f"{what} failed ({error}); asleep: {asleep}"
                 if isinstance(error, Exception):
                     raise SleepError(self._failed) from error
                 raise
