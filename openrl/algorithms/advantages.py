@@ -237,9 +237,8 @@ def gpg(outcomes: Outcomes, options: None) -> Tensor:
     https://arxiv.org/abs/2504.02546."""
     mean, std, _ = outcomes.group_moments(outcomes.rewards)
     informative = ((std > STD_EPS) & outcomes.valid).sum().clamp(min=1)
-    return ((outcomes.rewards - mean) * outcomes.valid.sum() / informative).to(
-        outcomes.rewards.dtype
-    )
+    scores = (outcomes.rewards - mean) * outcomes.valid.sum() / informative
+    return scores.to(outcomes.rewards.dtype)
 
 
 @dataclass(frozen=True)
@@ -262,18 +261,14 @@ def gdpo(outcomes: Outcomes, options: PartOptions) -> Tensor:
     parts = outcomes.parts
     weights = part_weights(options.gdpo_parts) or dict.fromkeys(parts, 1.0)
     if not weights:
-        raise UserError(
-            "gdpo: the reward has no parts",
-            "a reward that returns extra_logs, or another estimator",
-        )
+        remedy = "a reward that returns extra_logs, or another estimator"
+        raise UserError("gdpo: the reward has no parts", remedy)
     total = torch.zeros_like(outcomes.rewards)
     for name, weight in weights.items():
         if name not in parts or bool(parts[name][outcomes.valid].isnan().any()):
-            message = (
-                f"gdpo needs every part in every row, and reward part {name!r} is missing in some"
-            )
             raise UserError(
-                message, f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}"
+                f"gdpo needs every part in every row, and reward part {name!r} is missing in some",
+                f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}",
             )
         total = total + weight * outcomes.standardised(parts[name])
     return total
@@ -335,8 +330,7 @@ def gigpo_scores(outcomes: Outcomes, options: GiGPOOptions) -> Tensor:
     """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the trajectory's reward
     normalised among its siblings, plus the step's return normalised among the steps of the same
     prompt that answer an equal observation."""
-    standard = outcomes.standardised(outcomes.rewards)
-    return options.gigpo_episode_weight * standard
+    return options.gigpo_episode_weight * outcomes.standardised(outcomes.rewards)
 
 
 def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor, Tensor]:

@@ -30,10 +30,6 @@ MicroBatchSize = int | TokenCap
 """Rows of a micro-batch on one rank, or a cap on its tokens."""
 
 PER_TOKEN = RowCost()
-REMEDY = (
-    "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only passes), or"
-    " shorter rows"
-)
 
 
 @dataclass(frozen=True)
@@ -170,15 +166,12 @@ def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bund
     return [Bundle.of(part, sizes) for part in parts]
 
 
-def _by_rank(bundles: list[Bundle], dp_size: int, equal_counts: bool) -> list[list[Bundle]]:
-    parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts=equal_counts)
-    return [[bundles[i] for i in part] for part in parts]
-
-
 def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
     """Return the bundles of each rank's micro-batches, [rank][micro-batch], as many in each as
     ``size`` allows."""
-    ranks = _by_rank(bundles, dp_size, isinstance(size, int))
+    equal_counts = isinstance(size, int)
+    parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts)
+    ranks = [[bundles[i] for i in part] for part in parts]
     if isinstance(size, TokenCap):
         return _capped(ranks, size.tokens)
     # similar lengths go together, because each micro-batch is padded to its longest row
@@ -215,13 +208,13 @@ def _indexed(
 def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
     """Cut every rank's bundles into as few micro-batches as the fullest rank needs, of similar cost
     within a rank."""
-    if (
-        longest := max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)
-    ) > cap:
+    longest = max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)
+    if longest > cap:
         raise UserError(
             f"a row of {longest} tokens (a pair: both rows) does not fit into a micro-batch of"
             f" {cap}",
-            REMEDY,
+            "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only"
+            " passes), or shorter rows",
         )
     count = max(len(first_fit([bundle.tokens for bundle in bundles], cap)) for bundles in ranks)
     cut = []

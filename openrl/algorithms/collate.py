@@ -25,12 +25,8 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     A trajectory without a score has the reward NaN. A row without tokens, from an episode that
     ended before its first one, gets one padding token, because models cannot compute empty rows.
     """
-    rows = [
-        (number, group, t, segment)
-        for number, group in enumerate(groups)
-        for t in group.trajectories
-        for segment in t.segments
-    ]
+    played = [(number, g, t) for number, g in enumerate(groups) for t in g.trajectories]
+    rows = [(number, g, t, segment) for number, g, t in played for segment in t.segments]
     segments, trajectories = [row[3] for row in rows], [row[2] for row in rows]
     token_ids = [s.token_ids or [pad_id] for s in segments]
     width = max(map(len, token_ids), default=1)

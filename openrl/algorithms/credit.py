@@ -30,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from openrl.algorithms.advantages import Estimator, as_rewarded
@@ -155,19 +154,10 @@ def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[st
 def _check(batch: ExperienceBatch, outcomes: Outcomes, estimator: Entry[Estimator]) -> None:
     if bad := (outcomes.valid & ~outcomes.rewards.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"trajectories {bad[:8]} have no finite reward ({len(bad)} in all)")
-    missing = [
-        c for need, c in COLUMN_OF_NEED.items() if need in estimator.needs and not _has(batch, c)
-    ]
-    if missing:
-        raise ValueError(
-            f"advantage estimator {estimator.name} needs {', '.join(missing)}, which the batch"
-            " lacks"
-        )
-
-
-def _has(batch: ExperienceBatch, column: str) -> bool:
-    value = getattr(batch, column)
-    return value is not None and (isinstance(value, torch.Tensor) or bool(value))
+    needed = [column for need, column in COLUMN_OF_NEED.items() if need in estimator.needs]
+    if missing := [column for column in needed if getattr(batch, column) is None]:
+        problem = f"{', '.join(missing)}, which the batch lacks"
+        raise ValueError(f"advantage estimator {estimator.name} needs {problem}")
 
 
 def _share(hit: Tensor, mask: Tensor) -> float:

@@ -49,10 +49,8 @@ def signal_metrics(groups: list[Group]) -> dict[str, float]:
         return {}
     groups = [of_one for group in groups for of_one in group.of_agents]
     verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
-    shares = {
-        "zero_variance": sum(g.is_flat for g in groups) / len(groups),
-        "single_sample": sum(len(g.rewards) == 1 for g in groups) / len(groups),
-    }
+    shares = {"zero_variance": sum(g.is_flat for g in groups) / len(groups)}
+    shares["single_sample"] = sum(len(g.rewards) == 1 for g in groups) / len(groups)
     if verdicts:
         shares["all_right"] = sum(v == 1 for v in verdicts) / len(verdicts)
         shares["all_wrong"] = sum(v == 0 for v in verdicts) / len(verdicts)

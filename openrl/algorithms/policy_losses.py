@@ -41,7 +41,6 @@ def log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def clamped_log_ratio(inputs: LossInputs) -> Tensor:
-    """Return ``log_ratio`` clamped to +-20."""
     return clamped(log_ratio(inputs))
 
 
@@ -167,11 +166,8 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     logs, sign = log_ratio(inputs), inputs.advantages.sign()
     gain, limited_gain = sign * logs, sign * logs.clamp(-low, high)
     ratio = clamped(sequence_mean(torch.minimum(gain, limited_gain) * sign, inputs.loss_mask)).exp()
-    clipped = (limited_gain < gain).to(logs.dtype)
-    return TokenLosses(
-        -ratio * sequence_mean(inputs.advantages, inputs.loss_mask),
-        {"clip_fraction": clipped.detach()},
-    )
+    losses = -ratio * sequence_mean(inputs.advantages, inputs.loss_mask)
+    return TokenLosses(losses, {"clip_fraction": (limited_gain < gain).to(logs.dtype).detach()})
 
 
 # -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's ----------------

@@ -37,9 +37,8 @@ def shape_rewards(outcomes: Outcomes, flags: RewardShapingFlags, max_new_tokens:
     if flags.len_reward_coef:
         low, high = flags.len_reward_range
         high = max_new_tokens if high is None else high
-        rewards = rewards + flags.len_reward_coef * length_reward(
-            lengths, low, high, flags.len_reward_type
-        )
+        earned = length_reward(lengths, low, high, flags.len_reward_type)
+        rewards = rewards + flags.len_reward_coef * earned
     if flags.overlong_buffer_len:
         penalty = overlong_penalty(lengths, max_new_tokens, flags.overlong_buffer_len)
         rewards = rewards - flags.overlong_penalty_factor * penalty
@@ -64,12 +63,8 @@ def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int) -> Tenso
 def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
     """Reduce the rewards of truncated samples: a ``coef`` in [0, 1] scales positive rewards, a
     ``coef`` below 0 caps all rewards. No reward is raised."""
-    reduced = (
-        torch.minimum(rewards, torch.full_like(rewards, coef))
-        if coef < 0
-        else rewards.clamp(max=0) + coef * rewards.clamp(min=0)
-    )
-    return torch.where(truncated, reduced, rewards)
+    scaled = rewards.clamp(max=0) + coef * rewards.clamp(min=0)
+    return torch.where(truncated, rewards.clamp(max=coef) if coef < 0 else scaled, rewards)
 
 
 class RunningMoments:

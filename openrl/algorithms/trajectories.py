@@ -81,10 +81,8 @@ class Trajectories:
         """Where ``gather`` puts each sampled token, in row order."""
         sampled = self.loss_mask.sum(-1)
         start = self.index * self.width + self.width - self.lengths[self.index] + self.before
-        of_row = torch.arange(int(sampled.sum())) - (sampled.cumsum(0) - sampled).repeat_interleave(
-            sampled
-        )
-        return start.repeat_interleave(sampled) + of_row
+        begin = start - (sampled.cumsum(0) - sampled)
+        return begin.repeat_interleave(sampled) + torch.arange(int(sampled.sum()))
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,8 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise UserError(
-                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}",
-                f"{near[0]!r}" if near else "",
-            )
+            problem = f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}"
+            raise UserError(problem, f"{near[0]!r}" if near else "")
 
 
 def sampling_from_flags(flags: DrawFlags, max_tokens: int) -> Sampling:

@@ -95,10 +95,8 @@ class HFEngine(RolloutEngine):
         try:
             await engine._in_thread(engine._load_model)
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"transformers cannot load {spec.model}: {error}",
-                "--pretrain: a directory or a name",
-            ) from error
+            problem = f"transformers cannot load {spec.model}: {error}"
+            raise UserError(problem, "--pretrain: a directory or a name") from error
         return engine
 
     def _load_model(self) -> None:
@@ -261,10 +259,8 @@ class HFEngine(RolloutEngine):
             output_loading_info=True,
         )
         if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
-            raise UserError(
-                f"weight sync does not fit the model: {wrong}",
-                "weights must carry the names of the checkpoint",
-            )
+            problem = f"weight sync does not fit the model: {wrong}"
+            raise UserError(problem, "weights must carry the names of the checkpoint")
         self._use_model(model)
 
     # -- sleep -------------------------------------------------------------------------------------

@@ -168,9 +168,8 @@ class VLLMEngine(RolloutEngine):
                 await self._llm.check_health()
             return task.result()
         except EngineDeadError as error:
-            self._dead = (
-                "a process of vLLM died; its log above says why (out of memory is the usual reason)"
-            )
+            why = "its log above says why (out of memory is the usual reason)"
+            self._dead = f"a process of vLLM died; {why}"
             raise EngineDied(self._dead) from error
         finally:
             task.cancel()
@@ -208,9 +207,8 @@ class VLLMEngine(RolloutEngine):
     async def sync_endpoint(self) -> SyncEndpoint:
         # with replicas inside the engine only the first answers RPCs, so they all read host memory
         on_gpu = self._spec.device == "cuda" and self._spec.sizes.data == 1
-        return SyncEndpoint(
-            machine_id(), tuple(await self._llm.collective_rpc("openrl_gpu")) if on_gpu else ()
-        )
+        gpus = await self._llm.collective_rpc("openrl_gpu") if on_gpu else ()
+        return SyncEndpoint(machine_id(), tuple(gpus))
 
     async def connect(self, route: Route, first_rank: int) -> None:
         if self._spec.spans_nodes and route.transport == "host":
@@ -222,9 +220,8 @@ class VLLMEngine(RolloutEngine):
             )
         self._route = route
         connection = {"route": route.message() | {"adapter": None}, "first_rank": first_rank}
-        await self._while_alive(
-            self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
-        )
+        connecting = self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
+        await self._while_alive(connecting)
 
     async def load_bucket(self, sent: SentBucket) -> None:
         self._require_sync()
@@ -279,19 +276,17 @@ class VLLMEngine(RolloutEngine):
         except Exception as error:
             self._broken = self._broken or f"vLLM could not load the synchronised weights: {error}"
             raise UserError(self._broken, _NAMES) from error
+        kinds = ("lost", "changed", "absent")
         lost, changed, absent = (
-            sorted({entry for report in reports for entry in report[kind]})
-            for kind in ("lost", "changed", "absent")
+            sorted({e for report in reports for e in report[k]}) for k in kinds
         )
         if lost or changed:
             whole = first and all(report["lost"] or report["changed"] for report in reports)
             self._broken = "" if whole else "a weight sync broke off in the middle"
             raise bucket_lost(lost[0]) if lost else tensors_changed(changed)
         if absent:
-            self._broken = (
-                f"a weight sync left {len(absent)} parameters of vLLM's model unloaded:"
-                f" {_list_names(absent)}"
-            )
+            problem = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded"
+            self._broken = f"{problem}: {_list_names(absent)}"
             raise UserError(self._broken, _NAMES)
 
     async def _free(self, *parts: EnginePart) -> None:

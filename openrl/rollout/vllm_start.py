@@ -70,16 +70,11 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "hf_overrides": spec.config_overrides,
     }
     if spec.max_images:
-        chosen |= {
-            "limit_mm_per_prompt": {"image": spec.max_images},
-            "mm_processor_kwargs": spec.processor_kwargs or None,
-        }
+        chosen["limit_mm_per_prompt"] = {"image": spec.max_images}
+        chosen["mm_processor_kwargs"] = spec.processor_kwargs or None
     if spec.adapter_rank:  # reserve room for the adapter in use and, during a sync, its successor
-        chosen |= {
-            "enable_lora": True,
-            "max_lora_rank": room_for_rank(spec.adapter_rank),
-            "max_cpu_loras": 2,
-        }
+        chosen |= {"enable_lora": True, "max_cpu_loras": 2}
+        chosen["max_lora_rank"] = room_for_rank(spec.adapter_rank)
     given = {name: value for name, value in chosen.items() if value is not None}
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
     return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs

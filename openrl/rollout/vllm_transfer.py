@@ -90,25 +90,18 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
             buckets = [Bucket(one.manifest, self._receiver.open(one)) for one in sent]
         except OSError as error:
             raise Refused([str(error)], []) from error
-        changed = [
-            name
-            for one, bucket in zip(sent, buckets, strict=True)
-            for name in corrupted_tensors(one, bucket)
-        ]
-        if changed:
+        pairs = zip(sent, buckets, strict=True)
+        if changed := [name for pair in pairs for name in corrupted_tensors(*pair)]:
             raise Refused([], changed)
         if self._wanted is None:
             self._wanted = wanted_parameters(self.model)
             self._loaded = set()
             _forget_expert_kernels(self.model)
             initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(
-            chain.from_iterable(bucket.tensors() for bucket in buckets)
-        )
-        seen = self._loaded
-        self._loaded = (
-            None if seen is None or loaded is None else seen | set(map(parameter_key, loaded))
-        )
+        named = chain.from_iterable(bucket.tensors() for bucket in buckets)
+        loaded = self.model.load_weights(named)
+        if self._loaded is not None:
+            self._loaded = None if loaded is None else self._loaded | {*map(parameter_key, loaded)}
 
     def finish_weight_update(self) -> None:
         if self._wanted is None:
@@ -179,9 +172,7 @@ def _on_cpu(model: nn.Module) -> list[nn.Module]:
     no copies."""
     if next(model.parameters()).device.type != "cpu":
         return []
-    return [
-        module for module in model.modules() if getattr(module, "quant_method", None) is not None
-    ]
+    return [m for m in model.modules() if getattr(m, "quant_method", None) is not None]
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, BucketTransfer)

@@ -72,11 +72,8 @@ class WorkerExtension:
                 return {"lost": refused.lost, "changed": refused.changed, "absent": []}
             if last:
                 self.finish_weight_update()
-        return {
-            "lost": [],
-            "changed": [],
-            "absent": list(self.weight_transfer_engine.absent) if last else [],
-        }
+        absent = self.weight_transfer_engine.absent if last else ()
+        return {"lost": [], "changed": [], "absent": list(absent)}
 
     def openrl_memory(self) -> dict[str, int | None]:
         """Return this worker's memory use as the fields of ``MemoryUse``."""

@@ -30,11 +30,8 @@ class Bucket:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors as views of ``data``. Raises ValueError if ``data`` is too short
         or too long."""
-        end = 0
-        manifest = self.manifest
-        for name, dtype, shape in zip(
-            manifest.names, manifest.dtypes, manifest.shapes, strict=True
-        ):
+        end, about = 0, self.manifest
+        for name, dtype, shape in zip(about.names, about.dtypes, about.shapes, strict=True):
             kind = getattr(torch, dtype)
             start = _aligned(end)
             end = start + torch.Size(shape).numel() * kind.itemsize
@@ -42,9 +39,8 @@ class Bucket:
                 break
             yield name, self.data[start:end].view(kind).view(shape)
         if end != self.data.numel():
-            raise ValueError(
-                f"bucket of {self.data.numel()} bytes does not hold what its manifest names"
-            )
+            size = self.data.numel()
+            raise ValueError(f"bucket of {size} bytes does not hold what its manifest names")
 
 
 def split_into_buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Named]:
@@ -103,11 +99,9 @@ def checksum(tensor: Tensor) -> int:
     total = 0
     for start in range(0, len(words), _WORDS):
         part = words[start : start + _WORDS]
-        total += int(
-            (
-                part * torch.arange(2 * start + 1, 2 * (start + len(part)), 2, device=part.device)
-            ).sum()
-        )
+        end = start + len(part)
+        factors = torch.arange(2 * start + 1, 2 * end, 2, device=part.device)
+        total += int((part * factors).sum())
     tail = bytes(data[8 * len(words) :].tolist())
     return (total + int.from_bytes(tail, "little") * (2 * len(words) + 1)) % 2**64
 

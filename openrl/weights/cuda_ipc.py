@@ -59,9 +59,8 @@ class Sender(transport.Sender):
     def announce(self, bucket: Bucket) -> SentBucket:
         torch.cuda.synchronize(self.device)
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(
-            found, (self._uuid, export(bucket.data)) if self._has_reader else None
-        )
+        own = (self._uuid, export(bucket.data)) if self._has_reader else None
+        dist.all_gather_object(found, own)
         return SentBucket(bucket.manifest, {"gpus": dict(filter(None, found))})
 
     def end(self) -> None:
@@ -79,10 +78,8 @@ class Receiver:
     def open(self, sent: SentBucket) -> Tensor:
         gpus = sent.where["gpus"]
         if self._uuid not in gpus:
-            raise RuntimeError(
-                f"no rank of the actor shares GPU {self._uuid} with this engine, they have"
-                f" {sorted(gpus)}"
-            )
+            problem = f"no rank of the actor shares GPU {self._uuid} with this engine"
+            raise RuntimeError(f"{problem}, they have {sorted(gpus)}")
         copy = rebuild(gpus[self._uuid], self._device).clone()
         torch.cuda.synchronize(self._device)  # finish the copy before the trainer frees its memory
         return copy

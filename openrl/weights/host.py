@@ -47,9 +47,8 @@ class Receiver:
         self._mapped = Mapped()
 
     def open(self, sent: SentBucket) -> Tensor:
-        return self._mapped.open(
-            Shared(*(sent.where[name] for name in ("path", "size", "lasting")))
-        )
+        where = sent.where
+        return self._mapped.open(Shared(where["path"], where["size"], where["lasting"]))
 
 
 class HostBuffer:

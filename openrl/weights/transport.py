@@ -7,6 +7,7 @@ bytes. It carries the bytes themselves only if engines run on other machines."""
 
 from __future__ import annotations
 
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -114,20 +115,14 @@ class SentBucket:
     @property
     def nbytes(self) -> int:
         """Size of the tensors in bytes, without padding."""
-        kinds = (getattr(torch, dtype).itemsize for dtype in self.manifest.dtypes)
-        return sum(
-            torch.Size(s).numel() * size
-            for s, size in zip(self.manifest.shapes, kinds, strict=True)
-        )
+        tensors = zip(self.manifest.shapes, self.manifest.dtypes, strict=True)
+        return sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in tensors)
 
     def message(self) -> dict[str, Any]:
         """Return the announcement without ``data`` in builtin types, for channels that carry
         nothing else."""
-        manifest = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self.manifest).items()
-        }
-        return manifest | {"where": self.where, "checksums": list(self.checksums)}
+        message = vars(self.manifest) | {"where": self.where, "checksums": self.checksums}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in message.items()}
 
 
 def read_message(message: dict[str, Any]) -> SentBucket:

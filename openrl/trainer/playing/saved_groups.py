@@ -62,7 +62,7 @@ def _placed_to_json(images: Images) -> list[list[Any]]:
 
 
 def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
-    return tuple(PlacedImage(known[key], *span, tuple(holder)) for key, *span, holder in saved)
+    return tuple(PlacedImage(known[key], start, end, tuple(ids)) for key, start, end, ids in saved)
 
 
 def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
