@@ -7,6 +7,7 @@ here knows about Ray."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -35,23 +36,14 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A rank's place: a bundle, and the share of it that the rank takes."""
-
-    bundle: int
-    fraction: float = 1.0
-
-
-@dataclass(frozen=True)
 class PlacementPlan:
-    """The table that maps each role to its slots, in rank order. Slots refer to the bundles of the
-    node groups."""
+    """The table that maps each role to its bundles, in rank order."""
 
     device: str  # "cpu" or "cuda"
     # number of bundles in each node group; bundles are numbered consecutively across groups
     node_groups: tuple[int, ...]
-    rows: dict[str, tuple[Slot, ...]]
-    # only for roles whose ranks have several slots
+    rows: dict[str, tuple[int, ...]]
+    # only for roles whose ranks have several bundles
     sizes: dict[str, ParallelSizes] = field(default_factory=dict)
 
     @property
@@ -74,30 +66,36 @@ class PlacementPlan:
         raise IndexError(f"the plan has {sum(self.node_groups)} bundles")
 
     def width(self, role: str) -> int:
-        """Return the number of slots that each rank of a role has."""
+        """Return the number of bundles that each rank of a role has."""
         return self.sizes[role].width if role in self.sizes else 1
 
     def size(self, role: str) -> int:
         """Return the number of ranks of a role."""
         return len(self.rows[role]) // self.width(role)
 
-    def slots(self, role: str, rank: int) -> tuple[Slot, ...]:
-        """Return the slots of one rank."""
+    def of_rank(self, role: str, rank: int) -> tuple[int, ...]:
+        """Return the bundles of one rank."""
         width = self.width(role)
         return self.rows[role][rank * width : (rank + 1) * width]
 
-    def groups_of(self, slots: Iterable[Slot]) -> list[int]:
-        """Return the node groups that the slots lie in, in order of first appearance."""
-        return list(dict.fromkeys(self.locate(slot.bundle)[0] for slot in slots))
+    def share(self, bundle: int) -> float:
+        """Return the share of a bundle that each rank on it takes. Ray counts in ten-thousandths;
+        we round down so that the shares never add up to more than the bundle."""
+        tenants = sum(row.count(bundle) for row in self.rows.values())
+        return math.floor(1e4 / tenants) / 1e4
+
+    def groups_of(self, bundles: Iterable[int]) -> list[int]:
+        """Return the node groups that the bundles lie in, in order of first appearance."""
+        return list(dict.fromkeys(self.locate(bundle)[0] for bundle in bundles))
 
     def spans_nodes(self, role: str, rank: int) -> bool:
-        return len(self.groups_of(self.slots(role, rank))) > 1
+        return len(self.groups_of(self.of_rank(role, rank))) > 1
 
     def splits_tensor_group(self, role: str, rank: int) -> bool:
-        """Return whether any tensor-parallel group, a block of neighbouring slots, crosses
+        """Return whether any tensor-parallel group, a block of neighbouring bundles, crosses
         nodes."""
-        slots, size = self.slots(role, rank), self.sizes[role].tensor
-        return any(len(self.groups_of(slots[i : i + size])) > 1 for i in range(0, len(slots), size))
+        own, size = self.of_rank(role, rank), self.sizes[role].tensor
+        return any(len(self.groups_of(own[i : i + size])) > 1 for i in range(0, len(own), size))
 
     def joined_groups(self) -> list[tuple[int, ...]]:
         """Partition the node groups. Groups that one rank spans belong together, since Ray must
@@ -105,7 +103,7 @@ class PlacementPlan:
         joined = [{group} for group in range(len(self.node_groups))]
         for role in self.sizes:
             for rank in range(self.size(role)):
-                groups = self.groups_of(self.slots(role, rank))
+                groups = self.groups_of(self.of_rank(role, rank))
                 touched = [part for part in joined if part.intersection(groups)]
                 joined = [part for part in joined if part not in touched] + [set().union(*touched)]
         return sorted(tuple(sorted(part)) for part in joined)
@@ -113,17 +111,17 @@ class PlacementPlan:
     def show_places(self, role: str, rank: int) -> str:
         """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
         by_group: dict[int, list[int]] = {}
-        for slot in self.slots(role, rank):
-            by_group.setdefault(self.locate(slot.bundle)[0], []).append(slot.bundle)
+        for bundle in self.of_rank(role, rank):
+            by_group.setdefault(self.locate(bundle)[0], []).append(bundle)
         return " and ".join(map(_ranges, by_group.values()))
 
     def roles_of(self, group: int) -> str:
         """Return the names of the roles with a rank in this node group, joined by "and"."""
-        return " and ".join(r for r, slots in self.rows.items() if group in self.groups_of(slots))
+        return " and ".join(r for r, row in self.rows.items() if group in self.groups_of(row))
 
     def places(self, role: str) -> frozenset[int]:
         """Return the bundles that a role's ranks occupy."""
-        return frozenset(slot.bundle for slot in self.rows[role])
+        return frozenset(self.rows[role])
 
     def shared(self, role: str) -> bool:
         """Return whether another role has a rank on one of this role's bundles."""
@@ -134,7 +132,7 @@ class PlacementPlan:
         seen: dict[int, int] = {}
         ranks = []
         for rank in range(self.size(role)):
-            group = self.groups_of(self.slots(role, rank))[0]
+            group = self.groups_of(self.of_rank(role, rank))[0]
             ranks.append(seen.get(group, 0))
             seen[group] = ranks[-1] + 1
         return ranks
@@ -195,12 +193,12 @@ class PlacementPlan:
         """Return the plan as a text table with one row per role."""
         unit = UNIT[self.device]
         rows = []
-        for role, slots in self.rows.items():
+        for role, bundles in self.rows.items():
             ranks, width = self.size(role), self.width(role)
-            places = _ranges([s.bundle for s in slots]) + (f", {width} each" if width > 1 else "")
+            places = _ranges(bundles) + (f", {width} each" if width > 1 else "")
             if width > 1 and ranks <= NAMED:
                 places = "; ".join(self.show_places(role, rank) for rank in range(ranks))
-            share = ", ".join(f"{share:g}" for share in sorted({s.fraction for s in slots}))
+            share = ", ".join(f"{share:g}" for share in sorted({*map(self.share, bundles)}))
             share = share if width == 1 else f"{width} x {share}"
             rows.append((role, str(ranks), self._spread(role), places, share))
         unit_name = "GPU" if self.device == "cuda" else "worker slot"
@@ -252,7 +250,7 @@ def _count(amount: float, unit: str) -> str:
     return f"{amount:g} {unit}" if amount == 1 else f"{amount:g} {unit}s"
 
 
-def _ranges(numbers: list[int]) -> str:
+def _ranges(numbers: Iterable[int]) -> str:
     """[0, 1, 2, 5] -> "0-2,5"."""
     parts: list[list[int]] = []
     for n in numbers:

@@ -3,12 +3,10 @@ role, or lists them explicitly."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from openrl.cluster.placement import Node, PlacementPlan, Slot
+from openrl.cluster.placement import Node, PlacementPlan
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
@@ -80,13 +78,8 @@ def plan_placement(
         count = 1 + max(place for places in bundles.values() for place in places)
         width = gpus or count
         node_groups = [min(width, count - first) for first in range(0, count, width)]
-    tenants = Counter(bundle for places in bundles.values() for bundle in places)
-    rows = {
-        role: tuple(Slot(b, _share(tenants[b])) for b in places) for role, places in bundles.items()
-    }
-    plan = PlacementPlan(
-        device, tuple(node_groups), rows, {r.name: r.sizes for r in requests if r.sizes.width > 1}
-    )
+    sizes = {r.name: r.sizes for r in requests if r.sizes.width > 1}
+    plan = PlacementPlan(device, tuple(node_groups), bundles, sizes)
     for request in requests:
         _check_ranks(request, plan)
     return plan
@@ -151,9 +144,3 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
                 f" nodes ({where}), although {sizes.tensor} places fit on one",
                 "a size that divides the GPUs of a node",
             )
-
-
-def _share(tenants: int) -> float:
-    """Return each tenant's share of a bundle. Ray counts in ten-thousandths; we round down so that
-    the shares never add up to more than the bundle."""
-    return math.floor(1e4 / tenants) / 1e4

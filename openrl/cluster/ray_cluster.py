@@ -70,11 +70,12 @@ class Reservation:
 
         The actor of an engine that spans nodes takes no GPU itself: the processes that it starts
         through Ray take them."""
-        slot, spans = self.plan.slots(role, rank)[0], self.plan.spans_nodes(role, rank)
+        bundle, spans = self.plan.of_rank(role, rank)[0], self.plan.spans_nodes(role, rank)
+        share = self.plan.share(bundle)
         return {
-            "num_cpus": slot.fraction,
-            "num_gpus": slot.fraction if self.plan.device == "cuda" and not spans else 0,
-            "scheduling_strategy": self._strategy(slot.bundle, capture=spans),
+            "num_cpus": share,
+            "num_gpus": share if self.plan.device == "cuda" and not spans else 0,
+            "scheduling_strategy": self._strategy(bundle, capture=spans),
         }
 
     def _strategy(self, bundle: int, capture: bool = False) -> PlacementGroupSchedulingStrategy:
@@ -89,21 +90,18 @@ class Reservation:
 
         On one node, CUDA_VISIBLE_DEVICES lists all GPUs of the rank. If the rank spans nodes, the
         variables tell vLLM which bundles to use."""
-        slots = self.plan.slots(role, rank)
-        if self.plan.device == "cpu" or len(slots) == 1:
+        bundles = self.plan.of_rank(role, rank)
+        if self.plan.device == "cpu" or len(bundles) == 1:
             return {}
         if self.plan.spans_nodes(role, rank):
-            return {
-                "VLLM_RAY_BUNDLE_INDICES": ",".join(
-                    str(self.bundles[slot.bundle][1]) for slot in slots
-                ),
-                "VLLM_RAY_PER_WORKER_GPUS": str(min(slot.fraction for slot in slots)),
-            }
+            indices = ",".join(str(self.bundles[bundle][1]) for bundle in bundles)
+            share = str(min(map(self.plan.share, bundles)))
+            return {"VLLM_RAY_BUNDLE_INDICES": indices, "VLLM_RAY_PER_WORKER_GPUS": share}
         asked = []
-        for slot in slots:
-            share = {"num_cpus": 0, "num_gpus": slot.fraction}
-            where = self._strategy(slot.bundle)
-            probe = ray.remote(ray.get_gpu_ids).options(scheduling_strategy=where, **share)
+        for bundle in bundles:
+            taken = {"num_cpus": 0, "num_gpus": self.plan.share(bundle)}
+            where = self._strategy(bundle)
+            probe = ray.remote(ray.get_gpu_ids).options(scheduling_strategy=where, **taken)
             asked.append(probe.remote())
         gpus = [str(gpu) for found in await asyncio.gather(*asked) for gpu in found]
         return {

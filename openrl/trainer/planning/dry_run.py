@@ -115,7 +115,7 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
     reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
     if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
         return "host"
-    actor, engines = ([slot.bundle for slot in plan.rows[role]] for role in ("actor", ENGINES))
+    actor, engines = plan.rows["actor"], plan.rows[ENGINES]
     return choose_transport(config.engine.vllm_sync_backend, actor, engines)
 
 

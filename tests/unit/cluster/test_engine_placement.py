@@ -46,7 +46,7 @@ def engines_of(made: PlacementPlan) -> list[tuple[str, str]]:
     return [
         (
             made.show_places("vllm", rank),
-            "".join(map(str, made.groups_of(made.slots("vllm", rank)))),
+            "".join(map(str, made.groups_of(made.of_rank("vllm", rank)))),
         )
         for rank in range(made.size("vllm"))
     ]
@@ -125,10 +125,8 @@ def test_where_engines_lie(cluster, options, node_groups, engines):
 
 def test_engines_of_several_places_share_each_of_them():
     made = plan(TWO_NODES, COLOCATED, sizes=(4, 1, 1), actor_num_nodes=2)
-    assert {slot.fraction for slots in made.rows.values() for slot in slots} == {0.5}
-    assert [slot.bundle for slot in made.rows["vllm"]] == [
-        slot.bundle for slot in made.rows["actor"]
-    ]
+    assert {*map(made.share, made.rows["actor"])} == {0.5}
+    assert made.rows["vllm"] == made.rows["actor"]
     assert made.size("vllm") == 4 and made.size("actor") == 16
     assert made.local_ranks("vllm") == [0, 1, 0, 1]
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from openrl.cluster.placement import Node, Slot
+from openrl.cluster.placement import Node
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.groups.placement import HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
@@ -26,9 +26,9 @@ def test_every_rank_gets_a_bundle_of_its_own():
     plan = plan_placement(requests(actor=(2, 2), reference=(1, 1), vllm=(2, 1)), "cuda", [])
     assert plan.node_groups == (2, 2, 1, 1, 1)
     assert plan.rows == {
-        "actor": (Slot(0), Slot(1), Slot(2), Slot(3)),
-        "reference": (Slot(4),),
-        "vllm": (Slot(5), Slot(6)),
+        "actor": (0, 1, 2, 3),
+        "reference": (4,),
+        "vllm": (5, 6),
     }
     assert plan.need == {"GPU": 7, "CPU": 7}
     assert plan.local_ranks("actor") == [0, 1, 0, 1]
@@ -182,13 +182,12 @@ def test_colocated_roles_share_bundles_in_equal_parts(hybrid, need, shares, devi
     flags = HybridFlags(**hybrid)
     plan = planned(ROLES, EIGHT, device, engines=2, hybrid=flags, actor_num_gpus_per_node=2)
     assert plan.need["CPU"] == need
-    assert {
-        role: slots[0].fraction for role, slots in plan.rows.items() if slots[0].fraction < 1
-    } == shares
+    found = {role: plan.share(bundles[0]) for role, bundles in plan.rows.items()}
+    assert {role: share for role, share in found.items() if share < 1} == shares
     assert [plan.shared(role) for role in plan.rows] == [role in shares for role in plan.rows]
     for role in {"actor", "critic"} & shares.keys():
         partner = {"actor": "reference", "critic": "reward"}[role]
-        assert [s.bundle for s in plan.rows[role]] == [s.bundle for s in plan.rows[partner]]
+        assert plan.rows[role] == plan.rows[partner]
 
 
 def test_shares_of_a_bundle_never_exceed_it():
@@ -198,7 +197,8 @@ def test_shares_of_a_bundle_never_exceed_it():
         hybrid=HybridFlags(colocate_all_models=True),
         actor_num_gpus_per_node=1,
     )
-    assert {slot.fraction for slots in plan.rows.values() for slot in slots} == {0.3333}
+    assert plan.rows == {"actor": (0,), "reference": (0,), "vllm": (0,)}
+    assert plan.share(0) == 0.3333
 
 
 def test_colocated_engines_on_several_nodes_lie_with_the_actor():
@@ -211,9 +211,7 @@ def test_colocated_engines_on_several_nodes_lie_with_the_actor():
         actor_num_nodes=2,
     )
     assert plan.node_groups == (4, 4) and plan.problems(cluster) == []
-    assert [plan.locate(s.bundle) for s in plan.rows["vllm"]] == [
-        plan.locate(s.bundle) for s in plan.rows["actor"]
-    ]
+    assert plan.rows["vllm"] == plan.rows["actor"]
 
 
 def test_engines_that_cannot_share_are_refused():
@@ -227,16 +225,17 @@ def test_explicit_places_are_counted_through_the_nodes():
     text = "actor=0-3; ref=0-3; vllm=4,5,6,7"
     plan = planned(["actor", "reference"], TWICE_FOUR, engines=4, placement=text)
     assert plan.node_groups == (4, 4)
-    assert plan.rows["actor"] == plan.rows["reference"] == tuple(Slot(b, 0.5) for b in range(4))
-    assert plan.rows["vllm"] == tuple(Slot(b) for b in range(4, 8))
+    assert plan.rows["actor"] == plan.rows["reference"] == (0, 1, 2, 3)
+    assert plan.rows["vllm"] == (4, 5, 6, 7)
+    assert [*map(plan.share, range(8))] == [0.5] * 4 + [1] * 4
     assert planned(["actor", "reference"], EIGHT, engines=4, placement=text).node_groups == (8,)
     assert planned(["actor", "reference"], [], "cpu", engines=4, placement=text).node_groups == (8,)
 
 
 def test_roles_may_overlap_in_part():
     plan = planned(["actor"], EIGHT, engines=2, placement="actor=0-2;vllm=2-3")
-    assert [s.fraction for s in plan.rows["actor"]] == [1, 1, 0.5]
-    assert [s.fraction for s in plan.rows["vllm"]] == [0.5, 1]
+    assert [*map(plan.share, plan.rows["actor"])] == [1, 1, 0.5]
+    assert [*map(plan.share, plan.rows["vllm"])] == [0.5, 1]
 
 
 @pytest.mark.parametrize(

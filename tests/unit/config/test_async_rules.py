@@ -129,8 +129,4 @@ def test_all_models_share_places_and_engines_of_async_training_have_their_own():
         config.placement, config.hybrid, config.engine, ["actor", "reference"], True
     )
     rows = plan_placement(requests, "cpu", []).rows
-    assert {role: [slot.bundle for slot in slots] for role, slots in rows.items()} == {
-        "actor": [0, 1],
-        "reference": [0, 1],
-        "vllm": [2, 3],
-    }
+    assert rows == {"actor": (0, 1), "reference": (0, 1), "vllm": (2, 3)}

@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup, WorkerDied
-from openrl.cluster.placement import PlacementPlan, Slot
+from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
@@ -242,7 +242,6 @@ def test_rays_own_death_is_not_made_good():
     ],
 )
 def test_where_a_new_engine_finds_room(device, engines, sleeps, replaced):
-    rows = {"actor": (Slot(0),), "vllm": tuple(map(Slot, engines))}
-    plan = PlacementPlan(device, (2,), rows)
+    plan = PlacementPlan(device, (2,), {"actor": (0,), "vllm": engines})
     table = ResidencyTable.of(plan, [RolePart("vllm", "weights")] if sleeps else [])
     assert can_replace(plan, table) is replaced

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from openrl.cluster.placement import PlacementPlan, Slot
+from openrl.cluster.placement import PlacementPlan
 from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart, SleepError
 
 ENGINE = [RolePart("vllm", part) for part in ("weights", "cache")]
@@ -18,9 +18,7 @@ ALL_STATES = ("param", "optim", "grad")
 def plan(**places: tuple[int, ...]) -> PlacementPlan:
     """Roles and the places of their ranks."""
     count = 1 + max(place for row in places.values() for place in row)
-    return PlacementPlan(
-        "cpu", (count,), {role: tuple(map(Slot, row)) for role, row in places.items()}
-    )
+    return PlacementPlan("cpu", (count,), places)
 
 
 def trained(*roles: str, states: tuple[str, ...] = ("optim", "grad")) -> list[RolePart]:
