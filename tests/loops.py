@@ -16,10 +16,11 @@ from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, Version
 class Publisher:
     """Counts versions in ``run.version``; what a publish does is the subclass's ``send``."""
 
-    transport_description, warning = "nothing", ""
-
     def __init__(self, run):
         self.run = run
+
+    def notes(self):
+        return []
 
     @property
     def version(self):

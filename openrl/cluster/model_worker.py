@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
-from openrl.config.groups.placement import SleepState
+from openrl.config.groups.placement import ModelPart
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.logits import Output
@@ -60,12 +60,12 @@ class ModelWorker:
         self.others = [build_engine(other) for other in self.other_specs]
         freeze_gc_heap()
 
-    def sleep(self, *parts: SleepState) -> None:
+    def sleep(self, *parts: ModelPart) -> None:
         """Free the device memory of these parts of all models here."""
         for engine in [self.engine, *self.others]:
             engine.sleep(*parts)
 
-    def wake(self, *parts: SleepState) -> None:
+    def wake(self, *parts: ModelPart) -> None:
         for engine in [self.engine, *self.others]:
             engine.wake(*parts)
 

@@ -40,7 +40,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster import caretaker
-from openrl.cluster.address import check_reachable
+from openrl.cluster.address import check_address, no_cluster
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.groups.placement import ClusterFlags
@@ -319,16 +319,13 @@ def join_cluster(address: str) -> RayCluster:
 
     Raises UserError if none answers there.
     """
+    check_address(address)
     try:
         if address != "auto":
-            check_reachable(address)
             _show_token(address)
         context = _init(address=address)
     except (OSError, ValueError) as error:  # Ray's ConnectionError among them
-        raise UserError(
-            f"--ray_address {address}: no Ray cluster answers there ({error})",
-            "the host:port that `ray start --head` printed",
-        ) from error
+        raise no_cluster(address, error) from error
     return RayCluster(False, Path(context.address_info["session_dir"]))
 
 

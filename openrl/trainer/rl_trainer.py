@@ -140,9 +140,8 @@ class RLTrainer:
             version, dtype = self.publisher.version, self.learner.settings.dtype
             if not isinstance(self.rollouts, Replay):
                 await check_sync(self.rollouts, self.learner, version, dtype)
-        self.progress.note(f"weights travel through {self.publisher.transport_description}")
-        if self.publisher.warning:
-            self.progress.note(self.publisher.warning)
+        for note in self.publisher.notes():
+            self.progress.note(note)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
-from openrl.config.groups.placement import SleepState
+from openrl.config.groups.placement import ModelPart
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
@@ -144,7 +144,7 @@ class DeepSpeedEngine:
 
     # ---- taking turns on a device
 
-    def sleep(self, *parts: SleepState) -> None:
+    def sleep(self, *parts: ModelPart) -> None:
         """Free the device memory of these parts. Methods that need one of them raise RuntimeError
         until it is woken."""
         trained: tuple[Any, ...] = ()
@@ -153,7 +153,7 @@ class DeepSpeedEngine:
         for part in parts:
             self.sleeper.sleep(part, movable(part, self.model, *trained))
 
-    def wake(self, *parts: SleepState) -> None:
+    def wake(self, *parts: ModelPart) -> None:
         """Restore these parts bit for bit. Raises RuntimeError if one is already awake."""
         self.sleeper.wake(*parts)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from openrl.config.groups.placement import SleepState
+from openrl.config.groups.placement import ModelPart
 
 # bytes; torch rounds pinned blocks up to powers of two, so larger ones would waste host memory
 PIECE = 256 * 2**20
@@ -68,7 +68,7 @@ class Movable:
 
 
 def movable(
-    part: SleepState,
+    part: ModelPart,
     model: nn.Module,
     inner: Optimizer | None = None,
     masters: Sequence[Tensor] = (),

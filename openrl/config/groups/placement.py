@@ -19,7 +19,8 @@ from openrl.config.conditions import (
 from openrl.errors import UserError
 from openrl.flags.schema import flag, given, group
 
-SleepState = Literal["param", "optim", "grad"]
+ModelPart = Literal["param", "optim", "grad"]
+"""The parts of a model that sleep and wake independently."""
 
 ENGINES = "vllm"
 """The role of the rollout engines."""
@@ -214,7 +215,7 @@ class HybridFlags:
         "Move training state off the GPU while other roles use it; --deepspeed_sleep_states says"
         " which parts.",
     )
-    deepspeed_sleep_states: tuple[SleepState, ...] = flag(
+    deepspeed_sleep_states: tuple[ModelPart, ...] = flag(
         ("optim", "grad"),
         "What --deepspeed_enable_sleep moves to host memory, or on a CPU to files under $TMPDIR."
         " optim: optimizer states and master weights; grad: gradient buffers, which are dropped;"
@@ -229,7 +230,7 @@ class HybridFlags:
     )
 
     @property
-    def sleep_states(self) -> tuple[SleepState, ...]:
+    def sleep_states(self) -> tuple[ModelPart, ...]:
         """The states of a trained model that leave its device while others use it."""
         return self.deepspeed_sleep_states if self.deepspeed_enable_sleep else ()
 

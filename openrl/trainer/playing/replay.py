@@ -43,9 +43,8 @@ class Replay(Rollouts):
 class NoEngines(Publisher):
     """A publisher that counts versions but sends no weights."""
 
-    @property
-    def transport_description(self) -> str:
-        return "no way: rollouts are replayed"
+    def notes(self) -> list[str]:
+        return ["weights travel nowhere: rollouts are replayed"]
 
     async def publish(self, call_living: CallEngines | None = None) -> dict[str, Metric]:
         self.version += 1

@@ -84,17 +84,13 @@ class Publisher:
             await self.rollout.call("connect", self.route, 0)
         await self._send(self.version, call)
 
-    @property
-    def transport_description(self) -> str:
-        """A description of how weights travel; known from the first sync on."""
-        return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
-
-    @property
-    def warning(self) -> str:
-        """A warning if the requested transport is not used; else empty."""
-        if self.route is None:
-            return ""
-        return fallback_warning(self.flags.vllm_sync_backend, self.route.transport)
+    def notes(self) -> list[str]:
+        """Say how weights travel, with a warning if the requested transport is not used. Known from
+        the first sync on."""
+        assert self.route is not None
+        backend, transport = self.flags.vllm_sync_backend, self.route.transport
+        found = (f"weights travel through {WORDS[transport]}", fallback_warning(backend, transport))
+        return [note for note in found if note]
 
     async def connect(self) -> Route:
         """Locate both ends, choose the transport and connect the ends."""
