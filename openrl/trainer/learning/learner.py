@@ -210,13 +210,14 @@ class Learner:
         """Compute a column, returned as "column", and the further outputs under their own names. If
         no row needs the column and nothing else is requested, the model does not run and the column
         is 0."""
-        assert request.group is not None
-        rows = request.rows
+        group, rows = request.group, request.rows
+        assert group is not None
         if rows is not None and not bool(rows.any()) and not request.also:
             return {"column": torch.zeros_like(batch.rollout_logprobs)}
-        async with self.residency.stage("forward", request.group.role):
-            where = (request.group, batch, self.settings.batching, request.model)
-            return await columns_of_rows(*where, *request.also, only=rows)
+        async with self.residency.stage("forward", group.role):
+            return await columns_of_rows(
+                group, batch, self.settings.batching, request.model, *request.also, only=rows
+            )
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Take all optimizer steps of this rollout for policy and critic, or for the critic alone

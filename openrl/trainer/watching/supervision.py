@@ -136,8 +136,10 @@ def driver_log(config: TrainingConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        how = (log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info())
-        to_file.handle(log.makeRecord(*how))
+        record = log.makeRecord(
+            log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info()
+        )
+        to_file.handle(record)
         raise
     finally:
         for handler in filter(None, handlers):

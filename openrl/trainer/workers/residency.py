@@ -123,8 +123,7 @@ class ResidencyTable:
     def exclude(self, one: Need, other: Need) -> bool:
         """Return whether two stages cannot run at the same time, because one would put to sleep
         what the other needs."""
-        pairs = ((one, other), (other, one))
-        return any(not needs.isdisjoint(self.displaced(of)) for needs, of in pairs)
+        return bool(other & {*self.displaced(one)} or one & {*self.displaced(other)})
 
 
 class SleepError(RuntimeError):
