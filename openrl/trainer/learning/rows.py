@@ -123,7 +123,7 @@ async def update_rows(
     """Take all optimizer steps of the plan and return metrics by rank and step. Each step also
     trains on the corresponding step of ``also``."""
     main, ranks = Training(batch, plan, loss_of), range(len(plan.shards))
-    work = [(*main.of(rank), also.of(rank) if also else None) for rank in ranks]
+    work = [(*main.of(rank), *([also.of(rank)] if also else [])) for rank in ranks]
     return await group.scatter("update", work)
 
 
