@@ -137,9 +137,8 @@ class RLTrainer:
         with self.progress.stage("sync"):
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)
-            version, dtype = self.publisher.version, self.learner.settings.dtype
             if not isinstance(self.rollouts, Replay):
-                await check_sync(self.rollouts, self.learner, version, dtype)
+                await check_sync(self.rollouts, self.learner, self.publisher.version)
         for note in self.publisher.notes():
             self.progress.note(note)
 
