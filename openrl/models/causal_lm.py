@@ -17,7 +17,7 @@ from openrl.config.groups.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
-from openrl.models.logits import LogitTransform, Output
+from openrl.models.logits import Columns, LogitTransform, Output
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
@@ -53,7 +53,7 @@ class CausalLM(HeadedModel):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> Columns:
         """The column holds log-probs, (b, T) fp32. The output head skips tokens that are not
         scored."""
         predicts = part.take(shift_left(rows.predicted))

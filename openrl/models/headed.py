@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from openrl.models.experts import load_balancing
-from openrl.models.logits import Output
+from openrl.models.logits import Columns, Output
 from openrl.models.lora import Adapters
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
@@ -60,7 +60,7 @@ class HeadedModel(ABC, nn.Module):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> Columns:
         """Return the column, in at least fp32, and the further outputs of the head, from the hidden
         states (R, s, H) of this rank's part of the rows."""
 
@@ -77,7 +77,7 @@ class HeadedModel(ABC, nn.Module):
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> Columns:
         """Return the model's column and, by name, the further outputs asked for.
 
         Args:

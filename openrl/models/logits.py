@@ -18,6 +18,9 @@ reference  from a reference: the columns that ``full_kl`` needs, by their names 
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 
+Columns = tuple[Tensor, dict[str, Tensor]]
+"""A model's column, and the further outputs asked for by their names."""
+
 NEVER = -1e4
 """The logit of a token that is never sampled: it makes the probability 0 in every float type."""
 

@@ -21,7 +21,7 @@ from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
-from openrl.models.logits import Output
+from openrl.models.logits import Columns, Output
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.export import write_model
@@ -197,7 +197,7 @@ class DeepSpeedEngine:
         attention_mask, (b, T) each, optionally followed by group ids (b,)."""
         return self._engine(*(column.to(self.device) for column in tokens))[0]
 
-    def _run(self, batch: ExperienceBatch, *outputs: Output) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, batch: ExperienceBatch, *outputs: Output) -> Columns:
         columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [column.to(self.device) for column in columns]
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in outputs else []

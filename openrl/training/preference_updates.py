@@ -17,7 +17,7 @@ from openrl.algorithms.preference_losses import pair_reward_loss, split_pairs
 from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
 from openrl.tracking.metrics import Mean, Metric
-from openrl.training.updates import Forward
+from openrl.training.updates import Forward, Measured
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class PreferenceUpdate:
     beta: float
     nll_coef: float = 0.0
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         assert isinstance(batch, PreferenceBatch)
         logprobs, _ = forward(batch)
         answers = AnswerInputs(
@@ -71,9 +69,7 @@ class PairRewardUpdate:
     kind: Literal["sigmoid", "logexp"] = "sigmoid"
     margin: bool = False
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         assert isinstance(batch, PreferenceBatch) and batch.margins is not None
         rewards, _ = forward(batch)
         margin = split_pairs(batch.margins)[0] if self.margin else None

@@ -18,7 +18,7 @@ from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan
 from openrl.extension_points import policy_losses
-from openrl.models.logits import Output
+from openrl.models.logits import Columns, Output
 from openrl.tracking.metrics import Max, Mean, Metric
 
 
@@ -26,12 +26,13 @@ class Forward(Protocol):
     """Runs the model on one micro-batch with gradient. Returns its column, and further outputs by
     name."""
 
-    def __call__(
-        self, batch: ExperienceBatch, *outputs: Output
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Columns: ...
 
 
-LossOf = Callable[[Forward, ExperienceBatch, StepCounts], tuple[Tensor, dict[str, Metric]]]
+Measured = tuple[Tensor, dict[str, Metric]]
+"""The loss of a micro-batch, and its metrics."""
+
+LossOf = Callable[[Forward, ExperienceBatch, StepCounts], Measured]
 """``loss_of(forward, micro_batch, counts) -> (loss, metrics)`` computes the loss of one
 micro-batch, divided by the counts of the whole optimizer step and multiplied by dp_size. So the
 gradients, summed over micro-batches and averaged over ranks, are those of the whole step."""
@@ -52,7 +53,7 @@ class RoleUpdate(Protocol):
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]: ...
+    ) -> Measured: ...
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
         """Return the rows that may have a gradient, (B,) bool. In all other rows every term of the
@@ -84,9 +85,7 @@ class PolicyUpdate:
     # optimizer step on a batch alone. None: done before the update
     correction: RolloutCorrectionFlags | None = None
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         outputs: tuple[Output, ...] = (
             ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
         )
@@ -181,9 +180,7 @@ class ValueUpdate:
     agg_mode: LossAggMode
     norm_const: float | None = None
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         values, _ = forward(batch)
         returns = _needed(batch, "returns")
         token_losses = clipped_value_loss(values, _needed(batch, "values"), returns, self.clip)
@@ -214,14 +211,10 @@ class BalancedUpdate:
     update: LossOf
     coef: float
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         balances: list[Tensor] = []
 
-        def and_balance(
-            batch: ExperienceBatch, *outputs: Output
-        ) -> tuple[Tensor, dict[str, Tensor]]:
+        def and_balance(batch: ExperienceBatch, *outputs: Output) -> Columns:
             column, more = forward(batch, *outputs, "balance")
             balances.append(more["balance"])
             return column, more
@@ -254,9 +247,7 @@ class SupervisedUpdate:
     coef: float = 1.0
     name: str = "loss"
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         logprobs, _ = forward(batch)
         loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
         return self.coef * loss, _means({self.name: -logprobs}, batch.loss_mask)
