@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are impor
     from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
+CPU_CACHE = 2**30  # bytes of the key-value cache on a CPU; pages are allocated on first use
+
+
 class EngineDied(UserError):
     """A process that the engine needs has ended, so the engine no longer answers."""
 
@@ -49,7 +52,6 @@ class EngineSpec:
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
-    kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are allocated on first use
     sizes: ParallelSizes = ParallelSizes()  # how the model is split over GPUs
     expert_parallel: bool = False  # each GPU holds whole experts
     spans_nodes: bool = False  # the GPUs are on several nodes

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout.engine import CPU_CACHE, EngineSpec
 from openrl.rollout.vllm_adapters import room_for_rank
 from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
 from openrl.rollout.vllm_process import forking_engine, is_forked, preload_engine
@@ -130,7 +130,7 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     cache = {
-        "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30),
+        "kv_cache_memory_bytes": CPU_CACHE,
         "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
     }
     return cache | ({"distributed_executor_backend": UniProcExecutor} if is_forked(spec) else {})

@@ -118,10 +118,8 @@ class PolicyUpdate:
         elif self.kl_estimator is not None:
             columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
         if self.kl_coef:
-            terms["kl_loss"] = (
-                self.rl_coef * self.kl_coef,
-                self._divided(columns["kl"], batch, counts),
-            )
+            kl_loss = self._divided(columns["kl"], batch, counts)
+            terms["kl_loss"] = (self.rl_coef * self.kl_coef, kl_loss)
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
         if self.sft_coef:
@@ -129,9 +127,8 @@ class PolicyUpdate:
             terms["sft_loss"] = (self.sft_coef, self._divided(-logprobs * good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
         metrics |= {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
-        return total, metrics | _means(columns, batch.loss_mask) | _extremes(
-            logprobs - old_logprobs, batch.loss_mask
-        )
+        metrics |= _means(columns, batch.loss_mask)
+        return total, metrics | _largest_ratio(logprobs - old_logprobs, batch.loss_mask)
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
         if self.entropy_coef or (self.rl_coef and self.kl_coef):
@@ -288,7 +285,7 @@ def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
 
 
 @torch.no_grad()
-def _extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
+def _largest_ratio(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
     """Return the largest probability ratio between new and old policy over trained tokens, in
     either direction. Empty if no token is trained."""
     inside = log_ratio[mask]

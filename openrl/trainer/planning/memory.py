@@ -23,7 +23,7 @@ from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device
 from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout.engine import CPU_CACHE, EngineSpec
 from openrl.trainer.learning.rows import rollout_batching
 from openrl.trainer.workers.roles import RoleModel, run_engine_spec
 from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
@@ -263,7 +263,7 @@ def engine_memory(
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
-        return Memory(weights, cache=int(spec.kv_cache_gb * 2**30))
+        return Memory(weights, cache=CPU_CACHE)
     if capacity is None:  # the GPUs belong to a cluster that was not queried
         return Memory(weights)
     share = int(capacity * spec.gpu_memory_utilization)

@@ -3,7 +3,7 @@ hands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from openrl.cluster.group import WorkerGroup
 from openrl.models.memory import MemoryUse
@@ -13,11 +13,10 @@ GIB = 2**30
 
 
 class MemoryLog:
-    """Logs memory where it changes hands: each call prints a line with ``say`` and collects metrics
-    for the step."""
+    """Logs memory where it changes hands: each call prints a line and collects metrics for the
+    step."""
 
-    def __init__(self, say: Callable[[str], None] = print) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
 
     async def __call__(self, edge: str, groups: Mapping[str, WorkerGroup]) -> None:
@@ -26,7 +25,7 @@ class MemoryLog:
             for rank, use in enumerate(await group.call("memory")):
                 parts.append(f"{role} {rank}: {show(use)}")
                 self._metrics = merge_all([self._metrics, memory_metrics(use)])
-        self._say(" | ".join(parts))
+        print(" | ".join(parts))
 
     def metrics(self) -> dict[str, Metric]:
         """Return the extremes over workers and calls since the last ``metrics``, in GiB."""

@@ -57,18 +57,19 @@ async def supervise(
 async def with_restarts(
     config: Config, stop: StopRequest, once: Callable[[Config, StopRequest], Awaitable[Result]]
 ) -> Result:
-    for left in range(config.faults.max_restarts, -1, -1):
+    left = config.faults.max_restarts
+    while True:
         try:
             return await once(config, stop)
         except WorkerLost as lost:
             if not left or stop.signal:
                 raise
             log.exception("a worker was lost")
-            again = f"restarting; {left - 1} of --max_restarts left"
+            left -= 1
+            again = f"restarting; {left} of --max_restarts left"
             print(printable(f"{lost.message}\n  {again}"), flush=True)
             stop.saves = False
             config = replace(config, checkpoint=resume_flags(config.checkpoint))
-    raise AssertionError("unreachable")
 
 
 @contextmanager

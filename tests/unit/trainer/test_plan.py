@@ -142,8 +142,8 @@ def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
 
 
 def test_an_engine_holds_weights_and_its_cache():
-    spec = EngineSpec("m", dtype="fp32", kv_cache_gb=0.5)
-    assert engine_memory(SHAPE, spec, "vllm", None) == Memory(4000, cache=2**29)
+    spec = EngineSpec("m", dtype="fp32")
+    assert engine_memory(SHAPE, spec, "vllm", None) == Memory(4000, cache=2**30)
     assert engine_memory(SHAPE, spec, "hf", None) == Memory(4000)
 
 

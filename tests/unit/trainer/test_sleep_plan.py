@@ -152,11 +152,10 @@ class Engine:
         ]
 
 
-def test_memory_lines_and_figures():
-    lines: list[str] = []
-    log = MemoryLog(lines.append)
+def test_memory_lines_and_figures(capsys):
+    log = MemoryLog()
     asyncio.run(log("sync", {"vllm": Engine()}))
-    assert lines == [
+    assert capsys.readouterr().out.splitlines() == [
         "memory after sync | vllm 0: GPU 2.00 GiB allocated, 3.00 reserved, 4.00 free; host 1.00"
         " GiB | vllm 1: GPU 0.00 GiB allocated, 1.00 reserved, 1.00 free; host 2.00 GiB"
     ]
