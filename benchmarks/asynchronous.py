@@ -59,7 +59,7 @@ class Processes:
     """The workers of all runs; each run gets its policy built anew."""
 
     def __init__(self, roles: Roles) -> None:
-        self.groups = {"actor": roles.policy, ENGINES: roles.rollout}
+        self.groups = {"actor": roles.policy, ENGINES: roles.engines}
 
     @contextlib.asynccontextmanager
     async def lend(self, config: PPOConfig, device: Any, steps: int, stage: Any) -> AsyncIterator:

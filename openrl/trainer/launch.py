@@ -215,9 +215,9 @@ def build_rollouts(
     )
     buffer, residency = RolloutBuffer(stream, limits, chosen), roles.residency
     if (directory := config.collecting.rollout_replay_dir) is not None:
-        return Replay(Path(directory).expanduser(), roles.rollout, buffer, residency, settings)
+        return Replay(Path(directory).expanduser(), roles.engines, buffer, residency, settings)
     rewards = build_reward_models(config, roles, learner)
-    return Rollouts(roles.rollout, buffer, residency, settings, rewards, repair)
+    return Rollouts(roles.engines, buffer, residency, settings, rewards, repair)
 
 
 def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:

@@ -90,7 +90,7 @@ def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
             "reward": roles.reward,
         }
         try:
-            alive = {ENGINES: roles.rollout} | {
+            alive = {ENGINES: roles.engines} | {
                 role: group for role, group in groups.items() if group is not None
             }
             yield Bench(runner, task, alive, roles.residency)

@@ -37,7 +37,7 @@ class Publisher:
         """``adapter``: send only adapters. ``timeout``: seconds that processes wait for each other.
         ``engines_forget``: engines drop their weights when they sleep. ``keeps_tower``: the vision
         tower is neither trained nor sent."""
-        self.policy, self.rollout, self.residency = roles.policy, roles.rollout, roles.residency
+        self.policy, self.engines, self.residency = roles.policy, roles.engines, roles.residency
         self.flags, self.adapter, self.timeout = flags, adapter, timeout
         self.engines_forget, self.keeps_tower = engines_forget, keeps_tower
         self.route: Route | None = None
@@ -51,7 +51,7 @@ class Publisher:
         ``call_living`` calls engines and leaves out those that die. Without it, and in a broadcast,
         which needs every member, a death is raised as WorkerDied."""
         hosted = self.route is not None and self.route.transport == "host"
-        call = call_living if call_living and hosted else self.rollout.call
+        call = call_living if call_living and hosted else self.engines.call
         measured = await self._send(self.version + 1, call)
         self.version += 1
         again, self._resent = self._resent, 0
@@ -62,7 +62,7 @@ class Publisher:
         That happens if something else needs the GPUs between a sync and the next answers, such as a
         checkpoint or the check after the first sync."""
         if self.engines_forget and self.residency.sleeps(ENGINES, "weights"):
-            await self._send(self.version, self.rollout.call)
+            await self._send(self.version, self.engines.call)
             self._resent += 1
 
     async def send_to_restarted(self, ranks: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class Publisher:
 
         async def call(method: str, *args: Any) -> list[Any]:
             return await all_or_first_error(
-                self.rollout.call_one(rank, method, *args) for rank in ranks
+                self.engines.call_one(rank, method, *args) for rank in ranks
             )
 
         assert self.route is not None, "engines die after the first sync"
@@ -81,7 +81,7 @@ class Publisher:
         else:
             self.route = replace(self.route, transport="host")
             await self.policy.call("connect", self.route)
-            await self.rollout.call("connect", self.route, 0)
+            await self.engines.call("connect", self.route, 0)
         await self._send(self.version, call)
 
     def notes(self) -> list[str]:
@@ -95,10 +95,10 @@ class Publisher:
     async def connect(self) -> Route:
         """Locate both ends, choose the transport and connect the ends."""
         trainer: list[SyncEndpoint] = await self.policy.call("sync_endpoint")
-        engines: list[SyncEndpoint] = await self.rollout.call("sync_endpoint")
+        engines: list[SyncEndpoint] = await self.engines.call("sync_endpoint")
         route = await self._route(trainer, engines)
         first_ranks = accumulate((len(engine.gpus) for engine in engines[:-1]), initial=1)
-        to_engines = self.rollout.scatter("connect", [(route, first) for first in first_ranks])
+        to_engines = self.engines.scatter("connect", [(route, first) for first in first_ranks])
         await all_or_first_error([self.policy.call("connect", route), to_engines])
         return route
 

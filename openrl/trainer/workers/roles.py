@@ -49,7 +49,7 @@ class Roles:
     """The worker groups of a run. A group is None if the run has no such model."""
 
     policy: WorkerGroup
-    rollout: WorkerGroup
+    engines: WorkerGroup
     critic: WorkerGroup | None = None
     reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
@@ -205,7 +205,7 @@ def assign_roles(
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
     return Roles(
         policy=groups["actor"],
-        rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # none if rollouts are replayed
+        engines=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # none if rollouts are replayed
         critic=groups["critic"] if "critic" in wanted else None,
         reference=(
             groups["actor" if adapted else "reference"] if config.kl.needs_reference else None

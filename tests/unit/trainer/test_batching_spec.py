@@ -128,7 +128,7 @@ def test_caps_hold_in_every_worker():
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost(0.01)
     )
-    learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
+    learner = build_learner(config, inputs, Roles(policy=actor, engines=actor))
     batch = random_batch(7)
     batch = batch.replace(advantages=torch.ones_like(batch.rollout_logprobs))
     lengths = sorted(batch.lengths[batch.valid].tolist())

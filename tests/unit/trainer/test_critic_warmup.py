@@ -43,7 +43,7 @@ def learner_of(tmp_path, actor, critic, frozen=1):
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
-    return build_learner(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
+    return build_learner(config, inputs, Roles(policy=actor, engines=actor, critic=critic))
 
 
 def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):

@@ -208,7 +208,7 @@ def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True, ol
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
     assert config.kl.needs_reference == reference
-    roles = Roles(policy=policy, rollout=policy, reference=other if reference else None)
+    roles = Roles(policy=policy, engines=policy, reference=other if reference else None)
     learner = build_learner(config, inputs, roles)
     metrics = asyncio.run(learner.learn(groups_of(*rewards, old=old), 5, 1, no_stage))
     own, of_reference = policy._workers[0], other._workers[0]

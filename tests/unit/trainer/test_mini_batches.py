@@ -36,7 +36,7 @@ def steps_of(tmp_path, words, step=1):
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
-    learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
+    learner = build_learner(config, inputs, Roles(policy=actor, engines=actor))
     rewards, groups = [float(i) for i in range(16)], [0] * 8 + [1] * 8
     batch = outcome_batch(rewards, groups, advantages=torch.ones(16, 3))
     asyncio.run(learner.update(batch, step))

@@ -134,7 +134,7 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
         publisher.route = Route()
         buffer = RolloutBuffer(None, BufferLimits(1))
         settings = RolloutSettings(RolloutRequest(1, Sampling(4), scored=False))
-        rollouts = Rollouts(roles.rollout, buffer, residency, settings)
+        rollouts = Rollouts(roles.engines, buffer, residency, settings)
 
         async def answer():
             await publisher.resend_if_dropped()
