@@ -8,9 +8,11 @@ here knows about Ray."""
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import accumulate
 
 from rich.console import Console
 from rich.table import Table
@@ -57,13 +59,9 @@ class PlacementPlan:
         count = sum(self.node_groups)
         return {resource: amount * count for resource, amount in self.bundle.items()}
 
-    def locate(self, bundle: int) -> tuple[int, int]:
-        """Return the (node group, index within it) of a bundle."""
-        for group, size in enumerate(self.node_groups):
-            if bundle < size:
-                return group, bundle
-            bundle -= size
-        raise IndexError(f"the plan has {sum(self.node_groups)} bundles")
+    def group_of(self, bundle: int) -> int:
+        """Return the node group that a bundle lies in."""
+        return bisect(list(accumulate(self.node_groups)), bundle)
 
     def width(self, role: str) -> int:
         """Return the number of bundles that each rank of a role has."""
@@ -86,7 +84,7 @@ class PlacementPlan:
 
     def groups_of(self, bundles: Iterable[int]) -> list[int]:
         """Return the node groups that the bundles lie in, in order of first appearance."""
-        return list(dict.fromkeys(self.locate(bundle)[0] for bundle in bundles))
+        return list(dict.fromkeys(map(self.group_of, bundles)))
 
     def spans_nodes(self, role: str, rank: int) -> bool:
         return len(self.groups_of(self.of_rank(role, rank))) > 1
@@ -112,7 +110,7 @@ class PlacementPlan:
         """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
         by_group: dict[int, list[int]] = {}
         for bundle in self.of_rank(role, rank):
-            by_group.setdefault(self.locate(bundle)[0], []).append(bundle)
+            by_group.setdefault(self.group_of(bundle), []).append(bundle)
         return " and ".join(map(_ranges, by_group.values()))
 
     def roles_of(self, group: int) -> str:

@@ -32,15 +32,7 @@ def test_every_rank_gets_a_bundle_of_its_own():
     }
     assert plan.need == {"GPU": 7, "CPU": 7}
     assert plan.local_ranks("actor") == [0, 1, 0, 1]
-    assert [plan.locate(b) for b in range(7)] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (3, 0),
-        (4, 0),
-    ]
+    assert [plan.group_of(b) for b in range(7)] == [0, 0, 1, 1, 2, 3, 4]
 
 
 def test_on_a_cpu_a_bundle_is_a_worker_slot():
