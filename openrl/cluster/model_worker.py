@@ -152,9 +152,11 @@ class ModelWorker:
                 " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
-        sender, weights = self._sender, self.engine.adapter_weights()
         if self._route.adapter is None:
             weights = self.engine.named_weights(without_tower=self._route.keeps_tower)
+        else:
+            weights = self.engine.adapter_weights()
+        sender = self._sender
         sender.begin()
         for named in split_into_buckets(weights, bucket_bytes):
             if not sender.packs:
