@@ -148,6 +148,9 @@ class Filter:
     def accepts(self, group):
         return int(group.prompt.id) % 3 > 0
 
+    def select_groups(self, accepted, generated):
+        return accepted, {}
+
 
 class Run:
     """One process's life; what happened in it, for ``check``."""
