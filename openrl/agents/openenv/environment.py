@@ -11,7 +11,7 @@ from typing import Any
 from openrl.agents.base import Generate, Step
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
-from openrl.agents.openenv.wire import INVALID, Connection, Connections, Server, ServerError
+from openrl.agents.openenv.wire import INVALID, Ask, Connections, Server, ServerError
 from openrl.errors import UserError
 from openrl.types import Prompt, Sampling, Trajectory
 
@@ -68,17 +68,17 @@ class OpenEnvEnvironment:
 
     reductions: Mapping[str, str] = {}
 
-    def __init__(self, connection: Connection, read: ActionReader) -> None:
-        self._connection, self._read = connection, read
+    def __init__(self, ask: Ask, read: ActionReader) -> None:
+        self._ask, self._read = ask, read
 
     async def reset(self, seed: int, prompt: Prompt) -> str:
         row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
-        told = await self._connection.ask("reset", row)  # a server takes the fields it knows
+        told = await self._ask("reset", row)  # a server takes the fields it knows
         return observation_text(told["observation"])
 
     async def step(self, action: str) -> Step:
         try:
-            told = await self._connection.ask("step", self._read(action))
+            told = await self._ask("step", self._read(action))
         except InvalidAction as invalid:
             return Step(str(invalid), valid=False)
         except ServerError as error:
@@ -119,8 +119,8 @@ class OpenEnvAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
         gone."""
-        async with self.connections.open() as (connection, waits):
-            environment = OpenEnvEnvironment(connection, self.read)
+        async with self.connections.open() as (ask, waits):
+            environment = OpenEnvEnvironment(ask, self.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)
             trajectory = await agent.run(prompt, generate, sampling)
         trajectory.metrics["waits_for_room"] = float(waits)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -36,6 +37,9 @@ LONGEST_PAUSE = 5.0  # seconds between attempts
 NO_ROOM, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
 
 Json = dict[str, Any]
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[Json]]
+"""Sends a message (its type, its data) of an episode, and returns the "data" of the answer. Raises
+ServerError."""
 
 
 class ServerError(Exception):
@@ -48,13 +52,6 @@ class ServerError(Exception):
 
 class ServerFull(Exception):
     """The server plays as many episodes as it can."""
-
-
-class Connection(Protocol):
-    """Carries one episode."""
-
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
-        """Send a message and return the "data" of the answer. Raises ServerError."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +95,16 @@ class Connections:
         self._alone = asyncio.Lock()  # held by the one episode that runs over HTTP
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[Connection, int]]:
+    async def open(self) -> AsyncIterator[tuple[Ask, int]]:
         """Open a connection. The context gives it, and how often the server had no room for it.
         Raises ServerFull."""
         if not self.server.has_websocket:
             async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                yield _Http(client, self.server.root), 0
+                yield partial(_post, client, self.server.root), 0
             return
         socket, waits = await self._wait_for_room()
         async with socket:
-            yield _WebSocket(socket), waits
+            yield partial(_send, socket), waits
 
     async def _wait_for_room(self) -> tuple[websockets.ClientConnection, int]:
         attempts = AsyncRetrying(
@@ -133,7 +130,7 @@ class Connections:
         """Find out whether the server has room: a full one refuses every request. Raises
         ServerFull."""
         try:
-            await _WebSocket(socket).ask("state", {})
+            await _send(socket, "state", {})
         except ServerError as error:
             if error.code == NO_ROOM:
                 raise ServerFull(f"{self.server.root}: {error.message}") from None
@@ -149,32 +146,23 @@ def _connect(root: str) -> websockets.connect:
     )
 
 
-class _WebSocket:
-    def __init__(self, socket: websockets.ClientConnection) -> None:
-        self._socket = socket
-
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
-        asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
-        with suppress(websockets.ConnectionClosed):  # its last message may still be unread
-            await self._socket.send(json.dumps(asked, default=str))
-        answer = json.loads(await self._socket.recv())
-        told = answer["data"]
-        if answer["type"] == "error":
-            what = told.get("errors") or told.get("message", "")
-            raise ServerError(str(told.get("code")), str(what))
-        return told
+async def _send(socket: websockets.ClientConnection, kind: str, data: Mapping[str, Any]) -> Json:
+    asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
+    with suppress(websockets.ConnectionClosed):  # its last message may still be unread
+        await socket.send(json.dumps(asked, default=str))
+    answer = json.loads(await socket.recv())
+    told = answer["data"]
+    if answer["type"] == "error":
+        what = told.get("errors") or told.get("message", "")
+        raise ServerError(str(told.get("code")), str(what))
+    return told
 
 
-class _Http:
-    def __init__(self, client: httpx.AsyncClient, root: str) -> None:
-        self._client, self._root = client, root
-
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
-        body = {"action": data} if kind == "step" else data
-        content, headers = json.dumps(body, default=str), {"Content-Type": "application/json"}
-        url = f"{self._root}/{kind}"
-        answer = await self._client.post(url, content=content, headers=headers)
-        if answer.is_error:
-            code = INVALID if answer.status_code == 422 else str(answer.status_code)
-            raise ServerError(code, answer.text[:1000])
-        return answer.json()
+async def _post(client: httpx.AsyncClient, root: str, kind: str, data: Mapping[str, Any]) -> Json:
+    body = {"action": data} if kind == "step" else data
+    content, headers = json.dumps(body, default=str), {"Content-Type": "application/json"}
+    answer = await client.post(f"{root}/{kind}", content=content, headers=headers)
+    if answer.is_error:
+        code = INVALID if answer.status_code == 422 else str(answer.status_code)
+        raise ServerError(code, answer.text[:1000])
+    return answer.json()
