@@ -48,10 +48,9 @@ from openrl.config.groups.inference import BatchTaskFlags, RewardModelFlags, Ser
 from openrl.config.groups.logging import (
     DebugFlags,
     LoggingFlags,
-    MemoryLoggingFlags,
     PlanFlags,
     PluginFlags,
-    SampleLoggingFlags,
+    RLLoggingFlags,
     SeedFlags,
 )
 from openrl.config.groups.lora import LoRAFlags, MergeFlags, PolicyLoRAFlags, QuantizationFlags
@@ -123,8 +122,7 @@ class PPOConfig:
     checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
     faults: RolloutFaultFlags = part(RolloutFaultFlags)
     logging: LoggingFlags = part(LoggingFlags)
-    samples: SampleLoggingFlags = part(SampleLoggingFlags)
-    memory: MemoryLoggingFlags = part(MemoryLoggingFlags)
+    rl_logging: RLLoggingFlags = part(RLLoggingFlags)
     debug: PlanFlags = part(PlanFlags)
     options: dict[str, Any] = chosen_options()
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import openrl
@@ -54,7 +54,7 @@ class CallFailed(Exception):
 
 class ChildProcess:
     """A process that starts when first needed, and again after it was killed. Only one thread may
-    call it at a time; any thread may interrupt it."""
+    call it at a time; any thread may interrupt it. As a context manager it ends with the context."""
 
     def __init__(self, target: Target, limits: Limits, kind: str) -> None:
         """``kind`` names the process in messages: "reward" gives "the reward process"."""
@@ -65,6 +65,12 @@ class ChildProcess:
         self._starting, self._interrupted = threading.Lock(), False
         self._sending, self._open = threading.Lock(), set[Future[Any]]()
         self._looked = 0.0  # when the memory was last checked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
     @property
     def is_running(self) -> bool:

@@ -112,13 +112,11 @@ def check_reward_sources(
     not take its arguments, or if none of the URLs of a server can be reached."""
     problems = []
     for target, _ in targets(flags, sources, plugins):
-        process = ChildProcess(target, limits(flags), "reward")
         try:
-            process.start()
+            with ChildProcess(target, limits(flags), "reward") as process:
+                process.start()
         except UserError as error:
             problems.append(str(error))
-        finally:
-            process.kill()
     for source in sources:
         if source.kind == "http":
             silent = [problem for url in source.urls if (problem := connection_problem(url))]
@@ -149,13 +147,12 @@ def check_labels(
             continue
         asked = [p for p in prompts if source.name in plan.of(p.source)][:LOOKED_AT]
         options = source_kwargs(flags, (source,))
-        process = ChildProcess(VerifierTarget(options, plugins), limits(flags), "reward")
+        target = VerifierTarget(options, plugins)
         try:
-            reply = process.call(Call(source.name, rows_without_response(asked)))
+            with ChildProcess(target, limits(flags), "reward") as process:
+                reply = process.call(Call(source.name, rows_without_response(asked)))
         except CallFailed:
             continue  # a few slow rows are left to the run itself
-        finally:
-            process.kill()
         bad = [(p, r) for p, r in zip(asked, reply, strict=True) if isinstance(r, Failed)]
         if len(bad) > flags.max_reward_failure_rate * len(asked):
             first, failed = bad[0]

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
+from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
 from openrl.extension_points import trackers
 from openrl.tracking.aliases import alias_values
 from openrl.tracking.jsonl import JsonlWriter
@@ -135,7 +135,7 @@ def build_trackers(
     name: str,
     config: Mapping[str, Any],
     keep_until: int = -1,
-    samples: SampleLoggingFlags | None = None,
+    samples: RLLoggingFlags | None = None,
     evaluated: int = 0,
 ) -> Trackers:
     """Return the trackers that the flags ask for, writing under ``run_dir``.

@@ -130,7 +130,7 @@ def build_trainer(
             name=progress.title,
             config=flags,
             keep_until=step_of(checkpoints.start_from),
-            samples=config.samples,
+            samples=config.rl_logging,
             evaluated=config.evaluation.eval_generations_to_log,
         ),
         progress,
@@ -141,7 +141,7 @@ def build_trainer(
             flags,
             stop,
             RolloutDump(Path(dump).expanduser()) if dump else None,
-            config.sampling.lengths.both if config.samples.log_max_throughput else None,
+            config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,
         ),
     )
 

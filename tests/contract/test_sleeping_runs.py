@@ -109,7 +109,7 @@ async def in_this_process(
     made_of, groups = worker_arguments(config, device, optimizer_steps, plan), {}
     residency = Residency(
         ResidencyTable.of(plan, sleep_parts(config)),
-        MemoryLog() if config.memory.log_memory else None,
+        MemoryLog() if config.rl_logging.log_memory else None,
     )
     try:
         for role in (role for wave in start_waves(plan, residency.table) for role in wave):

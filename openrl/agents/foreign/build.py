@@ -39,12 +39,9 @@ def agent_file(given: str) -> AgentFile:
 def recognise(file: AgentFile) -> Facts:
     """Load the file in a separate process and return what it brings. Raises UserError if it does
     not load, or has no class that can be played."""
-    process = ChildProcess(file, process_limits(TurnFlags()), "agent")
-    try:
+    with ChildProcess(file, process_limits(TurnFlags()), "agent") as process:
         process.start()
         return process.facts
-    finally:
-        process.kill()
 
 
 def process_limits(flags: TurnFlags) -> Limits:

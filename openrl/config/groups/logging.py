@@ -63,7 +63,7 @@ class LoggingFlags:
 
 
 @group("Logging")
-class SampleLoggingFlags:
+class RLLoggingFlags:
     train_generations_to_log: int = flag(
         4, "Rollouts that each logged step writes to samples.jsonl.", bounds=">= 0"
     )
@@ -72,10 +72,6 @@ class SampleLoggingFlags:
         "Also log perf/tps_max, MindSpeed-RL's throughput, which counts every sample at its"
         " maximum length.",
     )
-
-
-@group("Logging")
-class MemoryLoggingFlags:
     log_memory: bool = flag(
         False,
         "Print GPU and host memory of each worker at every wake, sleep, sync and load, and log"

@@ -258,7 +258,7 @@ async def start_roles(
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = worker_arguments(config, device, optimizer_steps, plan)
-            memory = MemoryLog() if config.memory.log_memory else None
+            memory = MemoryLog() if config.rl_logging.log_memory else None
             residency = Residency(ResidencyTable.of(plan, sleep_parts(config)), memory)
             for wave in start_waves(plan, residency.table):
                 starting = (

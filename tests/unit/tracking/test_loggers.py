@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from openrl.config.groups.logging import LoggingFlags, SampleLoggingFlags
+from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
 from openrl.extension_points import trackers
 from openrl.tracking.aliases import ALIASES
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
@@ -264,7 +264,7 @@ def test_samples_are_written_only_where_asked_for(tmp_path):
     build_trackers(LoggingFlags(), tmp_path, name="run", config={}).log_samples(1, [])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
     build_trackers(
-        LoggingFlags(), tmp_path, name="run", config={}, samples=SampleLoggingFlags()
+        LoggingFlags(), tmp_path, name="run", config={}, samples=RLLoggingFlags()
     ).log_samples(1, [])
     assert list(read_jsonl(tmp_path / "samples.jsonl")) == []
 
