@@ -10,6 +10,7 @@ draws from stays in memory: the token ids, label and small columns of each row.
 from __future__ import annotations
 
 import codecs
+import glob
 import json
 import re
 from collections.abc import Iterator
@@ -138,7 +139,10 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
         raise UserError(f"--{flag}: {path} is empty")
     try:
         return _load_dataset(
-            FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
+            FILE_FORMATS[path.suffix],
+            data_files=glob.escape(str(path)),
+            split="train",
+            max_samples=max_samples,
         )
     except RecursionError:
         raise UserError(f"--{flag}: {path} has values that are nested too deeply") from None
