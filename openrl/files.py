@@ -1,8 +1,9 @@
-"""Atomic file writes: no reader ever sees half a file, even if the writing run dies. Standard
-library only."""
+"""Atomic file writes, so that no reader ever sees half a file, even if the writing run dies; and
+reading files that a user names. Standard library only."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -23,3 +24,12 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file. Raises UnicodeDecodeError, and OSError also for a pipe or a
+    device, which might never end."""
+    path = Path(name).expanduser()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return path.read_text(encoding="utf-8")

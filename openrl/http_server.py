@@ -4,6 +4,7 @@ are read within limits or refused."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -70,7 +71,9 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         message = f"{flag} {port} on {host} cannot be bound: {error.strerror}"
-        raise UserError(message, f"another {flag}; 0 takes any free port") from error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        fix = "a --host of this machine" if elsewhere else f"another {flag}; 0 takes any free port"
+        raise UserError(message, fix) from error
     return listener
 
 

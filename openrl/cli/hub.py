@@ -23,12 +23,12 @@ def settle_for_cache(config: Any) -> str:
     if not (names := hub_names(config)):
         return ""
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = hub.port or (443 if hub.scheme == "https" else 80)
     try:
+        port = hub.port or (443 if hub.scheme == "https" else 80)
         socket.create_connection((hub.hostname or "", port), CONNECT_TIMEOUT).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no answer, or no address
         os.environ["HF_HUB_OFFLINE"] = "1"
-        where = f"{hub.hostname}: {error.strerror or error}"
+        where = f"{hub.hostname}: {getattr(error, 'strerror', None) or error}"
         return f"the Hub does not answer ({where}); the cache must hold {', '.join(names)}"
     return ""
 

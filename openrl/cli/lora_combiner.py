@@ -6,14 +6,23 @@ from pathlib import Path
 
 from openrl.cli.run import command, leave
 from openrl.config.commands import MergeConfig
+from openrl.errors import ErrorCollector
 
 
 def prepare(config: MergeConfig) -> None:
-    """Do nothing: ``load`` has already checked the flags and paths."""
+    """Read the headers of the base and the adapter. Raises UserError for files that cannot be
+    loaded, and for a base of another kind."""
+    # heavy libraries are imported after the flags have been checked
+    from openrl.models.stored import check_backbone, check_language_model, stored_shapes
+
+    merge, collector = config.merge, ErrorCollector()
+    check = check_backbone if merge.is_rm else check_language_model
+    collector.run(check, merge.model_path, config.model.trust_remote_code)
+    collector.run(stored_shapes, merge.lora_path)
+    collector.raise_all()
 
 
 def run(config: MergeConfig, inputs: None) -> None:
-    # heavy libraries are imported after the flags have been checked
     from openrl.models.lora_merge import merge_adapter
 
     merge = config.merge

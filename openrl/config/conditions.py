@@ -50,7 +50,7 @@ RAY = Condition(
     "with --num_gpus_per_node",
 )
 LAUNCHER = Condition(lambda config: not config.ranks.under_ray, "without --num_gpus_per_node")
-RING = Condition(lambda config: config.parallel.ring_attn_size > 1, "with --ring_attn_size 2")
+RING = Condition(lambda config: config.parallel.ring_attn_size > 1, "with --ring_attn_size above 1")
 RESUME = given("load_checkpoint") | given("resume_from_checkpoint")
 SEVERAL_STEPS = Condition(
     lambda config: config.batch.optimizer_steps_per_rollout > 1,

@@ -1,4 +1,4 @@
-"""Flags that a command does not have, but other commands or OpenRLHF do."""
+"""Flags that a command does not have, but other commands or other systems do."""
 
 from __future__ import annotations
 
@@ -50,12 +50,55 @@ FOREIGN = {
         "models and data come from the Hugging Face Hub or from directories",
         "run `modelscope download` and give the directory",
     ),
-    "dataset": Foreign("this command trains on prompts", "--prompt_data", (PPOConfig,)),
     "learning_rate": Foreign(
         "actor and critic have a learning rate each", "--actor_learning_rate", (PPOConfig,)
     ),
     "load_model": Foreign("a model is a directory or a Hub name", "--pretrain DIRECTORY"),
+    "gradient_accumulation_steps": Foreign(
+        "it follows from --train_batch_size, --micro_train_batch_size and the number of ranks",
+        "leave it out",
+        TRAINING,
+    ),
+    "ppo_mini_batch_size": Foreign("it counts prompts", "--train_batch_size, in samples"),
 }
+
+LENGTH = ("generate_max_len", "max_len")
+RATE = ("actor_learning_rate", "learning_rate")
+ROWS = ("prompt_data", "dataset")
+EPOCHS = ("num_episodes", "max_epochs")
+KL = ("init_kl_coef",)
+NAMES = {
+    "model_name_or_path": ("pretrain", "model_path"),
+    "model": ("pretrain", "model_path"),
+    "dataset": ROWS,
+    "dataset_name": ROWS,
+    "prompt_data": ROWS,
+    "train_files": ROWS,
+    "val_files": ("eval_dataset",),
+    "prompt_key": ("input_key",),
+    "output_dir": ("save_path", "output_path"),
+    "num_generations": ("n_samples_per_prompt",),
+    "max_prompt_length": ("prompt_max_len",),
+    "max_completion_length": LENGTH,
+    "max_response_length": LENGTH,
+    "max_new_tokens": LENGTH,
+    "max_seq_length": ("max_len",),
+    "per_device_train_batch_size": ("micro_train_batch_size",),
+    "num_train_epochs": EPOCHS,
+    "total_epochs": EPOCHS,
+    "lr": RATE,
+    "weight_decay": ("l2",),
+    "max_grad_norm": ("max_norm",),
+    "kl_coef": KL,
+    "kl_loss_coef": KL,
+    "beta": KL,
+    "clip_eps": ("eps_clip",),
+    "lora_r": ("lora_rank",),
+    "report_to": ("track_with",),
+    "n_gpus_per_node": ("actor_num_gpus_per_node", "num_gpus_per_node"),
+}
+"""How TRL, verl or another command of ours calls it, and how we do: the first flag that the command
+has."""
 
 
 @explains_unknown_flags
@@ -65,6 +108,9 @@ def flag_of_another(command: type, name: str) -> Problem | None:
         if foreign.fix:
             return Problem((name,), f"not a flag of this command: {foreign.why}", foreign.fix)
         return Problem((name,), f"ignored: {foreign.why}", fatal=False)
+    own = {spec.name for spec in collect_flags(command)}
+    if ours := [flag for flag in NAMES.get(name, ()) if flag in own]:
+        return Problem((name,), "no such flag here", f"--{ours[0]}")
     owners = [
         other
         for other, config in COMMANDS.items()

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-import yaml
-
 from openrl.config.groups.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
 from openrl.errors import UserError
+from openrl.flags.sources import read_table
 from openrl.flags.values import looks_secret
 
 Kind = Literal["verifier", "file", "http", "model"]
@@ -174,10 +173,7 @@ def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) 
 def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, float]]:
     """Read the file of --reward_routing, with sources by their short names. Raises UserError for
     anything unknown in it."""
-    try:
-        table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--reward_routing: cannot read {path}: {error}") from None
+    table = read_table(path, "reward_routing")
     names = {spelling: s.name for s in sources for spelling in (s.address, s.name)}
     shape = "lines of the form  datasource: {source: weight}"
     if not isinstance(table, dict) or not table:

@@ -22,6 +22,7 @@ from typing import Any
 from datasets import (
     Dataset,
     DatasetDict,
+    ReadInstruction,
     disable_progress_bars,
     get_dataset_config_names,
     get_dataset_split_names,
@@ -43,6 +44,7 @@ FILE_FORMATS = {
     ".arrow": "arrow",
 }
 STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
+LFS_POINTER = b"version https://git-lfs"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -95,24 +97,27 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     ``source`` is a file with a suffix in ``FILE_FORMATS``, a directory written by ``save_to_disk``,
     a directory of such files, or a Hub name. NAME@SUBSET takes the split of that name, or else the
     configuration, or else the data directory. ``split`` chooses among the splits of sources that
-    have them. ``flag`` names the flag that gave ``source``. Raises UserError if the source is
-    missing, unreadable or empty, or has no such split.
+    have them; its slice, as in train[:50], is taken from any source. ``flag`` names the flag that
+    gave ``source``. Raises UserError if the source is missing, unreadable or empty, or has no such
+    split.
     """
     name, subset = name_and_subset(source)
     path = Path(name).expanduser()
+    split, sliced, part = split.partition("[")
+    most = None if sliced else max_samples  # a slice may lie anywhere
     if path.is_file():
         if subset not in (None, "train"):
             raise UserError(f"--{flag}: {name} is a single file, without a subset {subset!r}", name)
-        rows = _load_file(path, max_samples, flag)
+        rows = _load_file(path, most, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
         rows = _choose_split(_load_saved(path, flag), subset or split, name, flag)
     elif path.is_dir() or _may_be_hub_name(name):
-        rows = _load_named(name, split, subset, max_samples, flag)
+        rows = _load_named(name, split, subset, most, flag)
     else:
-        raise UserError(
-            f"--{flag}: no such file or directory: {name}",
-            f"a Hub name, or a path from {Path.cwd()}",
-        )
+        kind = "not a file or directory" if path.exists() else "no such file or directory"
+        raise UserError(f"--{flag}: {kind}: {name}", f"a Hub name, or a path from {Path.cwd()}")
+    if sliced:
+        rows = _slice(rows, f"[{part}", flag)
     if max_samples is not None:
         rows = rows.select(range(min(len(rows), max_samples)))
     if not len(rows):
@@ -150,18 +155,19 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     except (DatasetGenerationError, ValueError, StopIteration) as error:
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
-        reason = _explain_encoding(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
-        raise UserError(
-            f"--{flag}: cannot read {path}: {reason or error.__cause__ or str(error) or 'not text'}"
-        ) from error
+        reason = _explain_start(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
+        reason = reason or " ".join(str(error.__cause__ or error).split()) or "not text"
+        raise UserError(f"--{flag}: cannot read {path}: {reason}") from error
 
 
-def _explain_encoding(path: Path) -> str:
-    """Explain that a text file is UTF-16 rather than UTF-8, if a byte-order mark shows it;
-    otherwise empty."""
+def _explain_start(path: Path) -> str:
+    """Explain what the first bytes show: UTF-16 by its byte-order mark, or a pointer in the place
+    of the data; empty for anything else."""
     with open(path, "rb") as file:
-        start = file.read(2)
-    utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        return "it is only a pointer of Git LFS; run git lfs pull"
+    utf16 = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return "it is UTF-16; save it as UTF-8" if utf16 else ""
 
 
@@ -196,6 +202,16 @@ def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: 
     if split not in loaded:
         raise UserError(f"--{flag}: {source} has no split {split!r}; it has {', '.join(loaded)}")
     return loaded[split]
+
+
+def _slice(rows: Dataset, part: str, flag: str) -> Dataset:
+    """Return the rows of a slice as ``datasets`` writes it: [:50], [10%:20%]."""
+    try:
+        (found,) = ReadInstruction.from_spec(f"rows{part}").to_absolute({"rows": len(rows)})
+    except (ValueError, KeyError, AssertionError) as error:
+        message = f"--{flag}: the slice {part} of its split cannot be read"
+        raise UserError(message, "train[:50] or train[10%:]") from error
+    return rows.select(list(range(found.from_, found.to)))  # an empty range it would refuse
 
 
 def _may_be_hub_name(source: str) -> bool:

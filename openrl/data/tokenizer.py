@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from openrl.config.groups.model import ModelFlags
 from openrl.data.rows import text_or_file
-from openrl.errors import UserError
+from openrl.errors import UserError, short
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and processes of agents start without it
     from transformers import PreTrainedTokenizerBase
@@ -69,9 +70,8 @@ def load_tokenizer(
         )
     # it may be a KeyError or anything that code beside the model raises: the files are the user's
     except Exception as error:
-        raise UserError(
-            f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}"
-        ) from error
+        reason = shorten(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"--{flag}: cannot load the tokenizer of {path}: {reason}") from error
     if not fast and tokenizer.is_fast:
         warnings.warn(
             f"--disable_fast_tokenizer: transformers has only a fast tokenizer for {path}, which"
@@ -89,13 +89,20 @@ def load_tokenizer(
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError if the tokenizer lacks the chat template that --apply_chat_template needs."""
+    """Raise UserError if the tokenizer lacks the chat template that --apply_chat_template needs, or
+    if the template reads no messages: all prompts would be the same text."""
     if not tokenizer.chat_template:
         raise UserError(
             f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat"
             " template",
             "--tokenizer_chat_template FILE, or leave the flag out and wrap prompts with"
             " --input_template",
+        )
+    if "messages" not in str(tokenizer.chat_template):
+        raise UserError(
+            f"--apply_chat_template: the chat template {short(tokenizer.chat_template)} does not"
+            " contain the messages",
+            "--tokenizer_chat_template with a file, or with a text like {{ messages[0].content }}",
         )
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from openrl.errors import UserError
+from openrl.files import read_text
 from openrl.flags.checks import Problem
 from openrl.flags.values import Quoted
+
+LONG_DASHES = "\u2013\u2014"  # what word processors and chats make of two dashes
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
     settings: list[Setting] = []
     problems: list[Problem] = []
     for word in argv:
-        if re.match(r"--?[A-Za-z]", word) and word not in ("-inf", "-nan"):
-            name, equals, value = word.lstrip("-").partition("=")
+        if re.match(rf"(--?|[{LONG_DASHES}])[A-Za-z]", word) and word not in ("-inf", "-nan"):
+            name, equals, value = word.lstrip(f"-{LONG_DASHES}").partition("=")
             settings.append(Setting(name, [value] if equals else []))
             if not word.startswith("--"):
                 fix = f"--{name}, or --flag={word} if it is a value"
@@ -61,24 +64,33 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
     """Return the settings of one YAML file of ``flag: value`` lines, and its problems."""
     try:
-        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return [], [Problem(("config",), f"cannot read {path}: {reason}")]
     except yaml.YAMLError as error:
-        return [], [Problem(("config",), f"{path} is not YAML: {' '.join(str(error).split())}")]
+        reason = " ".join(str(error).replace('in "<unicode string>",', "at").split())
+        return [], [Problem(("config",), f"{path} is not YAML: {reason}")]
+    except RecursionError:
+        return [], [Problem(("config",), f"{path} has values that are nested too deeply")]
     if root is None:
         return [], []
     if not isinstance(root, yaml.MappingNode):
         return [], [Problem(("config",), f"{path} holds no  flag: value  lines")]
+    problems = [
+        Problem(("config",), f"{path}, line {key.start_mark.line + 1}: the key is not text")
+        for key, _ in root.value
+        if not isinstance(key, yaml.ScalarNode)
+    ]
     try:
         settings = [
-            Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value
+            Setting(key.value, _plain(value), path, key.start_mark.line + 1)
+            for key, value in root.value
+            if isinstance(key, yaml.ScalarNode)
         ]
     except RecursionError:
         return [], [Problem(("config",), f"{path} holds a value that contains itself")]
     lines: dict[str, int] = {}
-    problems = []
     for s in settings:
         if s.name in lines:
             problems.append(
@@ -96,3 +108,17 @@ def _plain(node: yaml.Node) -> Any:
     if node.style:  # quotes or a block: always text, whatever it looks like
         return Quoted(node.value)
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+def read_table(path: str, flag: str) -> Any:
+    """Return the content of a YAML or JSON file. Raises UserError, which names ``flag``, if it
+    cannot be read."""
+    try:
+        return yaml.safe_load(read_text(path))
+    except RecursionError:
+        reason = "its values are nested too deeply"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = str(error)
+    raise UserError(f"--{flag}: cannot read {path}: {reason}")

@@ -72,12 +72,12 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
         return {key: _json_value(value) for key, value in raw.items()}
     if not isinstance(raw, str):
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
-    text, source = raw, ""
-    if not raw.lstrip().startswith("{") and Path(raw).expanduser().is_file():
-        text, source = Path(raw).expanduser().read_text(encoding="utf-8"), f" in {raw}"
+    file = Path(raw).expanduser()
+    is_name = not raw.lstrip().startswith("{") and file.is_file()
+    source = f" in {raw}" if is_name else ""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = json.loads(file.read_text(encoding="utf-8") if is_name else raw)
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}: {error}{source}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected {expected(type_)}, got {show(value)}{source}")

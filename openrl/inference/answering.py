@@ -19,6 +19,7 @@ from openrl.agents.checks import check_agents
 from openrl.agents.episode import Starts, play_episode
 from openrl.cluster.rollout_worker import request_seed
 from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
+from openrl.config.conditions import VLLM
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
 from openrl.config.groups.rollout_engine import ParallelSizes
@@ -33,6 +34,7 @@ from openrl.inference.columns import rows_of
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
+from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.stored import check_head, check_language_model, check_length
@@ -113,6 +115,8 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
     with collector:
         check_models(config, reward_models)
+    if reward_models or not VLLM.holds(config):
+        collector.run(check_attention, config.model, device)
     with collector:
         plan = reward_plan(config.reward, reward_models)
         check_reward_sources(config.reward, plan.sources, config.debug.plugin)
@@ -123,7 +127,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
         prompts, reports = read_prompts(config, builder)
         reports = [*reports, *image_budget(images, limit, "prompt_max_len")]
     collector.raise_all()
-    check_prompts(plan, prompts)
+    check_prompts(config.reward, plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
     for line in check_agents(agent_setup(config), tokenizer, plan.flag):
         print(line)

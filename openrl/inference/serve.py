@@ -24,6 +24,7 @@ from openrl.errors import ErrorCollector
 from openrl.http_server import ReadyServer, bind
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
+from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.scalar_model import stored_moments
@@ -59,6 +60,7 @@ def prepare(config: ServeConfig) -> ServeInputs:
         if (path := config.rm.reward_pretrain) is not None:
             trusted = config.model.trust_remote_code
             check_head(path, config.rm.value_head_prefix, trusted)
+            check_attention(config.model, device)
             if config.reward.normalize_reward:
                 stored_moments(path, trusted)
     images = None

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from types import MappingProxyType
 from typing import Any
 from zipfile import is_zipfile
@@ -20,6 +21,8 @@ INDEX = "model.safetensors.index.json"
 # bytes; the header of a file with ten thousand tensors has one million
 LONGEST_HEADER = 100_000_000
 WHOLE = "a complete copy of the model: this one may be a download that broke off"
+
+POINTER = b"version https://git-lfs"
 
 Shape = tuple[int, ...]
 
@@ -58,12 +61,12 @@ def stored_shapes(path: str) -> dict[str, Shape]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError(f"{index} lists no weights", WHOLE) from error
         files = [directory / name for name in names]
-        if absent := [file.name for file in files if not file.is_file()]:
-            count = len(absent)
-            raise UserError(f"{path}: {count} of its files missing, e.g. {absent[0]}", WHOLE)
+    # a link of the Hub's cache may lead nowhere after a copy
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise UserError(f"{path}: {len(absent)} of its files missing, e.g. {absent[0]}", WHOLE)
     for file in () if files else directory.glob("pytorch_model*.bin"):
         with open(file, "rb") as opened:
             old = opened.read(1) == b"\x80"  # a bare pickle, as PyTorch wrote before 1.6
@@ -86,6 +89,8 @@ def shapes_in(file: Path) -> dict[str, Shape]:
         shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
         ends = [entry["data_offsets"][1] for entry in tensors.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if start == POINTER[:8]:
+            raise UserError(f"{file} is only a pointer of Git LFS", "git lfs pull") from error
         what = "is empty" if size == 0 else "is not a safetensors file"
         raise UserError(f"{file} {what}", WHOLE) from error
     if (needed := 8 + length + max(ends, default=0)) != size:
@@ -113,9 +118,9 @@ def check_language_model(
         model = empty_model(config, trust_remote_code)
     except Exception as error:  # classes of models raise anything
         what = f"--model_config_overrides do not fit {path}" if overrides else f"{path}: no model"
-        raise UserError(
-            f"{what}: {type(error).__name__}: {error}", "fix its config.json"
-        ) from error
+        reason = shorten(str(error), 200)  # it may list all models there are
+        fix = "leave --model_config_overrides out" if overrides else "fix its config.json"
+        raise UserError(f"{what}: {type(error).__name__}: {reason}", fix) from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() & stored.keys()):
         if expected[name] != stored[name]:

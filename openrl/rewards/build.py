@@ -142,25 +142,32 @@ def check_labels(
 ) -> None:
     """Raise UserError if a verifier cannot read the labels of more rows than may fail. It judges
     empty responses to the first ``LOOKED_AT`` rows."""
-    for source in plan.sources:
-        if source.kind != "verifier" or not needs_label(verifiers[source.address].component):
-            continue
-        asked = [p for p in prompts if source.name in plan.of(p.source)][:LOOKED_AT]
-        options = source_kwargs(flags, (source,))
-        target = VerifierTarget(options, plugins)
+    for name, options in comparing(flags, plan).items():
+        asked = [p for p in prompts if name in plan.of(p.source)][:LOOKED_AT]
+        target = VerifierTarget({name: options}, plugins)
         try:
             with ChildProcess(target, limits(flags), "reward") as process:
-                reply = process.call(Call(source.name, rows_without_response(asked)))
+                reply = process.call(Call(name, rows_without_response(asked)))
         except CallFailed:
             continue  # a few slow rows are left to the run itself
         bad = [(p, r) for p, r in zip(asked, reply, strict=True) if isinstance(r, Failed)]
         if len(bad) > flags.max_reward_failure_rate * len(asked):
             first, failed = bad[0]
             raise UserError(
-                f"--reward_funcs {source.name} cannot use the label of {len(bad)} of"
+                f"--reward_funcs {name} cannot use the label of {len(bad)} of"
                 f" {len(asked)} rows, e.g. of {first.id}: {failed.message}",
                 "--label_key COLUMN, or another verifier",
             )
+
+
+def comparing(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:
+    """Return the verifiers that need a label, each with its options."""
+    options = source_kwargs(flags, plan.sources)
+    return {
+        s.name: options[s.name]
+        for s in plan.sources
+        if s.kind == "verifier" and needs_label(verifiers[s.address].component, options[s.name])
+    }
 
 
 def rows_without_response(prompts: Sequence[Prompt]) -> RewardRows:
@@ -178,20 +185,18 @@ def rows_without_response(prompts: Sequence[Prompt]) -> RewardRows:
     )
 
 
-def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
+def check_prompts(flags: RewardFlags, plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
     """Raise UserError for rows whose data source has no route, and for rows without the label that
     a verifier compares with: no answer to them could be judged."""
     plan.check_routes(prompt.source for prompt in prompts)
-    comparing = {
-        s.name
-        for s in plan.sources
-        if s.kind == "verifier" and needs_label(verifiers[s.address].component)
-    }
+    wanted = comparing(flags, plan)
     idle = [
-        p for p in prompts if p.label in (None, "") and not comparing.isdisjoint(plan.of(p.source))
+        p
+        for p in prompts
+        if p.label in (None, "") and not wanted.keys().isdisjoint(plan.of(p.source))
     ]
     if idle:
-        names = ", ".join(s.name for s in plan.sources if s.name in comparing)
+        names = ", ".join(wanted)
         raise UserError(
             f"--reward_funcs {names} needs labels, but {len(idle)} of {len(prompts)} rows have"
             f" none ({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",

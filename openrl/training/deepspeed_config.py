@@ -81,7 +81,7 @@ def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
     )
     try:
         DeepSpeedConfig(deepspeed_config(flags, facts))
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, TypeError, AttributeError) as error:
         raise UserError(
             f"--ds_config_overrides: DeepSpeed refuses it: {error}",
             "see deepspeed.ai/docs/config-json",

@@ -37,6 +37,9 @@ class Launch:
                 raise UserError(problem, f"unset {name}, or start with torchrun, which sets it")
         own = local_rank if local_rank >= 0 else int(env.get("LOCAL_RANK", "0"))
         rank, world_size, port = (int(env[n]) for n in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        if rank >= world_size:
+            problem = f"$RANK {rank} is not below $WORLD_SIZE {world_size}"
+            raise UserError(problem, "unset both, or start with torchrun, which sets them")
         return cls(rank, world_size, own, env["MASTER_ADDR"], port)
 
     def take_own_gpu(self) -> None:

@@ -4,6 +4,7 @@ what is wrong, and without a traceback."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -117,6 +118,7 @@ def workshop(tmp_path_factory) -> Path:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "d_empty").mkdir()
     (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
     return folder
 
 
@@ -164,6 +166,12 @@ def a_classifier(outputs: int) -> Callable[[Path], object]:
     return spoil
 
 
+def a_link_to_nothing(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to("../blobs/0a1b2c")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 123\n"
 OWN_CODE = {"AutoConfig": "conf.C", "AutoModelForCausalLM": "conf.M"}
 MODELS: dict[str, Callable[[Path], object]] = {
     "m_empty": with_weights(lambda weights: b""),
@@ -185,6 +193,9 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_notok": lambda model: [path.unlink() for path in model.glob("tokenizer*")],
     "m_badtok": lambda model: (model / "tokenizer.json").write_text("{}"),
     "m_pickle": with_torch_file(b"junk"),
+    "m_lfs": with_weights(lambda weights: POINTER),
+    "m_dangling": a_link_to_nothing,
+    "m_badindex": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
     "m_noweights": lambda model: (model / "model.safetensors").unlink(),
 }
 
@@ -204,6 +215,7 @@ ROWS: dict[str, dict[str, object]] = {
     "emptylabel": {"input": "a", "label": ""},
     "oddlabel": {"input": "a", "label": "no formula here"},
     "dictlabel": {"input": "a", "label": {"x": 1}},
+    "badpattern": {"input": "a", "label": "(unclosed"},
     "imgs": {"input": "a", "label": "1", "images": ["nope.png"]},
     "noprefs": {"chosen": "a"},
     "emptyprefs": {"chosen": "", "rejected": "b"},
@@ -228,6 +240,7 @@ FILES: dict[str, str | bytes] = {
     "deep.jsonl": f'{{"input": {"[" * 1100}{"]" * 1100}, "label": "1"}}\n',
     "twice.jsonl": '{"input": "a", "input": "b", "label": "1"}\n' * 40,
     "mixed.jsonl": OK * 20 + '{"input": {"a": 1}, "label": "1"}\n' * 20,
+    "pointer.parquet": POINTER,
     "x.jsonl.gz": b"junk",
     "x.parquet": b"PAR1junk",
     "x.arrow": b"junk",
@@ -249,6 +262,10 @@ FILES: dict[str, str | bytes] = {
     "y_text.yaml": "hello",
     "y_tag.yaml": "seed: !!python/object/apply:os.system ['id']\n",
     "y_null.yaml": "seed:\n",
+    "y_deep.yaml": f"a: {'[' * 1100}{']' * 1100}\n",
+    "y_key.yaml": "? [a, b]\n: 1\n",
+    "y_hyphen.yaml": "actor-learning-rate: 1e-6\n",
+    "y_short.yaml": "bf16: true\n",
     "y_two.yaml": "seed: 1\n---\nseed: 2\n",
     "e_option.yaml": "bandit: {nosuch: 1}\n",
     "e_tag.yaml": "nosuch: {x: 1}\n",
@@ -266,6 +283,8 @@ FILES: dict[str, str | bytes] = {
     "agent.py": "class Agent: pass\n",
     "untyped.py": "def add(a, b):\n    return a + b\n",
     "adapter/adapter_config.json": "{}",
+    "m_adapter/adapter_config.json": "{}",
+    "m_adapter/adapter_model.safetensors": b"x" * 100,
     "occupied": "",
     "earlier/metrics.jsonl": '{"step": 1}\n',
     "ep.json": "{",

@@ -12,7 +12,7 @@ from typing import TypeGuard
 import pytest
 
 from openrl.config.commands import COMMANDS
-from openrl.config.foreign import FOREIGN
+from openrl.config.foreign import FOREIGN, NAMES
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
 from openrl.flags.values import placeholder, show
 
@@ -58,6 +58,11 @@ def test_flags_that_users_of_other_systems_know_are_there_or_explained():
     lines = (HERE / "flags_of_others.txt").read_text(encoding="utf-8").splitlines()
     wanted = [(command, name) for name, *commands in map(str.split, lines) for command in commands]
     assert [f"{command} --{name}" for command, name in wanted if name not in known[command]] == []
+
+
+def test_names_in_other_systems_lead_to_flags_of_ours():
+    flags = {spec.name for command in COMMANDS.values() for spec in collect_flags(command)}
+    assert {ours for names in NAMES.values() for ours in names} <= flags
 
 
 def own_and_foreign_flags(command: str) -> set[str]:

@@ -291,7 +291,7 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
         ("train_sft --ref_pretrain m", "--ref_pretrain: not a flag of this command, but of train_ppo_ray, train_dpo"),
         ("train_ppo_ray --margin_loss", "--margin_loss: not a flag of this command, but of train_rm"),
         ("train_ppo_ray --learning_rate 1", "actor and critic have a learning rate each\n       try: --actor_learning_rate"),
-        ("train_ppo_ray --dataset d", "this command trains on prompts\n       try: --prompt_data"),
+        ("train_ppo_ray --dataset d", "no such flag here\n       try: --prompt_data"),
         ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n       try: --enable_vllm_is_correction"),
         ("train_ppo_ray --actor.num_nodes 1", "no such flag\n       try: --actor_num_nodes"),
         ("train_rm --ref_offload", "--ref_offload: no such flag"),

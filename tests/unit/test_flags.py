@@ -211,7 +211,7 @@ def test_every_problem_at_once(tmp_path):
     for part_of_text in [
         "'stray' stands before any flag",
         f"--temprature: no such flag ({file}, line 1)",
-        f"--pretrian: no such flag ({file}, line 2)\n       try: --pretrain",
+        f"--pretrian: no such flag ({file}, line 2)\n       try: pretrain\n",
         f"--batch: expected a whole number, got '1' '2' ({file}, line 3)",
         f"--stage: expected one of 0, 1, 2, got '7' ({file}, line 4)",
         "--actor-rate: no such flag\n       try: --actor_rate",
@@ -318,7 +318,7 @@ def test_both_spellings_of_a_flag():
         ("dump_config: x", "--dump_config: works only on the command line ({}, line 1)"),
         ("batch: {a: 1}", 'expected a whole number, got {{"a": "1"}} ({}, line 1)'),
         ("batch:", "expected a whole number, got None"),
-        ("no_shuffle: true", "--no_shuffle: no such flag ({}, line 1)\n       try: --shuffle"),
+        ("no_shuffle: true", "--no_shuffle: no such flag ({}, line 1)\n       try: shuffle"),
     ],
 )
 def test_bad_files(tmp_path, text, problem):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from openrl.errors import UserError
 from openrl.flags.schema import absent, flag, given, group
+from openrl.flags.sources import read_table
 
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
 
@@ -182,10 +180,7 @@ def split_agent_path(given: str) -> tuple[str, str | None]:
 
 def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return the settings of each tag. Raises UserError for anything but a table of them."""
-    try:
-        table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"--env_config: cannot read {path}: {error}") from None
+    table = read_table(path, "env_config")
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
         raise UserError(
             f"--env_config: {path} does not map tags to settings",

@@ -12,7 +12,7 @@ class RolloutBatchFlags:
         1024, "Prompts per step; a step has this * n_samples_per_prompt samples.", bounds="> 0"
     )
     n_samples_per_prompt: int = flag(
-        1, "Responses generated for each prompt: the group size.", bounds="> 0"
+        1, "Responses generated for each prompt: the group size.", bounds="(0, 100000]"
     )
     train_batch_size: int = flag(
         128, "Samples (not prompts) per optimizer step, over all ranks.", bounds="> 0"

@@ -33,7 +33,9 @@ class PromptDataFlags:
         " drawn until every row was used at least once. None: one after the other.",
     )
     prompt_split: str = flag(
-        "train", "Split used for --prompt_data; ignored for sources without splits."
+        "train",
+        "Split used for --prompt_data, perhaps sliced as train[:50] or train[10%:]. A source"
+        " without splits ignores the name.",
     )
     max_samples: int = flag(
         100_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
@@ -71,7 +73,9 @@ class AnswerDataFlags:
         " drawn until every row was used at least once. None: one after the other.",
     )
     dataset_split: str = flag(
-        "train", "Split used for --dataset; ignored for sources without splits."
+        "train",
+        "Split used for --dataset, perhaps sliced as train[:50] or train[10%:]. A source without"
+        " splits ignores the name.",
     )
     max_samples: int = flag(
         1_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
@@ -201,5 +205,8 @@ class BatchDataFlags(EvaluateDataFlags):
         alias=("dataset_probs",),
     )
     prompt_split: str = flag(
-        "train", "Split; ignored for sources without splits.", alias=("dataset_split",)
+        "train",
+        "Split, perhaps sliced as train[:50] or train[10%:]. A source without splits ignores the"
+        " name.",
+        alias=("dataset_split",),
     )

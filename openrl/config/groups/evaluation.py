@@ -21,7 +21,9 @@ class PromptEvalFlags:
     eval_before_train: bool = flag(
         False, "Evaluate once before the first step.", only_if=absent("eval_only")
     )
-    eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
+    eval_n_samples_per_prompt: int = flag(
+        4, "Responses per prompt in evaluation.", bounds="(0, 100000]"
+    )
     eval_temperature: float = flag(
         0.6, "Temperature in evaluation; 0: greedy.", bounds="0 or >= 0.001"
     )
@@ -66,11 +68,12 @@ class SupervisedEvalFlags:
 
 @group("Evaluation")
 class EvaluateFlags:
-    n_samples_per_prompt: int = flag(8, "Responses for each prompt.", bounds="> 0")
+    n_samples_per_prompt: int = flag(8, "Responses for each prompt.", bounds="(0, 100000]")
     k: tuple[int, ...] = flag(
         (),
         "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and"
         " that number itself.",
+        bounds="> 0",
     )
     pass_threshold: float | None = flag(
         None,

@@ -61,7 +61,7 @@ class BatchTaskFlags:
     n_samples_per_prompt: int = flag(
         1,
         "Responses generated for each prompt.",
-        bounds="> 0",
+        bounds="(0, 100000]",
         alias=("best_of_n",),
         only_if=GENERATES,
     )

@@ -35,7 +35,7 @@ class LoRAFlags(AdapterFlags):
     lora_rank: int = flag(
         0,
         "Rank of LoRA adapters; 0: train all weights.",
-        bounds=">= 0",
+        bounds="[0, 8192]",
         only_if=absent("lora_adapter_path"),
     )
     lora_adapter_path: str | None = flag(

@@ -93,7 +93,7 @@ class SamplingFlags(DrawFlags):
 
 @group("Sampling", only_if=GENERATES)
 class InferenceSamplingFlags(DrawFlags):
-    temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds=">= 0")
+    temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds="0 or >= 0.001")
     greedy_sampling: bool = flag(False, "Same as --temperature 0.")
     prompt_max_len: int = flag(
         1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"

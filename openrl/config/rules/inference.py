@@ -137,17 +137,15 @@ def evaluation_has_a_reward(config: EvaluateConfig) -> Problems:
 @check
 def k_is_possible(config: EvaluateConfig) -> Problems:
     n = config.task.n_samples_per_prompt
-    if bad := [k for k in config.task.k if not 1 <= k <= n]:
-        message = f"k is {bad[0]}, but each prompt has {n} answers"
-        yield Problem(
-            ("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}"
-        )
+    if (most := max(config.task.k, default=1)) > n:
+        message = f"k is {most}, but each prompt has {n} answers"
+        yield Problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {most}")
 
 
 @check
 def figures_are_json(config: EvaluateConfig) -> Problems:
     path = config.task.output_path
-    if path is not None and Path(path).suffix != ".json":
+    if path is not None and Path(path).name and Path(path).suffix != ".json":
         yield Problem(
             ("output_path",),
             f"{path} does not end in .json",
@@ -161,10 +159,12 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
 @check_environment
 def adapter_exists(config: MergeConfig) -> Problems:
     adapter = Path(config.merge.lora_path)
-    for name in ("adapter_config.json", "adapter_model.*"):
-        if not any(adapter.glob(name)):
-            message = f"{config.merge.lora_path} has no {name}"
-            yield Problem(("lora_path",), message, "a directory that peft saved")
+    missing = [
+        name for name in ("adapter_config.json", "adapter_model.*") if not any(adapter.glob(name))
+    ]
+    if missing:
+        message = f"{config.merge.lora_path} has no {' and no '.join(missing)}"
+        yield Problem(("lora_path",), message, "a directory that peft saved")
 
 
 @check_environment
@@ -174,3 +174,5 @@ def output_is_free(config: MergeConfig) -> Problems:
         yield Problem(
             ("output_path",), f"{output} exists and is not an empty directory", "another directory"
         )
+    else:
+        yield from output_problems("output_path", str(output))

@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -123,13 +124,15 @@ def describe(verify: Any) -> Description:
     return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
-def needs_label(verify: Any) -> bool:
-    """Whether the verifier always needs a label; False if its docstring, e.g. in a plugin, does not
-    say."""
+def needs_label(verify: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether the verifier needs a label with these options; False if its docstring, e.g. in a
+    plugin, does not say."""
     try:
-        return "none" not in describe(verify).label.split()
+        label = describe(verify).label
     except ValueError:
         return False
+    replaced = re.search(r"none with the option ``(\w+)``", label)
+    return not settings.get(replaced[1]) if replaced else "none" not in label.split()
 
 
 def read_options(name: str, settings: dict[str, Any]) -> Any:

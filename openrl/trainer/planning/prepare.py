@@ -115,7 +115,7 @@ def prepare(config: PPOConfig) -> Inputs:
     collector.raise_all()
     inputs = replace(inputs, row_cost=cost)
     for prompts in (inputs.prompts, inputs.eval_prompts):
-        check_prompts(rewards, prompts)
+        check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
@@ -228,7 +228,7 @@ def check_places(pretrain: str, flags: CheckpointFlags) -> None:
     if flags.ckpt_upload_dir:
         Uploads(flags.ckpt_upload_dir)
     model = Path(pretrain).expanduser()
-    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors") if path.exists())
     require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")
 
 

@@ -142,7 +142,7 @@ def test_what_is_right_passes(line):
         (f"{BATCH} --eval_task generate --dataset_probs 0.5,0.5", "2 probabilities for 1 dataset"),
         ("evaluate --pretrain a/b --prompt_data c", "nothing says which answers are right"),
         (f"{EVALUATE} --k 9", "k is 9, but each prompt has 8 answers"),
-        (f"{EVALUATE} --k 0", "k is 0, but each prompt has 8 answers"),
+        (f"{EVALUATE} --k 0", "--k: must be > 0, got 0"),
         (f"{EVALUATE} --output_path figures.txt", "--output_path figures.json"),
         (f"{EVALUATE} --temperature -1", "--temperature"),
     ],

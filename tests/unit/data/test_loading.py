@@ -77,6 +77,20 @@ def test_directory_of_files_has_splits_by_file_name(tmp_path_factory):
         load(directory, split="dev")
 
 
+def test_every_source_can_be_sliced(tmp_path_factory):
+    rows = [{"input": str(number)} for number in range(10)]
+    directory = tmp_path_factory.mktemp("rows")
+    file = jsonl(directory / "train.jsonl", rows)
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    Dataset.from_list(rows).save_to_disk(one)
+    DatasetDict(train=Dataset.from_list(rows)).save_to_disk(two)
+    for source in (file, directory, one, two):
+        assert list(load(source, split="train[:3]")) == rows[:3]
+        assert list(load(source, split="train[-40%:]", max_samples=2)) == rows[6:8]
+    with pytest.raises(UserError, match=r"--prompt_data: the slice \[a:\] of its split cannot be"):
+        load(file, split="train[a:]")
+
+
 def test_max_samples_takes_the_first_rows(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", ROWS)
     assert list(load(path, max_samples=1)) == ROWS[:1]

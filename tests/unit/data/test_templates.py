@@ -128,7 +128,7 @@ def test_prompts_that_cannot_be_used(value, reason):
 
 def test_what_a_template_raises_is_the_row_s_reason():
     refusing = tiny_tokenizer()
-    refusing.chat_template = "{{ raise_exception('roles must alternate') }}"
+    refusing.chat_template = "{{ messages }}{{ raise_exception('roles must alternate') }}"
     with pytest.raises(BadRow, match="the chat template cannot render it: roles must alternate"):
         Templates(TemplateFlags(apply_chat_template=True), refusing).prompt("1").text()
     with pytest.raises(BadRow, match="a chat list needs --apply_chat_template"):

@@ -60,9 +60,14 @@ def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
         ]
 
     def check(reward_funcs, prompts, **flags):
-        check_prompts(plan_of(reward_funcs=reward_funcs, **flags), prompts)
+        given = RewardFlags(reward_funcs=reward_funcs, **flags)
+        check_prompts(given, reward_plan(given), prompts)
 
-    check(("format", "judge", "regex"), rows(a0="", a1=None))  # they can do without
+    check(("format", "judge"), rows(a0="", a1=None))  # they can do without
+    pattern = {"regex": {"pattern": "[0-9]"}, "format": {}}
+    check(("format", "regex"), rows(a0="", a1=None), reward_func_kwargs=pattern)
+    with pytest.raises(UserError, match="--reward_funcs regex needs labels"):
+        check(("format", "regex"), rows(a0="", a1=None))
     check(("number",), rows(a0=0, a1="1", a2=False))
     with pytest.raises(
         UserError,
