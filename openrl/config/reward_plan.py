@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -191,11 +192,13 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
                 f"one of {known}",
             )
         if bad := [
-            w for w in row.values() if isinstance(w, bool) or not isinstance(w, (int, float))
+            w
+            for w in row.values()
+            if isinstance(w, bool) or not isinstance(w, (int, float)) or not math.isfinite(w)
         ]:
             raise UserError(
                 f"--reward_routing: {path}: {datasource}: the weight {json.dumps(bad[0])} is not"
-                " a number",
+                " a finite number",
                 shape,
             )
         routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
-from openrl.flags.values import Quoted, convert, show, within
+from openrl.flags.values import Quoted, convert
 
 
 def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
@@ -48,10 +48,7 @@ def _unknown(key: str, known: list[str]) -> str:
 
 
 def _read(value: Any, spec: FlagSpec) -> Any:
-    value = convert(_as_text(value), spec.type)
-    if not within(value, spec.bounds):
-        raise ValueError(f"must be {spec.bounds}, got {show(value)}")
-    return value
+    return spec.checked(convert(_as_text(value), spec.type))
 
 
 def _as_text(value: Any) -> Any:

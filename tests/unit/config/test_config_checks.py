@@ -163,6 +163,7 @@ def test_sound_flags_have_no_problems(words):
         ("--temperature 0", "temperature", "must be >= 0.001, got 0.0", ""),
         ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),
         ("--actor_learning_rate inf", "actor_learning_rate", "must be a finite number, got inf", ""),
+        ("--reward_weights 1e999", "reward_weights", "must be a finite number, got inf", ""),
         ("--entropy_loss_coef -inf", "entropy_loss_coef", "must be a finite number, got -inf", ""),
         ("--init_kl_coef nan", "init_kl_coef", "expected a number, got 'nan'", ""),
         ("--vllm_gpu_memory_utilization 1.5", "vllm_gpu_memory_utilization", "must be (0, 1], got 1.5", ""),

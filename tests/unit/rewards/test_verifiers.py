@@ -161,6 +161,7 @@ def test_options_are_read_from_plain_values():
             {"tolerence": 1, "tolerance": -1},
             ["no option 'tolerence'", "tolerance: must be >= 0", "unit, tolerance, words"],
         ),
+        ("number", {"absolute": float("inf")}, ["absolute: must be a finite number, got inf"]),
         ("ruler", {"tolerance": "x"}, ["tolerance: expected a number, got 'x'"]),
         ("ruler", {"tolerance": {"a": 1}}, ['tolerance: expected a number, got {"a": 1}']),
         ("ruler", {"unit": "mm", "tolerance": 2}, ["makes no sense"]),
