@@ -30,8 +30,6 @@ from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.types import Prompt
 
-OPENENV, VERIFIERS = "openenv:", "verifiers:"
-"""Prefixes of --agent_func_path that are followed by the address of a server."""
 PROGRAM_TIMEOUT = 3600.0  # seconds for an episode of a program, which could hang forever
 
 
@@ -75,15 +73,15 @@ async def _open_named_agent(
     flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack
 ) -> Agent:
     """Open the agent that --agent_func_path names."""
-    given, endpoint = str(flags.agent_func_path), None
-    if given.startswith(OPENENV):
-        return OpenEnvAgent(await find_server(given.removeprefix(OPENENV)), play)
-    if given.startswith(VERIFIERS) or flags.agent_endpoint:
+    (kind, address), endpoint = flags.server, None
+    if kind == "openenv":
+        return OpenEnvAgent(await find_server(address), play)
+    if kind == "verifiers" or flags.agent_endpoint:
         endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
-    if endpoint and given.startswith(VERIFIERS):
-        address = given.removeprefix(VERIFIERS)
+    if endpoint and kind == "verifiers":
         return await stack.enter_async_context(open_verifiers(address, endpoint))
-    return await stack.enter_async_context(open_file_agent(agent_file(given), play, endpoint))
+    file = agent_file(str(flags.agent_func_path))
+    return await stack.enter_async_context(open_file_agent(file, play, endpoint))
 
 
 def play_settings(

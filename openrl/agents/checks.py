@@ -6,7 +6,7 @@ import asyncio
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import OPENENV, VERIFIERS, AgentSetup, environment_maker, play_settings
+from openrl.agents.build import AgentSetup, environment_maker, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.endpoint.verifiers import check_address
 from openrl.agents.environment_agent import as_messages
@@ -31,9 +31,8 @@ def check_agents(
     This loads an agent's file in a separate process, and the tools. Raises UserError for anything
     that cannot be played."""
     flags, chat, schemas = setup.flags, play_settings(setup, tokenizer).chat, None
-    given = flags.agent_func_path
-    if given is not None and given.startswith((OPENENV, VERIFIERS)) and source is not None:
-        kind = given.partition(":")[0]
+    kind, address = flags.server
+    if kind and source is not None:
         message = f"{kind}: environments give rewards themselves, but --{source} is given too"
         raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
@@ -43,12 +42,12 @@ def check_agents(
         make_toolbox = asyncio.run(open_toolbox(flags.tools, flags.env_step_timeout))
         schemas = make_toolbox().schemas
         require_tools(chat, schemas)
-    if given is not None and given.startswith(OPENENV):
-        server = asyncio.run(find_server(given.removeprefix(OPENENV)))
+    if kind == "openenv":
+        server = asyncio.run(find_server(address))
         ActionReader.of(server.action)  # raises if a policy cannot write its actions
-    elif given is not None and given.startswith(VERIFIERS):
-        check_address(given.removeprefix(VERIFIERS))
-    elif given is not None:
+    elif kind == "verifiers":
+        check_address(address)
+    elif flags.agent_func_path is not None:
         schemas = check_file(setup, chat, source) or schemas
     plays = flags.agent_command or flags.agent_func_path or schemas or setup.environments.env_tags
     return probe(chat, schemas) if plays else []

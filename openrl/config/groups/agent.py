@@ -8,6 +8,8 @@ from openrl.errors import UserError
 from openrl.flags.schema import absent, flag, given, group
 from openrl.flags.sources import read_table
 
+SERVERS = {"openenv": ("ws://", "wss://", "http://", "https://"), "verifiers": ("tcp://",)}
+"""Kinds of servers that --agent_func_path may name -> the schemes of their addresses."""
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
 
 
@@ -119,6 +121,12 @@ class AgentFlags(TurnFlags):
         "Directory for evaluated answers and episodes: a transcript, a page with the images that"
         " the policy saw, and a GIF if the environment draws its state. None: not written.",
     )
+
+    @property
+    def server(self) -> tuple[str, str]:
+        """Kind and address of the server that --agent_func_path names; empty texts without one."""
+        kind, _, address = (self.agent_func_path or "").partition(":")
+        return (kind, address) if address.startswith(SERVERS.get(kind, ())) else ("", "")
 
 
 @group("Agent")

@@ -16,9 +16,6 @@ from openrl.flags.checks import Given, Problem, Problems, check, check_environme
 
 Playing = PPOConfig | EvaluateConfig
 
-_OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https://")
-SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path that names a server
-
 
 @check
 def one_plays(config: Playing) -> Problems:
@@ -111,7 +108,7 @@ def environment_settings_are_known(config: Playing) -> None:
 @check_environment
 def agents_exist(config: Playing) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
-    if path is not None and not path.startswith(SERVERS):
+    if path is not None and not config.agents.server[0]:
         file, _ = split_agent_path(path)
         if not file.endswith(".py"):
             fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"

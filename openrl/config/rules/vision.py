@@ -10,7 +10,6 @@ from openrl.config.commands import (
     ServeConfig,
     SupervisedConfig,
 )
-from openrl.config.rules.agent import SERVERS
 from openrl.flags.checks import Problem, Problems, check
 
 Shown = PPOConfig | SupervisedConfig | AnsweringConfig
@@ -49,8 +48,7 @@ def rows_with_images_stay_whole(config: Seeing) -> Problems:
 
 @check
 def servers_are_told_texts(config: PPOConfig | EvaluateConfig) -> Problems:
-    address = config.agents.agent_func_path or ""
-    if config.vision.max_images_per_prompt and address.startswith(SERVERS):
+    if config.vision.max_images_per_prompt and config.agents.server[0]:
         message = "environments on servers get only text, so images of prompts would be lost"
         yield Problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
 
