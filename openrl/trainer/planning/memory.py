@@ -31,6 +31,9 @@ from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
 LOGITS_COPIES = 3  # copies of a chunk's logits that training holds
+SAMPLING_COPIES = 4  # of the logits of all sequences, that vLLM holds
+VLLM_SEQUENCES = 128  # that vLLM decodes at a time on a CPU, by default
+KERNELS = 600 * 2**20  # bytes of the 1,024 kernels that oneDNN keeps in vLLM, with holes between
 # bytes per parameter; for adamw_bf16 including the compensation
 MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
 
@@ -71,7 +74,8 @@ class Memory:
     logits: int = 0
     activations: int = 0
     cache: int = 0
-    bucket: int = 0  # gradients on the way to their sums and to other ranks
+    # gradients on the way to their sums and to other ranks; an engine's weights on the way to it
+    bucket: int = 0
     host: int = 0  # in main memory, whatever the device: what flags keep there or move there
 
     @property
@@ -154,6 +158,8 @@ def memory_by_role(
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
+        if device == "cpu":
+            result[role] = with_holes(result[role])
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
     if ENGINES in plan.rows:
@@ -226,6 +232,12 @@ def model_memory(
     return moved_to_host(on_device, flags)
 
 
+def with_holes(memory: Memory) -> Memory:
+    """Add what the C library keeps in workers on a CPU (``worker_env``). Activations that were
+    freed leave holes, into which those of the next micro-batch do not fit: about as much again."""
+    return replace(memory, activations=2 * memory.activations)
+
+
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
     """Return the bytes of the weights. With ``in_4bit`` only the layers are quantised, with a
     one-byte scale per 64 weights."""
@@ -258,12 +270,23 @@ def engine_memory(
 ) -> Memory:
     """Return the memory of an engine on one GPU of ``capacity`` bytes: its part of the weights, and
     the key-value cache that vLLM allocates once and keeps. Without a known capacity the cache is
-    left out."""
-    weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
+    left out.
+
+    On a CPU vLLM has with its weights a copy of a tied head, packed for its products, and oneDNN's
+    kernels; then the logits of the sequences that it decodes, and the weights of a sync, in memory
+    that is shared with the actor."""
+    size, parts = BYTES[spec.dtype], spec.sizes.tensor * spec.sizes.pipeline
+    weights = shape.parameters * size // parts
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
-        return Memory(weights, cache=CPU_CACHE)
+        head, sequences = shape.vocabulary * shape.hidden, spec.max_num_seqs or VLLM_SEQUENCES
+        return Memory(
+            (shape.backbone + head) * size // parts + KERNELS,
+            cache=CPU_CACHE,
+            logits=sequences * shape.vocabulary * FP32 * SAMPLING_COPIES,
+            bucket=(spec.adapter_rank * shape.linear or shape.parameters) * size,
+        )
     if capacity is None:  # the GPUs belong to a cluster that was not queried
         return Memory(weights)
     share = int(capacity * spec.gpu_memory_utilization)

@@ -26,6 +26,7 @@ from openrl.trainer.planning.dry_run import (
     transport_of,
 )
 from openrl.trainer.planning.memory import (
+    KERNELS,
     Memory,
     ModelShape,
     engine_memory,
@@ -34,6 +35,7 @@ from openrl.trainer.planning.memory import (
     model_shape,
     most_tokens,
     saved_bytes,
+    with_holes,
 )
 from openrl.trainer.workers.roles import RoleModel
 from tests.flags import PPO, ppo
@@ -141,10 +143,21 @@ def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
     assert memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4
 
 
-def test_an_engine_holds_weights_and_its_cache():
-    spec = EngineSpec("m", dtype="fp32")
-    assert engine_memory(SHAPE, spec, "vllm", None) == Memory(4000, cache=2**30)
+def test_an_engine_on_a_cpu_holds_weights_cache_logits_a_sync_and_kernels():
+    """fp32: 1000 weights and again in a sync, or 2 x 50 of adapters; logits of 3 sequences of 20
+    words, four times. Where head and embeddings are one, vLLM has 200 weights more."""
+    spec = EngineSpec("m", dtype="fp32", max_num_seqs=3)
+    expected = Memory(4000 + KERNELS, cache=2**30, logits=960, bucket=4000)
+    assert engine_memory(SHAPE, spec, "vllm", None) == expected
+    tied = replace(SHAPE, parameters=800)
+    assert engine_memory(tied, spec, "vllm", None) == replace(expected, bucket=3200)
+    adapters = replace(spec, adapter_rank=2)
+    assert engine_memory(SHAPE, adapters, "vllm", None) == replace(expected, bucket=400)
     assert engine_memory(SHAPE, spec, "hf", None) == Memory(4000)
+
+
+def test_freed_activations_leave_holes():
+    assert with_holes(Memory(7, logits=3, activations=80)) == Memory(7, logits=3, activations=160)
 
 
 def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
