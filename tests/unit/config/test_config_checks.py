@@ -716,6 +716,24 @@ def test_help_loads_no_heavy_library(command_type):
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
+def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit():
+    program = (
+        "import atexit\n"
+        "from openrl.cli.run import leave\n"
+        "class Late:\n"
+        "    def __del__(self):\n"
+        "        print('taken apart')\n"
+        "late = Late()\n"
+        "atexit.register(print, 'at exit')\n"
+        "print('output')\n"
+        "leave(3)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout.split("\n")) == (3, ["output", "at exit", ""])
+
+
 @pytest.mark.parametrize(
     "words", ["--enable_vllm_is_correction", "--rollout_rs token_k2 --rollout_rs_threshold 1"]
 )
