@@ -4,6 +4,7 @@ docs/results.md, with OPENRL_FULL_MATRIX=1."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -160,8 +161,14 @@ def test_a_worker_of_rewards_is_replaced(task, tmp_path):
     assert end.code == 0 and not end.left
 
 
+def kill_two(run):
+    for rank in range(2):
+        run.kill("vllm", rank)
+
+
 ENGINES = {
     "one of two": (kill("vllm"), {"vllm_num_engines": 2}),
+    "both of two": (kill_two, {"vllm_num_engines": 2}),
     "the only one": (kill("vllm"), {}),
     "the only one, async": (kill("vllm"), {"async_train": True}),
     "one of two, async": (kill("vllm"), {"async_train": True, "vllm_num_engines": 2}),
@@ -180,7 +187,8 @@ def test_an_engine_is_replaced(task, tmp_path, case):
     assert "vllm rank 0 died" in end.output and "another engine takes its place" in end.output
     steps = metrics(tmp_path / "out")
     assert [m["step"] for m in steps] == list(range(1, 13))
-    assert sum(m["rollout/engines_replaced"] for m in steps) == 1
+    died = {*re.findall(r"vllm rank \d died", end.output)}
+    assert sum(m["rollout/engines_replaced"] for m in steps) == len(died) == 1 + ("both" in case)
     if "async" not in case:
         assert all(m["rollout/policy_version_min"] == m["step"] for m in steps)
 
