@@ -67,17 +67,27 @@ RATE = ("actor_learning_rate", "learning_rate")
 ROWS = ("prompt_data", "dataset")
 EPOCHS = ("num_episodes", "max_epochs")
 KL = ("init_kl_coef",)
+MODEL = ("pretrain", "model_path", "reward_pretrain")
 NAMES = {
-    "model_name_or_path": ("pretrain", "model_path"),
-    "model": ("pretrain", "model_path"),
+    "model_name_or_path": MODEL,
+    "model": MODEL,
+    "model_path": MODEL,
+    "base_model": MODEL,
+    "path": MODEL,
+    "adapter": ("lora_path", "lora_adapter_path"),
+    "data": ROWS,
     "dataset": ROWS,
     "dataset_name": ROWS,
     "prompt_data": ROWS,
     "train_files": ROWS,
+    "input_file": ROWS,
     "val_files": ("eval_dataset",),
     "prompt_key": ("input_key",),
     "output_dir": ("save_path", "output_path"),
+    "output_file": ("output_path",),
+    "n": ("n_samples_per_prompt",),
     "num_generations": ("n_samples_per_prompt",),
+    "num_samples": ("n_samples_per_prompt",),
     "max_prompt_length": ("prompt_max_len",),
     "max_completion_length": LENGTH,
     "max_response_length": LENGTH,
@@ -93,8 +103,10 @@ NAMES = {
     "kl_loss_coef": KL,
     "beta": KL,
     "clip_eps": ("eps_clip",),
+    "epsilon": ("eps_clip",),
     "lora_r": ("lora_rank",),
     "report_to": ("track_with",),
+    "nnodes": ("actor_num_nodes", "num_nodes"),
     "n_gpus_per_node": ("actor_num_gpus_per_node", "num_gpus_per_node"),
 }
 """How TRL, verl or another command of ours calls it, and how we do: the first flag that the command
@@ -109,7 +121,9 @@ def flag_of_another(command: type, name: str) -> Problem | None:
             return Problem((name,), f"not a flag of this command: {foreign.why}", foreign.fix)
         return Problem((name,), f"ignored: {foreign.why}", fatal=False)
     own = {spec.name for spec in collect_flags(command)}
-    if ours := [flag for flag in NAMES.get(name, ()) if flag in own]:
+    # verl's names have dots; what it says of the critic is not meant for the actor
+    theirs = "" if name.startswith("critic.") else name.rpartition(".")[2]
+    if ours := [flag for flag in NAMES.get(theirs, ()) if flag in own]:
         return Problem((name,), "no such flag here", f"--{ours[0]}")
     owners = [
         other
