@@ -41,7 +41,8 @@ class CheckpointFlags:
     )
     overwrite_ckpt: bool = flag(
         False,
-        "Start fresh even if --ckpt_path holds checkpoints or --save_path an earlier run.",
+        "Start fresh even if --ckpt_path holds checkpoints, or --save_path an earlier run or a"
+        " model.",
         alias=("overwrite",),
     )
     disable_ds_ckpt: bool = flag(

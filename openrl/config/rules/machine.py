@@ -204,15 +204,20 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
         return  # under a launcher: rank 0 of this same run may have begun
     directory = Path(name).expanduser()
-    model = Path(config.model.pretrain).expanduser()
     # resolve() would raise for a link to itself
-    same = os.path.realpath(directory) == os.path.realpath(model)
-    if is_local(config.model.pretrain) and same:
-        yield Problem(
-            ("save_path", "pretrain"), "the model would be written over itself", "another path"
-        )
-    elif (directory / "metrics.jsonl").is_file() and not (flags.resumes or flags.overwrite_ckpt):
-        message = f"{name} holds an earlier run, whose metrics and model would be overwritten"
+    place = os.path.realpath(directory)
+    used = [
+        flag
+        for flag, models in given_names(config, MODELS)
+        for model in models.split(",")
+        if is_local(model) and os.path.realpath(Path(model).expanduser()) == place
+    ]
+    left = any((directory / file).is_file() for file in ("metrics.jsonl", "config.json"))
+    if used:
+        message = "the model would be written over itself"
+        yield Problem(("save_path", *used), message, "another path")
+    elif left and not (flags.resumes or flags.overwrite_ckpt):
+        message = f"{name} holds an earlier run or a model, which would be overwritten"
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
 
 

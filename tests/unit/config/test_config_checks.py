@@ -354,6 +354,20 @@ def test_a_key_among_arguments_is_warned_of():
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("", "--save_path: judge holds an earlier run or a model"),
+        ("--reward_pretrain model,judge", "--save_path, --reward_pretrain: the model would be"),
+        ("--overwrite_ckpt --ref_pretrain ./judge", "--save_path, --ref_pretrain: the model would"),
+    ],
+)
+def test_a_model_is_not_overwritten(here, tmp_path, flags, problem):
+    model_dir(tmp_path / "judge")
+    found = said(PPOConfig, f"{here} --save_path judge {flags}", environment=True)
+    assert [text for text in found if text.startswith(problem)], found
+
+
 def test_a_dumped_config_warns_of_nothing(tmp_path):
     config = ppo(GRPO + " --lr_scheduler constant --rollout_backend hf --init_kl_coef 0")
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
