@@ -28,15 +28,22 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def pair(chosen, rejected, beta):
-    """Pairs with these log-probs, in sum and mean alike; the reference's are 0."""
+def sums(chosen, rejected, beta):
+    """Pairs with these sums of log-probs, 0 under the reference; nobody may read the means."""
     rows = torch.stack([chosen, rejected], 1).flatten()
     passed = torch.tensor([1, 0]).repeat(len(chosen))
-    return AnswerInputs(rows, rows, torch.zeros_like(rows), passed, beta)
+    return AnswerInputs(rows, rows * math.nan, torch.zeros_like(rows), passed, beta)
+
+
+def means(chosen, rejected, beta):
+    """Pairs with these mean log-probs; nobody may read the sums or the reference."""
+    rows = torch.stack([chosen, rejected], 1).flatten()
+    passed = torch.tensor([1, 0]).repeat(len(chosen))
+    return AnswerInputs(rows * math.nan, rows, rows * math.nan, passed, beta)
 
 
 def test_dpo_by_hand():
-    answers = pair(of(2.0), of(-1.0), 0.5)
+    answers = sums(of(2.0), of(-1.0), 0.5)
     assert float(dpo(answers, DPOOptions()).losses) == pytest.approx(-math.log(sigmoid(1.5)))
     smoothed = -0.9 * math.log(sigmoid(1.5)) - 0.1 * math.log(sigmoid(-1.5))
     found = dpo(answers, DPOOptions(label_smoothing=0.1))
@@ -45,13 +52,13 @@ def test_dpo_by_hand():
 
 
 def test_ipo_wants_a_margin_of_half_over_beta():
-    answers = pair(of(5.0, 3.0), of(0.0, 0.0), 0.1)
+    answers = sums(of(5.0, 3.0), of(0.0, 0.0), 0.1)
     assert ipo(answers, IPOOptions()).losses.tolist() == [0, 4]
 
 
 def test_kto_by_hand():
     rows, kl = of(1.0, 1.0), of(0.5, 0.5)
-    answers = AnswerInputs(rows, rows, torch.zeros(2), torch.tensor([1, 0]), 2.0, kl)
+    answers = AnswerInputs(rows, rows * math.nan, torch.zeros(2), torch.tensor([1, 0]), 2.0, kl)
     options = KTOOptions(desirable_loss_weight=1.5, undesirable_loss_weight=3.0)
     expected = [1.5 * (1 - sigmoid(1)), 3 * (1 - sigmoid(-1))]
     assert kto(answers, options).losses.tolist() == pytest.approx(expected)
@@ -60,12 +67,12 @@ def test_kto_by_hand():
 def test_orpo_by_hand():
     chosen, rejected = math.log(0.5), math.log(0.2)  # odds 1 and 1/4
     expected = -chosen - 0.1 * math.log(sigmoid(math.log(4)))
-    found = orpo(pair(of(chosen), of(rejected), 0.1), None)
+    found = orpo(means(of(chosen), of(rejected), 0.1), None)
     assert float(found.losses) == pytest.approx(expected)
 
 
 def test_simpo_by_hand():
-    found = simpo(pair(of(-1.0), of(-2.0), 2.0), SimPOOptions(simpo_gamma=0.5))
+    found = simpo(means(of(-1.0), of(-2.0), 2.0), SimPOOptions(simpo_gamma=0.5))
     assert float(found.losses) == pytest.approx(-math.log(sigmoid(1.5)))
     assert found.rewards.tolist() == [-2, -4]
 
@@ -82,10 +89,10 @@ def test_pair_reward_losses_agree_and_take_a_margin():
 
 
 PAIRS = {
-    "dpo": lambda c, r: dpo(pair(c, r, 0.1), DPOOptions(label_smoothing=0.1)).losses,
-    "ipo": lambda c, r: ipo(pair(c, r, 0.1), IPOOptions()).losses,
-    "orpo": lambda c, r: orpo(pair(c, r, 0.1), None).losses,
-    "simpo": lambda c, r: simpo(pair(c, r, 2.0), SimPOOptions()).losses,
+    "dpo": lambda c, r: dpo(sums(c, r, 0.1), DPOOptions(label_smoothing=0.1)).losses,
+    "ipo": lambda c, r: ipo(sums(c, r, 0.1), IPOOptions()).losses,
+    "orpo": lambda c, r: orpo(means(c, r, 0.1), None).losses,
+    "simpo": lambda c, r: simpo(means(c, r, 2.0), SimPOOptions()).losses,
     "sigmoid": lambda c, r: pair_reward_loss(c, r),
     "logexp": lambda c, r: pair_reward_loss(c, r, kind="logexp"),
 }

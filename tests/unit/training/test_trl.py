@@ -315,7 +315,8 @@ def test_orpo_and_simpo(models, pairs):
     as here."""
     means = answers(models.policy, pairs, masked_mean)
     chosen, rejected = split_pairs(means)
-    given = AnswerInputs(means, means, means, pairs.passed, BETA)
+    unread = torch.full_like(means, torch.nan)
+    given = AnswerInputs(unread, means, unread, pairs.passed, BETA)
     trainer = SimpleNamespace(
         beta=BETA,
         accelerator=SimpleNamespace(device="cpu"),
