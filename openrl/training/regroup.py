@@ -54,7 +54,9 @@ def regroup(
         for theirs, own in _overlaps(saved, wanted):
             missing -= own.length
             for key in keys:
-                source = tensors[f"{key}.{theirs.master}"]
+                source = tensors.get(f"{key}.{theirs.master}")
+                if source is None:  # with Muon, masters have different moments
+                    continue
                 name = f"{key}.{own.master}"
                 if source.dim() == 0:  # a count of steps, of which each master has its own
                     found[name] = source.clone()

@@ -276,6 +276,22 @@ def test_a_state_of_another_stage_goes_on(tmp_path, checkpoint, batch, stage, ot
     assert float((gaps > 1e-6).float().mean()) <= (0 if dtype == "fp32" else 0.01)
 
 
+def test_masters_with_different_moments_go_on_with_other_ranks(tmp_path, checkpoint, batch):
+    """Muon's matrices have one moment, the other parameters Adam's two."""
+    plan = StepPlan(halves(batch), counts_of(batch))
+    spec = engine_spec(checkpoint, optim=optim_spec(optimizer="muon"))
+    saving, resumed = build_engine(spec), build_engine(spec)
+    saving.train_step(batch, plan, SupervisedUpdate())
+    saving.save(tmp_path)
+    values = tmp_path / "rank_00000.json"  # in stage 0 every rank has all
+    values.write_text(json.dumps(json.loads(values.read_text()) | {"ranks": 2}))
+    resumed.load(tmp_path)
+    for engine in (saving, resumed):
+        engine.train_step(batch, plan, SupervisedUpdate())
+    for (name, a), (_, b) in zip(saving.named_weights(), resumed.named_weights(), strict=True):
+        assert torch.equal(a, b), name
+
+
 def test_a_state_that_cannot_be_cut_anew_is_refused(tmp_path, checkpoint, batch):
     plan = StepPlan(halves(batch), counts_of(batch))
     blocks = optim_spec(optimizer="adamw_8bit")
