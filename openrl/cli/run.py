@@ -95,8 +95,8 @@ def leave(code: int) -> NoReturn:
     """End the process with this exit code, as ``sys.exit`` does, but without a second in which
     Python takes apart what libraries have built."""
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
+        stream.flush()
     os._exit(code)
 
 

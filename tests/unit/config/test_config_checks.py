@@ -748,6 +748,17 @@ def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit
     assert (done.returncode, done.stdout.split("\n")) == (3, ["output", "at exit", ""])
 
 
+def test_a_process_leaves_with_its_code_where_its_output_was_closed():
+    program = "from openrl.cli.run import leave; leave(3)"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 @pytest.mark.parametrize(
     "words", ["--enable_vllm_is_correction", "--rollout_rs token_k2 --rollout_rs_threshold 1"]
 )
