@@ -27,7 +27,8 @@ class Launch:
     @classmethod
     def from_environment(cls, local_rank: int = -1) -> Launch | None:
         """Read the launcher's environment; None if no launcher started this process. With
-        ``local_rank`` -1, $LOCAL_RANK counts. Raises UserError if a variable is not a number."""
+        ``local_rank`` -1, $LOCAL_RANK counts. Raises UserError for values that no
+        launcher sets."""
         env = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
             return None
@@ -80,7 +81,7 @@ def init_distributed(
     if device == "cuda":
         torch.cuda.set_device(0)
         backend = "nccl"
-    dist.init_process_group(backend, None, limit, world_size, rank, store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 
 _groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}

@@ -45,8 +45,8 @@ def rebuild(fields: list[Any], device: torch.device) -> Tensor:
 
 
 class Sender(transport.Sender):
-    """All ranks pack. Rank 0 announces the memory of every rank that shares
-    its GPU with an engine."""
+    """All ranks pack. Rank 0 announces the memory of every rank that shares its GPU with an
+    engine."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None

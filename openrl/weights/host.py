@@ -15,8 +15,7 @@ from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 
 class Sender(transport.Sender):
-    """Writes the bytes once. Each engine on another machine gets a copy
-    through the cluster."""
+    """Writes the bytes once. Each engine on another machine gets a copy through the cluster."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
