@@ -49,7 +49,7 @@ TRAINER_LEVEL = {part: level for level, parts in enumerate(TRAINER_LAYERS) for p
 HOMES = {  # heavy library -> the parts that may import it
     "ray": {"cluster"},
     "deepspeed": {"training"},
-    "vllm": {"rollout", "weights"},
+    "vllm": {"rollout"},
     "math_verify": {"rewards"},
     "reasoning_gym": {"rewards"},
     "sympy": {"rewards"},
