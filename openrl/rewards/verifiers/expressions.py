@@ -28,9 +28,11 @@ TOLERANCE = 1e-9  # relative, for decimals
 _LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.IGNORECASE)
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 # What no number has but an inequality, an interval, a list, an operator without its operand; the
-# library leaves it out, and adds numbers with a space between them.
+# library leaves it out, and adds numbers with a space between them. What an equation says stands on
+# its right side, and a list in brackets may be what a function is applied to.
+_LEFT_SIDE = re.compile(r"\A.*(?<![<>!])=\s*", re.DOTALL)
 _NO_NUMBER = re.compile(
-    r"[<>\u2264\u2265]|\A\d+\s+\d|\d(?:st|nd|rd|th)\b|(?:\\\{|[\[(]).*,|\^\{?T"
+    r"[<>\u2264\u2265]|\A\d+\s+\d|\d(?:st|nd|rd|th)\b|(?:\\\{|(?<![A-Za-z])[\[(]).*,|\^\{?T"
     r"|hundred|thousand|million|billion"
     r"|\\(?:[lg](?:eq?|eqslant|t|trsim)|sim|neg|lnot|lim|sum|prod|int)(?![A-Za-z])"
 )
@@ -183,7 +185,7 @@ def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
     number = whole_number(text) if marked else None
     if number is not None and label.number is not None:
         return equal(number, label.number, either=True)
-    if marked and label.number is not None and _NO_NUMBER.search(said):
+    if marked and label.number is not None and _NO_NUMBER.search(_LEFT_SIDE.sub("", said)):
         return False
     word = same_word((_LEAD if marked else _CLAIM).sub("", said), label.plain)
     if word is not None and (marked or word):

@@ -47,7 +47,7 @@ _PART_OF = re.compile(
 _GOES_ON = re.compile(
     r"(?:/\s?)?[xyzniepqrabk](?![A-Za-z])|(?:st|nd|rd|th)\b|\.\.|\u2026"
     r"|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)"
-    r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]+\s?[\dxyz]|:\d|or\b|to\s\W*\d"
+    r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]+\s?(?:\d|[xyz]+(?![A-Za-z]))|:\d|or\b|to\s\W*\d"
     r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])"
     r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b|[MB](?![A-Za-z]))"
 )
