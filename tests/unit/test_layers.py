@@ -167,6 +167,20 @@ def problems(path: Path, source: str) -> list[str]:
     return [f"{path}:{line}: {what}" for line, what in found]
 
 
+@pytest.mark.parametrize(
+    ("page", "start", "end", "table"),
+    [
+        ("docs/architecture.md", "## Who may import whom\n\n```", "```", LAYERS),
+        ("docs/architecture.md", "Within `trainer/`:\n\n```", "```", TRAINER_LAYERS),
+        ("AGENTS.md", "Imports go down only:", ". The table", LAYERS),
+    ],
+)
+def test_pages_show_the_tables(page, start, end, table):
+    shown = (ROOT / page).read_text().partition(start)[2].partition(end)[0]
+    rows = re.findall(r"{[^}]+}|\w+", shown)
+    assert tuple(tuple(re.findall(r"\w+", row)) for row in rows) == table
+
+
 def test_the_package_keeps_to_its_layers():
     files = [
         p
