@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
-from openrl.config.foreign import FOREIGN  # noqa: E402
+from openrl.config.foreign import FOREIGN, NAMES  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.extension_points import (  # noqa: E402
     advantage_estimators,
@@ -52,11 +52,8 @@ def flags_page() -> str:
     lines = [
         "# Flags",
         "",
-        (
-            "Made from the flags by `make docs`. Each stands for one key of a `--config` file as"
-            " well; switches have a"
-        ),
-        "`--no_` form. Options of a component are flags only while it is chosen.",
+        "Made from the flags by `make docs`. Each flag is also a key of a `--config` file; switches",
+        "have a `--no_` form. Options of a component are flags only while it is chosen.",
     ]
     for command, config in COMMANDS.items():
         lines += ["", f"## {command}"]
@@ -73,15 +70,29 @@ def foreign_flags() -> list[str]:
         "",
         "## Flags of other systems",
         "",
-        "Given to these commands, they are told apart from",
+        "The commands know these: they ignore them with a warning, or say what to give instead.",
+        "",
+        "| flag | commands | why there is none | |",
+        "|---|---|---|---|",
     ]
-    lines[-1] += " typos: ignored with a warning, or refused with what to do instead."
-    lines += ["", "| flag | commands | why there is none | |", "|---|---|---|---|"]
     names = {config: name for name, config in COMMANDS.items()}
     for flag, foreign in sorted(FOREIGN.items()):
         of = ", ".join(names[c] for c in foreign.commands) if len(foreign.commands) < 8 else "all"
         act = f"refused: {foreign.fix}" if foreign.fix else "ignored"
         lines.append(_cells(f"`--{flag}`", of, foreign.why, act))
+    lines += [
+        "",
+        "## Names in other systems",
+        "",
+        "A command that gets one of these names from TRL, verl or another command, and has no such",
+        "flag, refuses it and names its own: the first of the right column that it has. Of verl's",
+        "dotted names the last part counts.",
+        "",
+        "| name elsewhere | flag here |",
+        "|---|---|",
+    ]
+    for theirs, ours in sorted(NAMES.items()):
+        lines.append(_cells(f"`{theirs}`", ", ".join(f"`--{name}`" for name in ours)))
     return lines
 
 
