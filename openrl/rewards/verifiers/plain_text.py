@@ -18,6 +18,7 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _ELLIPSIS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.{2,}")
+_OPEN = re.compile(r"\u2026\Z|,\s?\u2026\s?,")  # what goes on: 12..., or 1, ..., 9
 _BASE = re.compile(r"\(?(\d[0-9A-Za-z]*)\)?_\{?(\d{1,2})\}?")
 _FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan log ln exp sqrt pi max min mod gcd lcm"
 _UNITS = {
@@ -59,15 +60,11 @@ def plain(text: str) -> str:
 
 
 def contradict(answer: str, label: str) -> bool:
-    """Whether only one of two plain texts contains alternatives, a negation or an ellipsis, or
-    their units differ."""
-    return (
-        units_differ(answer, label)
-        or ("\u2026" in answer) != ("\u2026" in label)
-        or any(
-            bool(pattern.search(answer)) != bool(pattern.search(label))
-            for pattern in (_ALTERNATIVES, _NEGATION)
-        )
+    """Whether only one of two plain texts contains alternatives or a negation, or goes on, or their
+    units differ."""
+    return units_differ(answer, label) or any(
+        bool(pattern.search(answer)) != bool(pattern.search(label))
+        for pattern in (_ALTERNATIVES, _NEGATION, _OPEN)
     )
 
 
