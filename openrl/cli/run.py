@@ -92,8 +92,8 @@ def command(
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with this exit code, as ``sys.exit`` does, but without a second in which
-    Python takes apart what libraries have built."""
+    """End the process with this exit code, as ``sys.exit`` does, but wait for no threads, and leave
+    out the second in which Python takes apart what libraries have built."""
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
         stream.flush()

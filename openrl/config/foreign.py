@@ -36,7 +36,7 @@ FOREIGN = {
         "each answer to a prompt is already a separate request", commands=(PPOConfig,)
     ),
     "use_ds_universal_ckpt": Foreign(
-        "every checkpoint resumes with any number of ranks and any ZeRO stage", commands=TRAINING
+        "checkpoints resume with other ranks and ZeRO stages as they are", commands=TRAINING
     ),
     "ref_offload": Foreign(
         "the reference reads all rows before training begins and is then removed",
