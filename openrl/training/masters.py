@@ -65,12 +65,8 @@ class Masters:
                 for p in parameters:
                     held = p._hp_mapping  # None if all of it is on other ranks
                     if held is not None:
-                        start, length = (
-                            held.lp_fragment_address.start,
-                            held.lp_fragment_address.numel,
-                        )
-                        offset = held.hp_fragment_address.start
-                        yield Fragment(names[p], start, master, offset, length)
+                        here, there = held.lp_fragment_address, held.hp_fragment_address
+                        yield Fragment(names[p], here.start, master, there.start, here.numel)
         else:
             parameters = self.tensors() if self._plain else [p for p, _ in self._pairs()]
             for master, p in enumerate(parameters):
