@@ -240,7 +240,7 @@ def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
     for row in rows:
         table.add_row(*row)
     out = StringIO()
-    Console(file=out, width=120, color_system=None).print(table)
+    Console(file=out, width=1000, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

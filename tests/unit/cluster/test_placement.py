@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from openrl.cluster.placement import Node
+from openrl.cluster.placement import Node, text_table
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.groups.placement import HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
@@ -244,3 +244,8 @@ def test_roles_may_overlap_in_part():
 def test_placement_that_cannot_be_read(text, reason):
     with pytest.raises(UserError, match="^" + re.escape(f"--placement: {reason}\n")):
         _ = PlacementFlags(placement=text).explicit_places
+
+
+def test_no_cell_of_a_table_is_cut():
+    cells = [letter * 30 for letter in "abcdef"]
+    assert text_table("Wide", cells, [cells]).split() == ["Wide", *cells, *cells]
