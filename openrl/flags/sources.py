@@ -69,8 +69,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return [], [Problem(("config",), f"cannot read {path}: {reason}")]
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).replace('in "<unicode string>",', "at").split())
-        return [], [Problem(("config",), f"{path} is not YAML: {reason}")]
+        return [], [Problem(("config",), f"{path} is not YAML: {_in_one_line(error)}")]
     except RecursionError:
         return [], [Problem(("config",), f"{path} has values that are nested too deeply")]
     if root is None:
@@ -120,5 +119,10 @@ def read_table(path: str, flag: str) -> Any:
     except OSError as error:
         reason = error.strerror or str(error)
     except (ValueError, yaml.YAMLError) as error:
-        reason = str(error)
+        reason = _in_one_line(error)
     raise UserError(f"--{flag}: cannot read {path}: {reason}")
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the message of an error of YAML without the name that it makes up for the file."""
+    return " ".join(str(error).replace('in "<unicode string>",', "at").split())

@@ -185,6 +185,10 @@ def test_a_tag_needs_settings_that_it_knows(tmp_path):
     how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
     with pytest.raises(UserError, match="did you mean 'max_steps'"):
         check_agents(how, hermes_chat().tokenizer, None)
+    path.write_text("bandit: [1,\n")
+    with pytest.raises(UserError, match="at line 2, column 1") as caught:
+        check_agents(how, hermes_chat().tokenizer, None)
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
