@@ -15,6 +15,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -95,8 +96,9 @@ def leave(code: int) -> NoReturn:
     """End the process with this exit code, as ``sys.exit`` does, but wait for no threads, and leave
     out the second in which Python takes apart what libraries have built."""
     atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
-        stream.flush()
+    with suppress(BrokenPipeError):  # whoever reads wants no more
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
+            stream.flush()
     os._exit(code)
 
 

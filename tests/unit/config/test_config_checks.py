@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -748,15 +749,20 @@ def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit
     assert (done.returncode, done.stdout.split("\n")) == (3, ["output", "at exit", ""])
 
 
-def test_a_process_leaves_with_its_code_where_its_output_was_closed():
-    program = "from openrl.cli.run import leave; leave(3)"
+@pytest.mark.parametrize("output", ["", ">&-"])
+def test_a_process_leaves_with_its_code_where_nobody_reads_its_output(output):
+    program = "from openrl.cli.run import leave; print('output'); leave(3)"
+    reader, writer = os.pipe()
+    os.close(reader)
     done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program],
-        capture_output=True,
-        text=True,
+        ["sh", "-c", f'exec "$0" -c "$1" {output}', sys.executable, program],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
         timeout=PATIENCE,
     )
-    assert (done.returncode, done.stderr) == (3, "")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 @pytest.mark.parametrize(
