@@ -1,17 +1,22 @@
-"""Checks whether the Hugging Face Hub answers, before libraries wait for it again and again."""
+"""Where models and data come from that a flag names: the Hugging Face Hub, which is asked whether it
+answers before libraries wait for it again and again, or ModelScope."""
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.config.groups.reward import split
 from openrl.config.rules.machine import DATA, MODELS, given_names, is_local
+from openrl.errors import UserError
 
 CONNECT_TIMEOUT = 5.0  # seconds
+TOKENIZER = "tokenizer_path"
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -39,3 +44,46 @@ def hub_names(config: Any) -> list[str]:
     data = [item for _, names in given_names(config, DATA) for item in data_items(names)]
     names = [*models, *(name_and_subset(item)[0] for item in data)]
     return list(dict.fromkeys(name for name in names if not is_local(name)))
+
+
+def from_modelscope(config: Any) -> Any:
+    """Return the config of a command; with --use_ms every name in it is replaced by the directory
+    into which ModelScope's client has downloaded that model or dataset, or which it still has.
+    Raises UserError if there is no client, or if it gets no answer."""
+    if not any(given for _, given in given_names(config, ("use_ms",))):
+        return config
+    changed = {}
+    for name, group in vars(config).items():
+        flags = {f: value for f, value in getattr(group, "__dict__", {}).items() if value}
+        places = {
+            **{f: _places(split(flags[f]), "model") for f in (*MODELS, TOKENIZER) if f in flags},
+            **{f: _places(data_items(flags[f]), "dataset") for f in DATA if f in flags},
+        }
+        if places:
+            changed[name] = replace(group, **places)
+    return replace(config, **changed)
+
+
+def _places(items: Iterable[str], kind: Literal["model", "dataset"]) -> str:
+    """Return the comma list with directories for names."""
+    places = []
+    for item in items:
+        name, subset = name_and_subset(item)
+        place = name if is_local(name) else _download(name, kind)
+        places.append(f"{place}@{subset}" if subset else place)
+    return ",".join(places)
+
+
+def _download(name: str, kind: Literal["model", "dataset"]) -> str:
+    try:
+        from modelscope_hub import HubApi, HubError
+    except ImportError as error:
+        message = "--use_ms: modelscope-hub, ModelScope's client, is not installed"
+        raise UserError(message, "pip install modelscope-hub") from error
+    try:
+        return str(HubApi().download_repo(name, kind))
+    except HubError as error:
+        raise UserError(
+            f"--use_ms: ModelScope gives no {kind} {name}: {error}",
+            "check the name and the network; MODELSCOPE_API_TOKEN opens what is private",
+        ) from error

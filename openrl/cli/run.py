@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import openrl.config.rules.all  # noqa: F401
-from openrl.cli.hub import settle_for_cache
+from openrl.cli.hub import from_modelscope, settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.parser import UnknownFlags, as_typed, load
 from openrl.flags.schema import collect_flags
@@ -58,8 +58,6 @@ def command(
     except UnknownFlags as error:
         config, misspelt = error.config, True
     silence()
-    if warning := settle_for_cache(config):
-        print(printable(f"{prog}: warning: {warning}"), file=sys.stderr)
     # --dry_run starts nothing either, so it too exits with 2 if it refuses what it finds
     starts = not getattr(config.debug, "dry_run", False)
     started = False
@@ -67,6 +65,9 @@ def command(
     try:
         gc.disable()  # it takes a fifth of the time in which modules load, and finds nothing
         try:
+            config = from_modelscope(config)
+            if warning := settle_for_cache(config):
+                print(printable(f"{prog}: warning: {warning}"), file=sys.stderr)
             inputs = prepare(config)
             gc.freeze()  # what has loaded stays
             atexit.register(gc.unfreeze)  # or some libraries call it leaked when an error ends us

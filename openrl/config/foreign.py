@@ -46,10 +46,6 @@ FOREIGN = {
         "rewards and agents run beside the engines and need no CPUs reserved",
         commands=(PPOConfig,),
     ),
-    "use_ms": Foreign(
-        "models and data come from the Hugging Face Hub or from directories",
-        "run `modelscope download` and give the directory",
-    ),
     "learning_rate": Foreign(
         "actor and critic have a learning rate each", "--actor_learning_rate", (PPOConfig,)
     ),

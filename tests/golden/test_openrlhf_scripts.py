@@ -295,7 +295,6 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
         ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n       try: --enable_vllm_is_correction"),
         ("train_ppo_ray --actor.num_nodes 1", "no such flag\n       try: --actor_num_nodes"),
         ("train_rm --ref_offload", "--ref_offload: no such flag"),
-        ("train_sft --use_ms", "from the Hugging Face Hub or from directories\n       try: run `modelscope download`"),
         ("train_sft --frobnicate", "--frobnicate: no such flag"),
     ],
 )  # fmt: skip

@@ -1,14 +1,24 @@
-"""Names of the Hub where it does not answer."""
+"""Names of the Hub where it does not answer, and names of ModelScope."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
 
 import pytest
 
-from openrl.cli.hub import PROXIES, hub_names, settle_for_cache
+from openrl.cli.hub import PROXIES, from_modelscope, hub_names, settle_for_cache
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
+from openrl.config.rules.machine import given_names
+from openrl.errors import UserError
 from tests.flags import PPO, settle
 
 
@@ -37,3 +47,68 @@ def test_a_name_does_not_act_on_the_terminal(capsys):
     command(PPOConfig, id, lambda *_: None, prog="p", description="", argv=flags)
     said = capsys.readouterr().err
     assert "must hold m\\x1b[31m" in said and "\x1b" not in said
+
+
+class ModelScope(BaseHTTPRequestHandler):
+    """As much of its interface as the client asks for to download a repository of one file, whose
+    content is the repository's own path. There is none called ``absent``."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        repository, _, what = url.path.removeprefix("/api/v1/").partition("/repo")
+        content = repository.encode()
+        if what:  # a list of the files
+            file = {"Path": "a.json", "Type": "blob", "Size": len(content)}
+            file["Sha256"] = sha256(content).hexdigest()
+            content = json.dumps({"Code": 200, "Data": {"Files": [file]}}).encode()
+        self.send_response(404 if repository.endswith("absent") else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def modelscope(monkeypatch, tmp_path) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ModelScope)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("modelscope")
+def test_names_of_modelscope_become_directories(tmp_path):
+    own = tmp_path / "judge"
+    own.mkdir()
+    words = f"{PPO} --use_ms --pretrain some/model --reward_pretrain {own},some/judge"
+    found = from_modelscope(settle(PPOConfig, f"{words} --prompt_data some/data@hard,some/data")[0])
+    flags = dict(given_names(found, ("pretrain", "reward_pretrain", "prompt_data")))
+    assert hub_names(found) == []
+    assert (Path(flags["pretrain"]) / "a.json").read_text() == "models/some/model"
+    kept, fetched = flags["reward_pretrain"].split(",")
+    assert kept == str(own) and (Path(fetched) / "a.json").read_text() == "models/some/judge"
+    subset, whole = flags["prompt_data"].split(",")
+    assert (Path(whole) / "a.json").read_text() == "datasets/some/data"
+    assert subset == f"{whole}@hard"
+
+
+@pytest.mark.usefixtures("modelscope")
+def test_without_the_flag_nothing_is_asked(tmp_path):
+    config = settle(PPOConfig, f"{PPO} --pretrain some/model")[0]
+    assert from_modelscope(config) is config and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("modelscope")
+def test_what_modelscope_does_not_have_is_named(monkeypatch):
+    config = settle(PPOConfig, f"{PPO} --use_ms --pretrain some/absent")[0]
+    with pytest.raises(UserError, match="--use_ms: ModelScope gives no model some/absent"):
+        from_modelscope(config)
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    with pytest.raises(UserError, match="is not installed") as caught:
+        from_modelscope(config)
+    assert caught.value.remedy == "pip install modelscope-hub"

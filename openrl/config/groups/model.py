@@ -22,6 +22,12 @@ class WeightFlags:
     trust_remote_code: bool = flag(
         False, "Allow model and tokenizer repositories to run their own Python code."
     )
+    use_ms: bool = flag(
+        False,
+        "Download what flags name from ModelScope, not from the Hugging Face Hub, into its cache"
+        " (MODELSCOPE_CACHE) before anything starts; all nodes must see the cache. Needs"
+        " modelscope-hub.",
+    )
 
 
 @group("Model")
