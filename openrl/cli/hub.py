@@ -1,5 +1,5 @@
-"""Where models and data come from that a flag names: the Hugging Face Hub, which is asked whether it
-answers before libraries wait for it again and again, or ModelScope."""
+"""Where models and data that flags name come from: ModelScope, or the Hugging Face Hub, which is
+asked whether it answers before libraries wait for it again and again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def from_modelscope(config: Any) -> Any:
     """Return the config of a command; with --use_ms every name in it is replaced by the directory
     into which ModelScope's client has downloaded that model or dataset, or which it still has.
     Raises UserError if there is no client, or if it gets no answer."""
-    if not any(given for _, given in given_names(config, ("use_ms",))):
+    if not config.model.use_ms:
         return config
     changed = {}
     for name, group in vars(config).items():

@@ -57,6 +57,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "swanlab": {"tracking"},
     "mlflow": {"tracking"},
     "trackio": {"tracking"},
+    "modelscope_hub": {"cli"},
     "tensorboard": {"tracking"},
     "torch.utils.tensorboard": {"tracking"},
     "fastapi": {"inference"},
@@ -67,7 +68,12 @@ HOMES = {  # heavy library -> the parts that may import it
     "websockets": {"agents"},
 }
 
-OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants one installs it
+OPTIONAL = {
+    "swanlab",
+    "mlflow",
+    "trackio",
+    "modelscope_hub",
+}  # asked for by flag: whoever wants one installs it
 
 ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
