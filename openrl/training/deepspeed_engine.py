@@ -363,13 +363,13 @@ class DeepSpeedEngine:
         """Resume from a saved state. After a change of ranks or ZeRO stage every rank cuts its part
         from the files of all, and random numbers start anew. Raises UserError if anything else in
         ``_shape`` differs from the saved run's, or if one of ``parts`` was not saved."""
-        values = read_values(directory, 0)
+        values = read_values(directory, self.layout.rank)
         check_values(directory, values, self._shape(), parts)
-        masters, rank = self._masters.tensors(), self.layout.rank
+        masters = self._masters.tensors()
         if all(values[name] == now for name, now in self._division().items()):
-            tensors = read_tensors(directory, rank)
+            tensors = read_tensors(directory, self.layout.rank)
             if parts.random:
-                restore_random_state(self.device, tensors, read_values(directory, rank))
+                restore_random_state(self.device, tensors, values)
         else:
             ranks = values["ranks"] if values["--zero_stage"] else 1  # in stage 0 all have all
             tensors = regroup(directory, ranks, masters, self._fragments(), parts.optimizer)

@@ -34,24 +34,34 @@ def write_rank_state(
 ) -> None:
     """Write ``rank_00000.safetensors`` and ``rank_00000.json`` for rank 0, and so on."""
     directory.mkdir(parents=True, exist_ok=True)
-    stem = directory / f"rank_{rank:05d}"
     on_host = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-    save_file(on_host, stem.with_suffix(".safetensors"))
-    stem.with_suffix(".json").write_text(json.dumps(values))
+    save_file(on_host, _file(directory, rank, "safetensors"))
+    _file(directory, rank, "json").write_text(json.dumps(values))
 
 
 def read_values(directory: Path, rank: int) -> dict[str, Any]:
-    """Return the JSON values that a rank saved. Raises UserError if there are none."""
-    file = (directory / f"rank_{rank:05d}").with_suffix(".json")
+    """Return the JSON values that a rank saved, or those of rank 0 if there were fewer ranks. Raises
+    UserError if there are none."""
+    file = _file(directory, rank, "json")
+    return json.loads((file if file.exists() else _saved(directory, 0, "json")).read_text())
+
+
+def read_tensors(directory: Path, rank: int) -> dict[str, Tensor]:
+    """Return the tensors that a rank saved. Raises UserError if there are none."""
+    return load_file(_saved(directory, rank, "safetensors"))
+
+
+def _saved(directory: Path, rank: int, suffix: str) -> Path:
+    file = _file(directory, rank, suffix)
     if not file.exists():
         raise UserError(
             f"{directory} has no state of rank {rank}", "give every rank access to all files"
         )
-    return json.loads(file.read_text())
+    return file
 
 
-def read_tensors(directory: Path, rank: int) -> dict[str, Tensor]:
-    return load_file((directory / f"rank_{rank:05d}").with_suffix(".safetensors"))
+def _file(directory: Path, rank: int, suffix: str) -> Path:
+    return directory / f"rank_{rank:05d}.{suffix}"
 
 
 def check_values(
