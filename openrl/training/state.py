@@ -40,8 +40,9 @@ def write_rank_state(
 
 
 def read_values(directory: Path, rank: int) -> dict[str, Any]:
-    """Return the JSON values that a rank saved, or those of rank 0 if there were fewer ranks. Raises
-    UserError if there are none."""
+    """Return the JSON values that a rank saved, or those of rank 0 if there were fewer ranks.
+
+    Raises UserError if there are none."""
     file = _file(directory, rank, "json")
     return json.loads((file if file.exists() else _saved(directory, 0, "json")).read_text())
 
