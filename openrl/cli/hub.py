@@ -16,8 +16,8 @@ from openrl.config.rules.machine import DATA, MODELS, given_names, is_local
 from openrl.errors import UserError
 
 CONNECT_TIMEOUT = 5.0  # seconds
-TOKENIZER = "tokenizer_path"
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+MODEL_FLAGS = (*MODELS, "tokenizer_path")
 
 
 def settle_for_cache(config: Any) -> str:
@@ -40,7 +40,7 @@ def settle_for_cache(config: Any) -> str:
 
 def hub_names(config: Any) -> list[str]:
     """Return the models and data of a command that are not paths here."""
-    models = [item for _, names in given_names(config, MODELS) for item in split(names)]
+    models = [item for _, names in given_names(config, MODEL_FLAGS) for item in split(names)]
     data = [item for _, names in given_names(config, DATA) for item in data_items(names)]
     names = [*models, *(name_and_subset(item)[0] for item in data)]
     return list(dict.fromkeys(name for name in names if not is_local(name)))
@@ -56,7 +56,7 @@ def from_modelscope(config: Any) -> Any:
     for name, group in vars(config).items():
         flags = {f: value for f, value in getattr(group, "__dict__", {}).items() if value}
         places = {
-            **{f: _places(split(flags[f]), "model") for f in (*MODELS, TOKENIZER) if f in flags},
+            **{f: _places(split(flags[f]), "model") for f in MODEL_FLAGS if f in flags},
             **{f: _places(data_items(flags[f]), "dataset") for f in DATA if f in flags},
         }
         if places:

@@ -27,12 +27,13 @@ def config(monkeypatch, tmp_path):
     for name in ("HF_HUB_OFFLINE", *PROXIES):
         monkeypatch.setenv(name, "")  # and afterwards as it was
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # nobody answers there
-    words = f"{PPO} --pretrain some/model --reward_pretrain {tmp_path},some/judge"
+    words = f"{PPO} --pretrain some/model --tokenizer_path some/words"
+    words += f" --reward_pretrain {tmp_path},some/judge"
     return settle(PPOConfig, f"{words} --prompt_data some/data")[0]
 
 
 def test_names_that_are_no_paths(config):
-    assert {"some/model", "some/judge", "some/data"} == {*hub_names(config)}
+    assert {"some/model", "some/words", "some/judge", "some/data"} == {*hub_names(config)}
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(config, monkeypatch):

@@ -72,7 +72,7 @@ def model_has_room(directory: Path) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def format_size(count: int) -> str:

@@ -24,7 +24,7 @@ from openrl.trainer.saving.checkpoints import (
     read_state,
     step_of,
 )
-from openrl.trainer.saving.disk import DiskFull, disk_is_full
+from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line
 from openrl.trainer.saving.integrity import add_checksum
 from tests.patience import PATIENCE
 
@@ -225,6 +225,11 @@ def test_full_disks_are_known_by_what_libraries_raise(tmp_path, write):
         write(torch.zeros(10**6), tmp_path / "file")
     assert disk_is_full(caught.value), repr(caught.value)
     assert not disk_is_full(RuntimeError("shapes differ"))
+
+
+def test_an_error_without_words_is_named():
+    assert first_line(RuntimeError("\n no room\nat all")) == "no room"
+    assert first_line(RuntimeError()) == "RuntimeError"
 
 
 def test_before_the_start_contents_are_not_read(tmp_path):
