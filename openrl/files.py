@@ -7,6 +7,8 @@ import errno
 import os
 from pathlib import Path
 
+LFS_POINTER = b"version https://git-lfs"
+
 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Write a temporary file next to ``path``, fsync it and rename it over ``path``. Text is
@@ -33,3 +35,9 @@ def read_text(name: str) -> str:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", name)
     return path.read_text(encoding="utf-8")
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is what Git LFS puts in its place before the content is fetched."""
+    with open(path, "rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER

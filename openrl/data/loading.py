@@ -33,6 +33,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.errors import UserError
+from openrl.files import is_lfs_pointer
 
 disable_progress_bars()  # its progress bars would disturb ours
 
@@ -44,7 +45,6 @@ FILE_FORMATS = {
     ".arrow": "arrow",
 }
 STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
-LFS_POINTER = b"version https://git-lfs"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -163,11 +163,10 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
 def _explain_start(path: Path) -> str:
     """Explain what the first bytes show: UTF-16 by its byte-order mark, or a pointer in the place
     of the data; empty for anything else."""
-    with open(path, "rb") as file:
-        start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
+    if is_lfs_pointer(path):
         return "it is only a pointer of Git LFS; run git lfs pull"
-    utf16 = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    with open(path, "rb") as file:
+        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return "it is UTF-16; save it as UTF-8" if utf16 else ""
 
 

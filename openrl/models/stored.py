@@ -14,6 +14,7 @@ from zipfile import is_zipfile
 from transformers import AutoConfig, PretrainedConfig
 
 from openrl.errors import UserError
+from openrl.files import is_lfs_pointer
 from openrl.models.towers import empty_model
 
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
@@ -22,7 +23,6 @@ INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 WHOLE = "a complete copy of the model: this one may be a download that broke off"
 
-POINTER = b"version https://git-lfs"
 
 Shape = tuple[int, ...]
 
@@ -89,7 +89,7 @@ def shapes_in(file: Path) -> dict[str, Shape]:
         shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
         ends = [entry["data_offsets"][1] for entry in tensors.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if start == POINTER[:8]:
+        if is_lfs_pointer(file):
             raise UserError(f"{file} is only a pointer of Git LFS", "git lfs pull") from error
         what = "is empty" if size == 0 else "is not a safetensors file"
         raise UserError(f"{file} {what}", WHOLE) from error
