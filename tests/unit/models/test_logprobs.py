@@ -200,5 +200,6 @@ def test_memory_does_not_grow_with_the_number_of_tokens(with_gradient):
     plain = measure(0, 1024, 50_000, 16, with_gradient, "cpu")[0] / chunk
     # blocks are half of it here, and an eighth at the default of 1,024 tokens
     assert max(rises) < 3
-    assert abs(rises[1] - rises[0]) < 0.5
+    # a block may lie in memory that the process had before, so the rises may differ by one
+    assert abs(rises[1] - rises[0]) < 0.75
     assert plain > 8  # 4 chunks of logits, and as many of log-probs
