@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +300,8 @@ class DeepSpeedEngine:
         """Write a Hugging Face model directory in safetensors, on rank 0, without a tokenizer.
         ``config_fields`` are added to its config.json. If there is a moving average of the weights,
         that is what is exported."""
-        with self._averaged():
+        average = self._average
+        with self._masters.replaced(average.tensors) if average else nullcontext():
             weights = {}
             for name, tensor in self.named_weights():
                 if self.layout.rank == 0:
@@ -315,19 +316,6 @@ class DeepSpeedEngine:
             if self.model.adapters:
                 self._export_adapters(directory / ADAPTER_FOLDER)
         dist.barrier()
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Replace the weights by their moving average, if there is one, inside the with block."""
-        if self._average is None:
-            yield
-            return
-        own = [master.detach().to("cpu", copy=True) for master in self._masters.tensors()]
-        self._masters.put(self._average.tensors)
-        try:
-            yield
-        finally:
-            self._masters.put(own)
 
     def adapter_config(self) -> dict[str, Any]:
         """Return what peft writes into adapter_config.json next to the adapters."""

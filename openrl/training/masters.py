@@ -7,6 +7,7 @@ bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3).""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,9 +73,19 @@ class Masters:
             for master, p in enumerate(parameters):
                 yield Fragment(names[p], 0, master, 0, p.numel())
 
+    @contextmanager
+    def replaced(self, tensors: list[Tensor]) -> Iterator[None]:
+        """Replace the masters, and the parameters accordingly, by ``tensors`` inside the with
+        block."""
+        own = [master.detach().to("cpu", copy=True) for master in self.tensors()]
+        self._put(tensors)
+        try:
+            yield
+        finally:
+            self._put(own)
+
     @torch.no_grad()
-    def put(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the masters with ``tensors``, and the parameters accordingly."""
+    def _put(self, tensors: list[Tensor]) -> None:
         for master, tensor in zip(self.tensors(), tensors, strict=True):
             master.copy_(tensor)
         self.refresh()
