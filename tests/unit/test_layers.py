@@ -65,6 +65,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "uvicorn": {"http_server", "inference", "agents"},
     "prometheus_client": {"inference"},
     "peft": {"models", "lazy"},
+    "mcp": {"agents"},
     "websockets": {"agents"},
 }
 

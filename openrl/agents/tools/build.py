@@ -10,7 +10,6 @@ from openrl.agents.base import Toolset
 from openrl.agents.foreign.shims import install_shims
 from openrl.agents.tools import verl_modules
 from openrl.agents.tools.functions import SHAPE, FunctionTools, functions_of, load_file
-from openrl.agents.tools.mcp import find_tools
 from openrl.agents.tools.sandbox import python
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.agents.tools.verl import VerlTools, tools_of_config, tools_of_module
@@ -44,6 +43,8 @@ async def toolsets(part: str) -> list[OpenToolset]:
     if part == "python":
         return [_function_toolset([python])]
     if part.startswith(("http://", "https://")):
+        from openrl.agents.tools.mcp import find_tools  # its library takes a second to import
+
         return [await find_tools(part)]
     install_shims(verl_modules.MODULES)
     if part.endswith(".py"):

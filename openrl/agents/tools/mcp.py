@@ -1,28 +1,25 @@
-"""Tools of an MCP server, over its streamable HTTP transport.
-
-One POST carries one JSON-RPC message. The reply is JSON, or a stream of events that ends with the
-answer. Each episode has a session of its own with the server, which its first call opens."""
+"""Tools of an MCP server, over its streamable HTTP transport."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from ssl import SSLContext
 from typing import Any
 
-import httpx
+import httpx2
+from mcp import ClientSession, MCPError, types
+from mcp.client.streamable_http import streamable_http_client
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
 from openrl.vision.parts import Content, Part
 
-PROTOCOL = "2025-06-18"
 TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools
-_CLIENT = {"name": "openrl", "version": "1"}
+_CLIENT = types.Implementation(name="openrl", version="1")
 
 
 class McpFailed(RuntimeError):
@@ -32,175 +29,129 @@ class McpFailed(RuntimeError):
 async def find_tools(url: str) -> Callable[[], McpTools]:
     """Return a function that makes the tools of an episode from the server at ``url``. Raises
     UserError that names the URL."""
-    session = McpSession(url)
     try:
-        async with asyncio.timeout(TIMEOUT):
-            await session.open()
-            tools = [tool async for tool in session.list_tools()]
-    except (McpFailed, ToolError, TimeoutError, KeyError, TypeError) as error:
-        why = str(error) or f"no answer within {TIMEOUT:g} s"
+        async with _open_session(url) as session, asyncio.timeout(TIMEOUT):
+            page = await session.list_tools()
+            tools = page.tools
+            while page.next_cursor:
+                params = types.PaginatedRequestParams(cursor=page.next_cursor)
+                page = await session.list_tools(params=params)
+                tools += page.tools
+    except McpFailed as error:
         raise UserError(
-            f"--tools: there is no MCP server at {url}: {why}",
+            f"--tools: there is no MCP server at {error}",
             "start it, or give the URL of its streamable HTTP transport: http://HOST:PORT/mcp",
         ) from error
-    finally:
-        await session.close()
-    return partial(McpTools, url, [_schema(tool) for tool in tools])
+    return partial(McpTools, url, list(map(_schema, tools)))
 
 
 class McpTools(Toolset):
-    """The tools of one episode."""
+    """The tools of one episode. Its first call opens a session of its own with the server."""
 
     def __init__(self, url: str, schemas: list[dict[str, Any]]) -> None:
         self.url, self.schemas = url, schemas
-        self._session: McpSession | None = None
-        self._opening = asyncio.Lock()
+        self._opened: asyncio.Future[Any]  # the session
+        self._session: asyncio.Task[Any] | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Raises ToolError for an error that the server reports, and McpFailed if the
         server itself fails."""
-        async with self._opening:
-            if self._session is None:
-                self._session = await self._opened()
-        return await self._session.call_tool(name, arguments)
-
-    async def _opened(self) -> McpSession:
-        session = McpSession(self.url)
+        if self._session is None:
+            self._opened = asyncio.Future()
+            self._session = asyncio.create_task(self._keep_session())
+        await asyncio.wait({self._opened, self._session}, return_when=asyncio.FIRST_COMPLETED)
+        if self._session.done():
+            self._session.result()  # raises
+        params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        request = types.CallToolRequest(params=params)
         try:
-            await session.open()
-        except BaseException:  # perhaps the call's time is over; the next call tries again
-            await session.close()
-            raise
-        return session
+            answer = await self._opened.result().send_request(request, types.CallToolResult)
+        except MCPError as error:
+            if error.code != types.CONNECTION_CLOSED:
+                raise ToolError(error.message) from error
+            await self.close()
+            why = None if self._session.cancelled() else self._session.exception()
+            raise why or McpFailed(f"{self.url}: {error.message}") from error
+        return _content(name, answer)
+
+    async def _keep_session(self) -> None:
+        """Open the session, and close it when this task is cancelled. Calls come from many tasks,
+        but only the task that opened a session may close it."""
+        async with _open_session(self.url) as session:
+            self._opened.set_result(session)
+            await asyncio.Event().wait()
 
     async def close(self) -> None:
         if self._session is not None:
-            await self._session.close()
+            self._session.cancel()
+            await asyncio.gather(self._session, return_exceptions=True)
 
 
-class McpSession:
-    """The client of one session. Its methods raise McpFailed if the server is gone, and ToolError
-    with the server's message if it answers with an error."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        # no limit for reading: the toolbox limits the time of a call
-        limits = httpx.Timeout(TIMEOUT, read=None)
-        self._http = httpx.AsyncClient(timeout=limits, verify=_certificates())
-        self._headers = {"Accept": "application/json, text/event-stream"}
-        self._ids = itertools.count(1)
-
-    async def open(self) -> None:
-        about = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": _CLIENT}
-        answer = await self._ask("initialize", about)
-        self._headers["MCP-Protocol-Version"] = str(answer.get("protocolVersion", PROTOCOL))
-        await self._post({"method": "notifications/initialized"})
-
-    async def list_tools(self) -> AsyncIterator[dict[str, Any]]:
-        cursor: dict[str, Any] = {}
-        while True:
-            page = await self._ask("tools/list", cursor)
-            for tool in page.get("tools", []):
-                yield tool
-            if not page.get("nextCursor"):
-                return
-            cursor = {"cursor": page["nextCursor"]}
-
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        params = {"name": name, "arguments": dict(arguments)}
-        answer = await self._ask("tools/call", params)
-        blocks = answer.get("content", [])
-        text = "\n".join(_text(block) for block in blocks if block.get("type") != "image")
-        if not text and "structuredContent" in answer:
-            text = json.dumps(answer["structuredContent"], ensure_ascii=False)
-        if answer.get("isError"):
-            raise ToolError(text or f"{name} failed")
-        shown = [_image(block) for block in blocks if block.get("type") == "image"]
-        return [*shown, {"type": "text", "text": text}] if shown else text
-
-    async def close(self) -> None:
-        """End the session, if the server still knows it."""
-        with suppress(httpx.HTTPError, TimeoutError):
-            if "Mcp-Session-Id" in self._headers:
-                await self._http.delete(self.url, headers=self._headers, timeout=TIMEOUT)
-        await self._http.aclose()
-
-    async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return its result."""
-        message = {"id": next(self._ids), "method": method, "params": params}
-        answer = await self._post(message)
-        if answer is None:
-            raise McpFailed(f"{method} at {self.url} has no answer")
-        if "error" in answer:
-            raise ToolError(str(answer["error"].get("message", answer["error"])))
-        return answer.get("result") or {}
-
-    async def _post(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Send a message and return the answer; None if there is none."""
-        body = {"jsonrpc": "2.0", **message}
-        try:
-            async with self._http.stream(
-                "POST", self.url, json=body, headers=self._headers
-            ) as reply:
-                if reply.status_code >= 400:
-                    said = (await reply.aread()).decode(errors="replace")[:200]
-                    raise McpFailed(f"{self.url} answers {reply.status_code} {said}".rstrip())
-                if session := reply.headers.get("Mcp-Session-Id"):
-                    self._headers["Mcp-Session-Id"] = session
-                return await _answer(reply, message.get("id"))
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            what = str(error) or type(error).__name__
-            raise McpFailed(f"{self.url}: {what}") from error
+@asynccontextmanager
+async def _open_session(url: str) -> AsyncIterator[ClientSession]:
+    """Open a session that ends with the context. Raises McpFailed if the server cannot be reached,
+    answers with an HTTP error, or breaks the protocol."""
+    # no limit for reading: the toolbox limits the time of a call
+    limits = httpx2.Timeout(TIMEOUT, read=None)
+    hooks = {"response": [_refuse_error]}
+    http = httpx2.AsyncClient(timeout=limits, verify=_certificates(), event_hooks=hooks)
+    try:
+        async with (
+            http,
+            streamable_http_client(url, http_client=http) as streams,
+            ClientSession(*streams, client_info=_CLIENT) as session,
+        ):
+            async with asyncio.timeout(TIMEOUT):
+                await session.initialize()
+            yield session
+    except Exception as error:
+        why: BaseException = error
+        while isinstance(why, BaseExceptionGroup):  # of the tasks that the transport runs
+            why = why.exceptions[0]
+        raise McpFailed(f"{url}: {why or type(why).__name__}") from error
 
 
-async def _answer(reply: httpx.Response, wanted: int | None) -> dict[str, Any] | None:
-    """Return the message with the id ``wanted`` from a body or a stream of events."""
-    if wanted is None:
-        return None
-    if reply.headers.get("Content-Type", "").startswith("text/event-stream"):
-        async for data in _events(reply):
-            message = json.loads(data)
-            if message.get("id") == wanted and "method" not in message:
-                return message
-        return None
-    return json.loads(await reply.aread())
+async def _refuse_error(reply: httpx2.Response) -> None:
+    """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool."""
+    if reply.is_error and reply.request.method == "POST":
+        said = (await reply.aread()).decode(errors="replace")[:200]
+        raise McpFailed(f"it answers {reply.status_code} {said}".rstrip())
 
 
-async def _events(reply: httpx.Response) -> AsyncIterator[str]:
-    """Yield the data of server-sent events."""
-    data: list[str] = []
-    async for line in reply.aiter_lines():
-        field, _, value = line.partition(":")
-        if field == "data":
-            data.append(value.removeprefix(" "))
-        elif not line and data:
-            yield "\n".join(data)
-            data = []
+def _content(name: str, answer: types.CallToolResult) -> Content:
+    """Return the result of a call. Raises ToolError if the tool failed."""
+    images = [block for block in answer.content if isinstance(block, types.ImageContent)]
+    text = "\n".join(_text(b) for b in answer.content if not isinstance(b, types.ImageContent))
+    if not text and answer.structured_content is not None:
+        text = json.dumps(answer.structured_content, ensure_ascii=False)
+    if answer.is_error:
+        raise ToolError(text or f"{name} failed")
+    shown: list[Part] = [
+        {"type": "image", "image": f"data:{block.mime_type};base64,{block.data}"}
+        for block in images
+    ]
+    return [*shown, {"type": "text", "text": text}] if shown else text
 
 
-def _text(block: dict[str, Any]) -> str:
+def _text(block: types.ContentBlock) -> str:
     """Return a block of a result as text that a policy can read."""
-    if block.get("type") == "text":
-        return str(block.get("text", ""))
-    resource = block.get("resource", {})
-    if "text" in resource:
-        return str(resource["text"])
-    return f"[{block.get('type')} {block.get('uri') or block.get('mimeType') or ''}]"
+    if isinstance(block, types.TextContent):
+        return block.text
+    held = block.resource if isinstance(block, types.EmbeddedResource) else block
+    if isinstance(held, types.TextResourceContents):
+        return held.text
+    return f"[{block.type} {getattr(held, 'uri', None) or held.mime_type}]"
 
 
-def _image(block: dict[str, Any]) -> Part:
-    return {"type": "image", "image": f"data:{block.get('mimeType')};base64,{block['data']}"}
-
-
-def _schema(tool: dict[str, Any]) -> dict[str, Any]:
+def _schema(tool: types.Tool) -> dict[str, Any]:
     function = {
-        "name": tool["name"],
-        "description": tool.get("description") or "",
-        "parameters": tool["inputSchema"],
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema,
     }
     return {"type": "function", "function": function}
 
 
 @cache
 def _certificates() -> SSLContext:
-    return httpx.create_ssl_context()  # takes a while
+    return httpx2.create_ssl_context()  # takes a while
