@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from openrl.agents.base import Agent
+from openrl.agents.base import Agent, Generate
 from openrl.agents.conversation import Play
+from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Facts
-from openrl.agents.foreign.environment import FileAgent, ProcessEnvironment, RawText
 from openrl.agents.foreign.executor_agent import ExecutorAgent
-from openrl.agents.foreign.own_agent import OwnAgent
 from openrl.agents.foreign.player import AgentFile
-from openrl.agents.foreign.process_tools import ProcessTools
+from openrl.agents.foreign.process import ProcessEnvironment, ProcessTools, RawText
 from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
@@ -27,7 +26,7 @@ from openrl.config.groups.agent import TurnFlags, split_agent_path
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.processes.worker import load_module
-from openrl.types import Sampling
+from openrl.types import Prompt, Sampling, Trajectory
 
 
 def agent_file(given: str) -> AgentFile:
@@ -48,22 +47,6 @@ def process_limits(flags: TurnFlags) -> Limits:
     return Limits(flags.env_step_timeout, flags.memory, "--env_step_timeout", "--env_memory_gb")
 
 
-def environment_agent_of(play: Play) -> Callable[[Lease, Sampling], Agent]:
-    def made(process: Lease, sampling: Sampling) -> Agent:
-        environment = ProcessEnvironment(process, sampling)
-        return EnvironmentAgent(lambda _: environment, play)
-
-    return made
-
-
-def tool_agent_of(play: Play, facts: Facts) -> Callable[[Lease, Sampling], Agent]:
-    def made(process: Lease, sampling: Sampling) -> Agent:
-        tools = ProcessTools(process, facts.schemas)
-        return ToolAgent(lambda: Toolbox([tools], play.limits.env_step_timeout), play)
-
-    return made
-
-
 @asynccontextmanager
 async def open_file_agent(
     file: AgentFile, play: Play, endpoint: Endpoint | None = None
@@ -76,23 +59,62 @@ async def open_file_agent(
     try:
         async with pool.lease() as process:
             await process.start()
-        facts: Facts = pool.facts
-        if facts.kind == "program":
-            assert endpoint is not None, "a check refuses such a class without --agent_endpoint"
-            yield ProgramAgent(pool, endpoint)
-        elif facts.kind == "executor":
-            yield ExecutorAgent(pool, play)
-        elif facts.kind == "agent":
+        if pool.facts.kind == "agent":
             await pool.close()  # the agent plays in this process, and must not block it
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made
             yield OwnAgent(made(play), play.limits.episode_timeout)
-        elif facts.kind == "trl":
-            yield FileAgent(pool, tool_agent_of(play, facts))
         else:
-            if facts.kind == "turns":
-                raw = RawText(play.chat)
-                play = replace(play, chat=raw)
-            yield FileAgent(pool, environment_agent_of(play))
+            if pool.facts.kind == "turns":
+                play = replace(play, chat=RawText(play.chat))
+            yield FileAgent(pool, play, endpoint)
     finally:
         await pool.close()
         await asyncio.to_thread(threads.shutdown)
+
+
+class FileAgent:
+    """Plays what a file brings, in a process that is lent to each episode. The episode's time
+    begins once it has one."""
+
+    def __init__(self, pool: ProcessPool, play: Play, endpoint: Endpoint | None) -> None:
+        self.pool, self.how, self.endpoint = pool, play, endpoint
+
+    async def run(
+        self, prompt: Prompt, generate: Generate, sampling: Sampling
+    ) -> Trajectory | list[Trajectory]:
+        """Play an episode. Raises UserError if the file does not load, and what the agent
+        raises."""
+        async with self.pool.lease() as process:
+            await process.start()
+            return await self._agent(process, sampling).run(prompt, generate, sampling)
+
+    def _agent(self, process: Lease, sampling: Sampling) -> Agent:
+        facts: Facts = self.pool.facts
+        if facts.kind == "program":
+            assert self.endpoint is not None, "a check demands --agent_endpoint of such a class"
+            return ProgramAgent(process, self.endpoint)
+        if facts.kind == "executor":
+            return ExecutorAgent(process, self.how)
+        if facts.kind == "trl":
+            tools = ProcessTools(process, facts.schemas)
+            toolbox = Toolbox([tools], self.how.limits.env_step_timeout)
+            return ToolAgent(lambda: toolbox, self.how)
+        environment = ProcessEnvironment(process, sampling)
+        return EnvironmentAgent(lambda _: environment, self.how)
+
+
+class OwnAgent:
+    """An agent with openrl's own interface, which plays next to the engine. Gives up an episode
+    after ``timeout`` seconds; 0 means never. The episode has then failed, because only the agent
+    knows what it has played so far."""
+
+    def __init__(self, agent: Agent, timeout: float) -> None:
+        self.agent, self.timeout = agent, timeout
+
+    async def run(
+        self, prompt: Prompt, generate: Generate, sampling: Sampling
+    ) -> Trajectory | list[Trajectory]:
+        """Play an episode. Raises RuntimeError if it takes too long, and what the agent raises."""
+        late = RuntimeError(f"the agent did not end within {self.timeout:g} s (--episode_timeout)")
+        async with time_limit(self.timeout, late):
+            return await self.agent.run(prompt, generate, sampling)

@@ -1,4 +1,5 @@
-"""The messages between an agent and the process that runs a user's file.
+"""The messages between an agent and the process that runs a user's file, and how that process calls
+the file and reads what it returns.
 
 This module and what it imports use the standard library only, so that the process does not import
 torch unless the file does."""
@@ -68,6 +69,35 @@ class EpisodeResult:
     action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
 
 
+# -- calling the file ------------------------------------------------------------------------------
+
+
+async def construct(made: Any, **offered: Any) -> Any:
+    """Make an object of the class with those of ``offered`` that its ``__init__`` takes, which may
+    be a coroutine."""
+    agent = made.__new__(made)
+    if made.__init__ is not object.__init__:
+        given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
+        await result(agent.__init__(**given))
+    return agent
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether a function takes a keyword argument of that name."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+async def result(value: Any) -> Any:
+    """Return the result of a function that may be a coroutine."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def sampling_values(sampling: Sampling) -> dict[str, Any]:
+    """Return the values of vLLM's ``SamplingParams``."""
+    return {**vars(sampling), "stop": list(sampling.stop), "logprobs": 1}
+
+
 def chat_for_clients(prompt: Prompt) -> list[Message]:
     """Return the prompt as a chat that OpenAI's clients can send unchanged."""
     if not prompt.images:
@@ -77,14 +107,26 @@ def chat_for_clients(prompt: Prompt) -> list[Message]:
     return messages_for_clients(prompt)
 
 
-def sampling_values(sampling: Sampling) -> dict[str, Any]:
-    """Return the values of vLLM's ``SamplingParams``."""
-    return {**vars(sampling), "stop": list(sampling.stop), "logprobs": 1}
+def pictures(prompt: Prompt) -> list[Any]:
+    """Return the row's images as PIL images."""
+    if not prompt.images:
+        return []
+    from openrl.vision.pictures import open_image  # rows of text do not need PIL
+
+    return [open_image(placed.image) for placed in prompt.images]
 
 
-async def result(value: Any) -> Any:
-    """Return the result of a function that may be a coroutine."""
-    return await value if inspect.isawaitable(value) else value
+# -- reading what it returns -----------------------------------------------------------------------
+
+
+def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
+    """Read {"reward", "scores"?, "extra_logs"?}."""
+    reward = found.get("reward")
+    return EpisodeResult(
+        None if reward is None else scalar(reward, "the reward"),
+        verdict(found.get("scores")),
+        numbers(found.get("extra_logs")),
+    )
 
 
 def scalar(value: Any, name: str) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,27 +15,36 @@ from openrl.agents.foreign.calls import (
     GenerateReply,
     GenerateRequest,
     TokenizerRequest,
-    numbers,
+    construct,
+    pictures,
+    read_scores,
     result,
     sampling_values,
-    scalar,
-    verdict,
+    takes,
 )
-from openrl.agents.foreign.text_turns import pictures, takes
+from openrl.agents.foreign.player import Player
 from openrl.processes.worker import AskParent
 from openrl.types import Prompt, Sampling
 
 
-class Executor:
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
+class ExecutorPlayer(Player):
+    rewards = True
+
+    def __init__(self, made: type) -> None:
+        super().__init__()
+        self._class = made
+        self._executor: Any = None
         self._tokenizer: Any = None
 
-    async def prepare(self, ask: AskParent) -> None:
-        """Get the tokenizer, once per process, because what tokenizers import takes seconds."""
-        self._tokenizer = await asyncio.wrap_future(ask(TokenizerRequest()))
+    async def prepare(self) -> None:
+        """Make the executor and get the tokenizer, once per process, because what tokenizers import
+        takes seconds."""
+        if self._executor is None:
+            self._tokenizer = await asyncio.wrap_future(self.ask(TokenizerRequest()))
+            self._executor = await construct(self._class)
 
-    async def play(self, prompt: Prompt, sampling: Sampling, ask: AskParent) -> EpisodeResult:
+    async def play(self, prompt: Prompt, sampling: Sampling) -> EpisodeResult:
+        """Play a whole episode."""
         longest = len(prompt.token_ids) + sampling.max_tokens
         images = pictures(prompt)
         given: dict[str, Any] = {
@@ -43,7 +53,7 @@ class Executor:
             "sampling_params": SimpleNamespace(**sampling_values(sampling)),
             "max_length": min(longest, sampling.max_len or longest),
             "hf_tokenizer": self._tokenizer,
-            "llm_engine": Engine(ask, images),
+            "llm_engine": Engine(self.ask, images),
         }
         if takes(self._executor.execute, "images"):
             given["images"] = images or None
@@ -133,12 +143,9 @@ def read(found: Any) -> EpisodeResult:
             "execute must return a dict with observation_tokens and action_ranges, not"
             f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
         )
-    reward = found.get("reward")
-    return EpisodeResult(
-        None if reward is None else scalar(reward, "the reward"),
-        verdict(found.get("scores")),
-        numbers(found.get("extra_logs")),
-        bool(found.get("truncated")),
-        [int(i) for i in found["observation_tokens"]],
-        [(int(start), int(end)) for start, end in found["action_ranges"]],
+    return replace(
+        read_scores(found),
+        truncated=bool(found.get("truncated")),
+        token_ids=[int(i) for i in found["observation_tokens"]],
+        action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],
     )

@@ -18,7 +18,7 @@ from openrl.agents.foreign.calls import (
     TokenizerRequest,
 )
 from openrl.processes.child import START_TIMEOUT, CallFailed
-from openrl.processes.pool import ProcessPool
+from openrl.processes.pool import Lease
 from openrl.types import End, Image, Prompt, Sampling, Score, Segment, Trajectory
 from openrl.vision.placing import unexpanded
 
@@ -28,31 +28,29 @@ class NotSampled(Exception):
 
 
 class ExecutorAgent:
-    """Lets the ``execute`` of a file play."""
+    """Lets the ``execute`` of a file play, in a process that is lent to the episode."""
 
-    def __init__(self, pool: ProcessPool, play: Play) -> None:
-        self.pool, self.how = pool, play
+    def __init__(self, process: Lease, play: Play) -> None:
+        self.process, self.how = process, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. If its time is over, or there is no room for another token, return what
+        """Play the episode. If its time is over, or there is no room for another token, return what
         was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
         conversation = Conversation(self.how, prompt, generate, sampling)
         engine = _Engine(conversation)
-        async with self.pool.lease() as process:
-            await process.start()
-            await process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
-            call = Call("play", (prompt, sampling))
-            try:
-                async with deadline(self.how.limits.episode_timeout):
-                    played: EpisodeResult = await process.call(call, engine.answer)
-            except EpisodeOver as over:
-                return conversation.trajectory(over.end)
-            except CallFailed:
-                if engine.failure is not None:
-                    raise engine.failure from None
-                if engine.over is not None:
-                    return conversation.trajectory(engine.over)
-                raise
+        await self.process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
+        call = Call("play", (prompt, sampling))
+        try:
+            async with deadline(self.how.limits.episode_timeout):
+                played: EpisodeResult = await self.process.call(call, engine.answer)
+        except EpisodeOver as over:
+            return conversation.trajectory(over.end)
+        except CallFailed:
+            if engine.failure is not None:
+                raise engine.failure from None
+            if engine.over is not None:
+                return conversation.trajectory(engine.over)
+            raise
         return trajectory(prompt, played, engine.replies, self.how.chat)
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openrl.agents.foreign.calls import Call, Facts
 from openrl.agents.foreign.recognise import (
+    AGENT,
     EXECUTOR,
     GYM,
     PROGRAM,
@@ -24,8 +25,6 @@ from openrl.agents.foreign.recognise import (
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import AskParent, Loaded, load_module
 from openrl.types import Prompt, Sampling
-
-_MAY_REWARD = ("agent", "program")  # kinds of classes that may or may not give rewards
 
 
 @dataclass(frozen=True)
@@ -42,72 +41,73 @@ class AgentFile:
         """Load the file. What it says about itself is a ``Facts``."""
         install_shims()
         found = find_class(load_module(self.path, "agent_file"), self.class_name)
-        name, made = found.kind.name, found.made
-        if found.kind is TRL:
-            from openrl.agents.foreign.tools import ToolPlayer
-
-            tools = ToolPlayer(made)
-            rewarding = hasattr(made, "get_reward")
-            return Loaded(tools.call, Facts(name, made.__name__, tools.schemas, rewarding))
-        rewards = None if name in _MAY_REWARD else True
-        return Loaded(Player(found).call, Facts(name, made.__name__, rewards=rewards))
+        player = _player_of(found)
+        facts = Facts(found.kind.name, found.made.__name__, player.schemas, player.rewards)
+        return Loaded(player.call, facts)
 
 
 class Player:
-    """Plays the episodes of a class. ``calls.Call`` names its methods."""
+    """Plays the episodes of a class. ``Call`` names a method of a subclass; this class alone stands
+    for an agent that plays in the engine's process."""
 
-    def __init__(self, found: AgentClass) -> None:
-        self._found = found
+    schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
+    rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
+    ask: AskParent
+
+    def __init__(self) -> None:
         self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
-        self._playing: Any = None  # the environment of an episode, or the player of all episodes
 
     def call(self, asked: Call, ask: AskParent) -> Any:
-        return self._runner.run(getattr(self, asked.method)(*asked.arguments, ask))
+        self.ask = ask
+        return self._runner.run(getattr(self, asked.method)(*asked.arguments))
+
+
+def _player_of(found: AgentClass) -> Player:
+    """Return the player of a class. What a kind needs is imported only where it is played."""
+    if found.kind is AGENT:
+        return Player()
+    if found.kind is TRL:
+        from openrl.agents.foreign.trl import ToolPlayer
+
+        return ToolPlayer(found.made)
+    if found.kind is EXECUTOR:
+        from openrl.agents.foreign.executor import ExecutorPlayer
+
+        return ExecutorPlayer(found.made)
+    if found.kind is PROGRAM:
+        from openrl.agents.foreign.program import ProgramPlayer
+
+        return ProgramPlayer(found.made)
+    return EnvironmentPlayer(found)
+
+
+class EnvironmentPlayer(Player):
+    rewards = True
+
+    def __init__(self, found: AgentClass) -> None:
+        super().__init__()
+        self._found = found
+        self._environment: Any = None  # that of the episode
 
     async def reset(
-        self, seed: int, prompt: Prompt, sampling: Sampling, ask: AskParent
+        self, seed: int, prompt: Prompt, sampling: Sampling
     ) -> tuple[Any, Mapping[str, str]]:
         """Begin an episode. Return the first observation, and how metrics are reduced."""
         seed_everything(seed)
-        self._playing = _make_environment(self._found, sampling)
-        return await self._playing.reset(seed, prompt), self._playing.reductions
+        self._environment = _make_environment(self._found, sampling)
+        return await self._environment.reset(seed, prompt), self._environment.reductions
 
-    async def step(self, action: str, ask: AskParent) -> tuple[Any, Mapping[str, str]]:
-        return await self._playing.step(action), self._playing.reductions
+    async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
+        return await self._environment.step(action), self._environment.reductions
 
-    async def frame(self, ask: AskParent) -> Any:
-        return await self._playing.frame()
+    async def frame(self) -> Any:
+        return await self._environment.frame()
 
-    async def close(self, ask: AskParent) -> None:
-        playing, self._playing = self._playing, None
-        await playing.close()
-
-    async def prepare(self, ask: AskParent) -> None:
-        """Prepare an executor or a program before its episodes."""
-        if self._playing is None:
-            playing = await _make_player(self._found)
-            await playing.prepare(ask)
-            self._playing = playing
-
-    async def play(self, prompt: Prompt, *rest: Any) -> Any:
-        """Play a whole episode."""
-        return await self._playing.play(prompt, *rest)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global random generators, so that code which uses them draws the same numbers in
-    every sibling."""
-    random.seed(seed)
-    for name, setter in {"numpy": "random.seed", "torch": "manual_seed"}.items():
-        module: Any = sys.modules.get(name)
-        for part in setter.split(".") if module else ():
-            module = getattr(module, part)
-        if module is not None:
-            module(seed)
+    async def close(self) -> None:
+        await self._environment.close()
 
 
 def _make_environment(found: AgentClass, sampling: Sampling) -> Any:
-    """Make the environment of an episode. Each kind is imported only where it is played."""
     if found.kind is GYM:
         from openrl.agents.gym import GymEnvironment
 
@@ -121,14 +121,11 @@ def _make_environment(found: AgentClass, sampling: Sampling) -> Any:
     return TextTurns(found.made, sampling)
 
 
-async def _make_player(found: AgentClass) -> Any:
-    from openrl.agents.foreign.text_turns import construct
-
-    if found.kind is EXECUTOR:
-        from openrl.agents.foreign.executor import Executor
-
-        return Executor(await construct(found.made))
-    assert found.kind is PROGRAM
-    from openrl.agents.foreign.program import Program
-
-    return Program(found.made)
+def seed_everything(seed: int) -> None:
+    """Seed the global random generators, so that code which uses them draws the same numbers in
+    every sibling."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)

@@ -10,28 +10,29 @@ from typing import Any
 from openrl.agents.foreign.calls import (
     EpisodeResult,
     chat_for_clients,
+    construct,
     numbers,
+    pictures,
+    read_scores,
     result,
     sampling_values,
     scalar,
+    takes,
     verdict,
 )
+from openrl.agents.foreign.player import Player
 from openrl.agents.foreign.shims import ChatContext
-from openrl.agents.foreign.text_turns import construct, pictures, takes
-from openrl.processes.worker import AskParent
 from openrl.types import Prompt, Sampling, message_text
 
 
-class Program:
+class ProgramPlayer(Player):
+    """Each episode has an object of the class."""
+
     def __init__(self, made: type) -> None:
+        super().__init__()
         self._class = made
 
-    async def prepare(self, ask: AskParent) -> None:
-        """Do nothing: each episode has an object of its own."""
-
-    async def play(
-        self, prompt: Prompt, sampling: Sampling, root: str, key: str, ask: AskParent
-    ) -> EpisodeResult:
+    async def play(self, prompt: Prompt, sampling: Sampling, root: str, key: str) -> EpisodeResult:
         """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
         rollout's."""
         agent = await construct(self._class)
@@ -63,11 +64,7 @@ def read(found: Any) -> EpisodeResult:
     if found is None:
         return EpisodeResult(None)
     if isinstance(found, Mapping):
-        return EpisodeResult(
-            None if found.get("reward") is None else scalar(found["reward"], "the reward"),
-            verdict(found.get("scores")),
-            numbers(found.get("extra_logs")),
-        )
+        return read_scores(found)
     if hasattr(found, "terminated"):
         reward = scalar(found.reward, "the reward")
         passed = verdict(reward if found.score is None else found.score)

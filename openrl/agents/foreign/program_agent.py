@@ -7,25 +7,23 @@ from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
 from openrl.agents.endpoint.server import Endpoint, OpenSession
 from openrl.agents.foreign.calls import Call, EpisodeResult
-from openrl.processes.child import START_TIMEOUT, CallFailed
-from openrl.processes.pool import Lease, ProcessPool
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import Lease
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
 
 class ProgramAgent:
-    """Lets the ``run`` of a file play against the endpoint."""
+    """Lets the ``run`` of a file play against the endpoint, in a process that is lent to the
+    episode."""
 
-    def __init__(self, pool: ProcessPool, endpoint: Endpoint) -> None:
-        self.pool, self.endpoint = pool, endpoint
+    def __init__(self, process: Lease, endpoint: Endpoint) -> None:
+        self.process, self.endpoint = process, endpoint
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises what the engine raised, CallFailed, and RuntimeError if the agent
-        asks for nothing."""
-        async with self.pool.lease() as process:
-            await process.start()
-            await process.call(Call("prepare"), timeout=START_TIMEOUT)
-            async with self.endpoint.open(prompt, generate, sampling) as opened:
-                end, played = await self._play(process, opened, prompt, sampling)
+        """Play the episode. Raises what the engine raised, CallFailed, and RuntimeError if the
+        agent asks for nothing."""
+        async with self.endpoint.open(prompt, generate, sampling) as opened:
+            end, played = await self._play(opened, prompt, sampling)
         session = opened.session
         session.raise_failures()
         if session.is_idle:
@@ -35,12 +33,12 @@ class ProgramAgent:
         return session.trajectory(End.LENGTH if played.truncated else end)
 
     async def _play(
-        self, process: Lease, opened: OpenSession, prompt: Prompt, sampling: Sampling
+        self, opened: OpenSession, prompt: Prompt, sampling: Sampling
     ) -> tuple[End | None, EpisodeResult]:
         call = Call("play", (prompt, sampling, opened.root, opened.key))
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
-                return None, await process.call(call, timeout=0.0)
+                return None, await self.process.call(call, timeout=0.0)
         except EpisodeOver as over:
             return over.end, EpisodeResult(None)
         except CallFailed:

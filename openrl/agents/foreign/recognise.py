@@ -177,7 +177,7 @@ def _kind_of(made: Any) -> AgentClass | None:
 def _is_trl(made: Any) -> bool:
     if not hasattr(made, "reset") or (hasattr(made, "step") and not hasattr(made, "get_reward")):
         return False
-    from openrl.agents.tools.trl import is_trl_environment  # imports more than others need
+    from openrl.agents.foreign.trl import is_trl_environment  # imports more than others need
 
     return is_trl_environment(made)
 

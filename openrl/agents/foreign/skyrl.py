@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrl.agents.base import Step
-from openrl.agents.foreign.calls import chat_for_clients, numbers, result, scalar
-from openrl.agents.foreign.text_turns import construct
+from openrl.agents.foreign.calls import chat_for_clients, construct, numbers, result, scalar
 from openrl.types import Prompt
 
 

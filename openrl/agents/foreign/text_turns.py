@@ -8,13 +8,21 @@ Molt      step(state) -> Result(reward, observation, terminated, truncated, info
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Step
-from openrl.agents.foreign.calls import numbers, result, sampling_values, scalar, verdict
+from openrl.agents.foreign.calls import (
+    construct,
+    numbers,
+    pictures,
+    result,
+    sampling_values,
+    scalar,
+    takes,
+    verdict,
+)
 from openrl.types import Prompt, Sampling
 
 if TYPE_CHECKING:
@@ -67,31 +75,6 @@ class TextTurns:
     async def close(self) -> None:
         if self._agent is not None and (close := getattr(self._agent, "close", None)):
             await result(close())
-
-
-async def construct(made: Any, **offered: Any) -> Any:
-    """Make an object of the class with those of ``offered`` that its ``__init__`` takes, which may
-    be a coroutine."""
-    agent = made.__new__(made)
-    if made.__init__ is not object.__init__:
-        given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
-        await result(agent.__init__(**given))
-    return agent
-
-
-def takes(function: Any, name: str) -> bool:
-    """Whether a function takes a keyword argument of that name."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def pictures(prompt: Prompt) -> list[Any]:
-    """Return the row's images as PIL images."""
-    if not prompt.images:
-        return []
-    from openrl.vision.pictures import open_image  # rows of text do not need PIL
-
-    return [open_image(placed.image) for placed in prompt.images]
 
 
 def _read(found: Any) -> tuple[Step, Any, Any]:

@@ -8,10 +8,11 @@ from trl.experimental.harbor._env import HarborBashEnv
 
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import Play
+from openrl.agents.foreign.process import ProcessTools
+from openrl.agents.foreign.trl import ToolPlayer, is_trl_environment
 from openrl.agents.tool_agent import ToolAgent
-from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.parsers import parser_for
-from openrl.agents.tools.trl import is_trl_environment, trl_tools
+from openrl.agents.tools.toolbox import Toolbox
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import chat_of
@@ -106,7 +107,7 @@ def test_which_classes_are_environments():
 
 
 def test_the_tools_of_a_class_of_trl():
-    (schema,) = trl_tools(HarborBashEnv)().schemas
+    (schema,) = ToolPlayer(HarborBashEnv).schemas
     assert schema == get_json_schema(HarborBashEnv.bash)
     assert schema["function"]["parameters"]["required"] == ["command"]
 
@@ -116,11 +117,27 @@ def call(name, **arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{{values}}}}}\n</tool_call>'
 
 
+class Lent:
+    """The player of a class, in a thread of this process."""
+
+    is_alive = True
+
+    def __init__(self, made):
+        self.player = ToolPlayer(made)
+
+    async def call(self, asked):
+        return await asyncio.to_thread(self.player.call, asked, None)
+
+
+def toolbox_with(made):
+    lent = Lent(made)
+    return Toolbox([ProcessTools(lent, lent.player.schemas)], 5.0)
+
+
 def play(made, replies, label="3"):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [f"{reply}<|im_end|>" for reply in replies])
-    tools = toolbox_of([trl_tools(made)], 5.0)
-    agent = ToolAgent(tools, Play(chat, parser_for("hermes", None)))
+    agent = ToolAgent(lambda: toolbox_with(made), Play(chat, parser_for("hermes", None)))
     question = {"role": "user", "content": "Count."}
     prompt = Prompt("a", [1], "Count.", label, messages=(question,), meta={"level": "hard"})
     trajectory = asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=2000)))
@@ -161,12 +178,11 @@ def test_a_reward_that_is_no_number_fails_the_episode():
 
 def test_what_is_refused():
     with pytest.raises(UserError, match="look cannot be a tool: the parameter where has no type"):
-        trl_tools(Untyped)
+        ToolPlayer(Untyped)
     with pytest.raises(UserError, match="Toolless has no method that can be a tool"):
-        trl_tools(Toolless)
+        ToolPlayer(Toolless)
 
 
 def test_arguments_are_checked():
-    toolbox = toolbox_of([trl_tools(Counter)], 5.0)()
     with pytest.raises(ToolError, match="'step' is a required property"):
-        asyncio.run(toolbox.call("increment", {}))
+        asyncio.run(toolbox_with(Counter).call("increment", {}))

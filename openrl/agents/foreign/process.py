@@ -1,16 +1,19 @@
-"""Environments from files. Each episode runs in a process of its own, so that code which blocks,
-hangs, crashes or eats memory costs only its episode."""
+"""Environments and tools whose code runs in a process. Each episode has a process to itself, so that
+code which blocks, hangs, crashes or eats memory costs only its episode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Agent, Generate, Step
+from openrl.agents.base import Step, ToolError, Toolset
 from openrl.agents.chat import ChatFormat
 from openrl.agents.foreign.calls import Call
-from openrl.processes.pool import Lease, ProcessPool
-from openrl.types import Message, Prompt, Sampling, Trajectory
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import Lease
+from openrl.types import Message, Prompt, Sampling
+from openrl.vision.parts import Content
 
 
 class ProcessEnvironment:
@@ -41,23 +44,6 @@ class ProcessEnvironment:
             await self._process.call(Call("close"))
 
 
-class FileAgent:
-    """Plays what a file brings, in a process that is lent to each episode. The episode's time
-    begins once it has one. ``of_process`` makes the agent of an episode."""
-
-    def __init__(self, pool: ProcessPool, of_process: Callable[[Lease, Sampling], Agent]) -> None:
-        self.pool, self.of_process = pool, of_process
-
-    async def run(
-        self, prompt: Prompt, generate: Generate, sampling: Sampling
-    ) -> Trajectory | list[Trajectory]:
-        """Play an episode. Raises UserError if the file does not load, and what the agent
-        raises."""
-        async with self.pool.lease() as process:
-            await process.start()
-            return await self.of_process(process, sampling).run(prompt, generate, sampling)
-
-
 class RawText(ChatFormat):
     """A chat as the concatenation of its texts, which OpenRLHF's agents write and read. The text of
     an assistant ends with the special token that it sampled."""
@@ -70,3 +56,32 @@ class RawText(ChatFormat):
 
     def reply_text(self, before: list[int], ids: list[int]) -> str:
         return self.decode_after(before, ids)
+
+
+class ProcessTools(Toolset):
+    """The tools of one episode, in a process that is lent to it and runs one call at a time."""
+
+    def __init__(self, process: Lease, schemas: Sequence[Mapping[str, Any]]) -> None:
+        self.schemas, self._process = schemas, process
+        self._turn = asyncio.Lock()
+
+    async def start(self, prompt: Prompt) -> str:
+        return await self._process.call(Call("start", (prompt,)))
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
+        """Call a tool. Raises ToolError, and CallFailed once the process has ended."""
+        said, failed = await self._ask("use", name, dict(arguments))
+        if failed:
+            raise ToolError(said)
+        return said
+
+    async def reward(self) -> float | None:
+        return await self._ask("reward")
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        async with self._turn:
+            if not self._process.is_alive:
+                raise CallFailed(
+                    "the agent's process has ended, and with it the state of the episode"
+                )
+            return await self._process.call(Call(method, arguments))

@@ -1,0 +1,88 @@
+"""TRL's environment classes: ``reset`` begins an episode, other methods are tools, and there may be
+a reward. Runs in the file's process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.agents.base import ToolError
+from openrl.agents.foreign.calls import chat_for_clients, takes
+from openrl.agents.foreign.player import Player
+from openrl.agents.tools.functions import Function, call, result_of, schema_of
+from openrl.errors import UserError
+from openrl.types import Prompt
+from openrl.vision.parts import Content
+
+_NOT_TOOLS = ("reset", "get_reward")
+
+
+def is_trl_environment(made: type) -> bool:
+    """Whether a class is TRL's: it has ``reset``, other methods as tools, and either
+    ``get_reward()``, or ``reset(**row)`` and only documented tools. Classes with ``step`` but
+    without ``get_reward`` are gym's."""
+    methods = dict(inspect.getmembers(made, inspect.isfunction))
+    if "reset" not in methods or not (tools := _tools(made)):
+        return False
+    if "get_reward" in methods:
+        return True
+    takes_rows = any(
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in inspect.signature(methods["reset"]).parameters.values()
+    )
+    documented = all(inspect.getdoc(tool) for tool in tools)
+    return "step" not in methods and takes_rows and documented
+
+
+class ToolPlayer(Player):
+    """Each episode has an object of the class."""
+
+    def __init__(self, made: type) -> None:
+        """Makes one object, because a class may have its methods only after that. Raises UserError
+        for a method that cannot be a tool."""
+        super().__init__()
+        self._class = made
+        self._object: Any = None  # that of the episode
+        tools = _tools(type(made()))
+        if not tools:
+            raise UserError(
+                f"--agent_func_path: {made.__name__} has no method that can be a tool",
+                "a public method with types and a docstring",
+            )
+        self.schemas = [schema_of(tool) for tool in tools]
+        self.rewards = hasattr(made, "get_reward")
+
+    async def start(self, prompt: Prompt) -> str:
+        """Make the episode's object and return what its ``reset`` says."""
+        self._object = await call(self._class)
+        said = await call(self._object.reset, **_row(prompt, self._object.reset))
+        if not isinstance(said, str | None):
+            name = self._class.__name__
+            raise TypeError(f"{name}.reset must return text or None, not {type(said).__name__}")
+        return said or ""
+
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
+        """Call a tool. Return what it says, and whether it failed."""
+        try:
+            return await result_of(getattr(self._object, name), arguments), False
+        except ToolError as error:
+            return str(error), True
+
+    async def reward(self) -> float | None:
+        return float(await call(self._object.get_reward)) if self.rewards else None
+
+
+def _tools(made: type) -> list[Function]:
+    return [
+        method
+        for name, method in inspect.getmembers(made, inspect.isfunction)
+        if name not in _NOT_TOOLS and not name.startswith("_")
+    ]
+
+
+def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
+    """Return the columns of the prompt's row that ``reset`` takes."""
+    asked = chat_for_clients(prompt) if prompt.messages else prompt.text
+    row = {**prompt.meta, "prompt": asked, "label": prompt.label}
+    return {name: value for name, value in row.items() if takes(reset, name)}
