@@ -9,8 +9,9 @@ a token."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
@@ -53,12 +54,23 @@ class Step:
     passed: float | None = None  # in [0, 1], the verdict on the whole episode, once it is known
 
 
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "sum": sum,
+    "min": min,
+    "max": max,
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+}
+"""How the metrics of an episode's steps become one of the episode."""
+
+
 class Environment(Protocol):
     """Plays one episode after the other. ``openrl.agents.gym`` makes environments from classes with
     gym's ``reset`` and ``step``."""
 
     reductions: Mapping[str, str]
-    """How each metric of the steps becomes the episode's: mean, sum, min, max, first or last."""
+    """A name of ``REDUCTIONS`` for each metric of the steps; without one, it is the mean."""
 
     async def reset(self, seed: int, prompt: Prompt) -> Content | Sequence[Message]:
         """Begin an episode and return the first observation, which is equal for equal seeds."""

@@ -17,8 +17,7 @@ from openrl.agents.endpoint.verifiers import open_verifiers
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.gym import make_environment
-from openrl.agents.openenv.environment import OpenEnvAgent
-from openrl.agents.openenv.wire import find_server
+from openrl.agents.openenv import OpenEnvAgent, find_server
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox

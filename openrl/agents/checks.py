@@ -11,8 +11,7 @@ from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.endpoint.verifiers import check_address
 from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
-from openrl.agents.openenv.environment import ActionReader
-from openrl.agents.openenv.wire import find_server
+from openrl.agents.openenv import ActionReader, find_server
 from openrl.agents.probe import probe, require_tools
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from openrl.agents.base import Environment, Generate, Step
+from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, Play
 from openrl.agents.ending import close_on_exit, deadline, episode_end
-from openrl.agents.reductions import reduce_metrics
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
 from openrl.seeds import seed_of
@@ -174,6 +173,18 @@ class _Episode:
         tag = self.conversation.prompt.source
         named = {f"env/{tag}/{name}": value for name, value in reduced.items()}
         return {"invalid_actions": float(sum(not s.valid for s in self.steps)), **named}
+
+
+def reduce_metrics(
+    steps: Sequence[Mapping[str, float]], reductions: Mapping[str, str]
+) -> dict[str, float]:
+    """Reduce each metric over the steps that have it, by the mean if ``reductions`` does not name
+    it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {
+        name: float(REDUCTIONS[reductions.get(name, "mean")]([s[name] for s in steps if name in s]))
+        for name in names
+    }
 
 
 def as_messages(observation: Content | Sequence[Message]) -> list[Message]:

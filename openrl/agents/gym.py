@@ -15,8 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Environment, Step
-from openrl.agents.reductions import REDUCTIONS
+from openrl.agents.base import REDUCTIONS, Environment, Step
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings

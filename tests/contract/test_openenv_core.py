@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from openrl.agents.conversation import Play
-from openrl.agents.openenv.environment import OpenEnvAgent
-from openrl.agents.openenv.wire import find_server
+from openrl.agents.openenv import OpenEnvAgent, find_server
 from openrl.types import End
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
 from tests.patience import PATIENCE

@@ -60,16 +60,10 @@ class AgentCommand:
                 given = {**episode_variables(prompt, opened), "OPENRL_MESSAGES_FILE": chat.name}
                 code = await self._exit_code(given, output)
                 said = _output_tail(output)
-        session = opened.session
-        if code and session.over is None:
-            session.raise_failures()
-            raise RuntimeError(f"the agent {ending(code)}: {said}")
-        session.raise_failures()
-        if session.is_idle:
-            raise RuntimeError(
-                f"the agent sent no request to the endpoint; its output ends with: {said}"
-            )
-        return session.trajectory(End.TIMEOUT if code is None else None)
+        failure = RuntimeError(f"the agent {ending(code)}: {said}") if code else None
+        idle = f"the agent sent no request to the endpoint; its output ends with: {said}"
+        opened.session.check_played(failure, idle)
+        return opened.session.trajectory(End.TIMEOUT if code is None else None)
 
     async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int | None:
         """Run the program and return its exit code; None if it was killed because its time was

@@ -29,7 +29,7 @@ from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, Sender
 from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
-from openrl.http_server import ReadyServer, Refusal, bind, read_body, refuse_web_pages
+from openrl.http_server import Refusal, bind, read_body, refuse_web_pages
 from openrl.types import Prompt, Sampling
 
 HOST = "127.0.0.1"
@@ -64,46 +64,35 @@ async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
     """Open an endpoint that answers until the context ends. Raises UserError if the port is
     taken."""
     endpoint = Endpoint(play, port)
-    await endpoint.start()
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
-
-
-class Endpoint:
-    """Opens sessions, and answers their clients between ``start`` and ``close``."""
-
-    def __init__(self, play: Play, port: int = 0) -> None:
-        """Port 0 means any free one. Raises UserError if the port is taken."""
-        self.play, self._sessions = play, dict[str, Session]()
-        self._listener = bind(HOST, port, "--agent_endpoint_port")
-        config = uvicorn.Config(
-            self._app(),
+    server = _Server(
+        uvicorn.Config(
+            endpoint.app(),
             lifespan="off",
             log_level="warning",
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE,
         )
-        self._ready = asyncio.Event()
-        self._server = _Server(config, self._ready.set)
+    )
+    serving = asyncio.create_task(server.serve([endpoint.listener]))
+    try:
+        yield endpoint
+    finally:
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+class Endpoint:
+    """Opens sessions, and answers their clients while its ``app`` is served."""
+
+    def __init__(self, play: Play, port: int = 0) -> None:
+        """Port 0 means any free one. Raises UserError if the port is taken."""
+        self.play, self._sessions = play, dict[str, Session]()
+        self.listener = bind(HOST, port, "--agent_endpoint_port")
+        self.listener.listen()  # whoever connects before the server accepts will wait
 
     @property
     def root(self) -> str:
-        return f"http://{HOST}:{self._listener.getsockname()[1]}"
-
-    async def start(self) -> None:
-        self._serving = asyncio.create_task(self._server.serve([self._listener]))
-        ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            ready.cancel()
-            await self._serving
-            raise RuntimeError("the endpoint's server stopped before it was ready")
-
-    async def close(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        await self._serving
+        return f"http://{HOST}:{self.listener.getsockname()[1]}"
 
     @asynccontextmanager
     async def open(
@@ -120,7 +109,7 @@ class Endpoint:
             del self._sessions[key]
             await session.close()
 
-    def _app(self) -> Starlette:
+    def app(self) -> Starlette:
         routes = []
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
@@ -220,7 +209,7 @@ def _line(event: Json) -> str:
     return f"{name}data: {json.dumps(event)}\n\n"
 
 
-class _Server(ReadyServer):
+class _Server(uvicorn.Server):
     """Leaves signals to the process that it runs in."""
 
     @contextmanager

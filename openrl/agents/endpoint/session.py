@@ -164,15 +164,16 @@ class Session:
         self._closed = True
         await self.exchanges.cancel()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the client has asked for nothing that could be answered."""
-        return not self.conversation.turns and self.over is None
-
-    def raise_failures(self) -> None:
-        """Raise the first error that left the client without a reply, if there is one."""
-        for failure in self._failures.values():
+    def check_played(self, failure: Exception | None, idle: str) -> None:
+        """Raise the first error that left the client without a reply; ``failure``, which is the
+        client's own, unless it was refused further replies before; and RuntimeError(``idle``) if it
+        asked for nothing that could be answered."""
+        for error in self._failures.values():
+            raise error
+        if failure is not None and self.over is None:
             raise failure
+        if not self.conversation.turns and self.over is None:
+            raise RuntimeError(idle)
 
     def trajectory(self, end: End | None = None) -> Trajectory:
         """Return the rollout as a trajectory. ``end`` None means that the agent ended it, or that

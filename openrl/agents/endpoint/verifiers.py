@@ -82,12 +82,9 @@ class VerifiersAgent:
             outcome = await self._outcome(prompt, opened, sampling)
         if not outcome.timed_out:
             self._keys.append(key)
-        session = opened.session
-        session.raise_failures()
-        if session.is_idle:
-            raise RuntimeError(f"the environment sent no request to the endpoint: {outcome.error}")
-        if outcome.error is not None and session.over is None and not outcome.timed_out:
-            raise RuntimeError(f"the environment failed: {outcome.error}")
+        session, failed = opened.session, outcome.error is not None and not outcome.timed_out
+        failure = RuntimeError(f"the environment failed: {outcome.error}") if failed else None
+        session.check_played(failure, "the environment sent no request to the endpoint")
         session.score = Score(outcome.reward, parts=outcome.metrics)
         return session.trajectory(End.TIMEOUT if outcome.timed_out else None)
 

@@ -1,5 +1,5 @@
-"""Environments and tools whose code runs in a process. Each episode has a process to itself, so that
-code which blocks, hangs, crashes or eats memory costs only its episode."""
+"""Environments and tools of files. Each episode has a process to itself, so that code which blocks,
+hangs, crashes or eats memory costs only its episode."""
 
 from __future__ import annotations
 

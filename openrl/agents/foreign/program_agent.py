@@ -5,7 +5,7 @@ from __future__ import annotations
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
-from openrl.agents.endpoint.server import Endpoint, OpenSession
+from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.calls import Call, EpisodeResult
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease
@@ -22,27 +22,18 @@ class ProgramAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. Raises what the engine raised, CallFailed, and RuntimeError if the
         agent asks for nothing."""
+        played, end, failure = EpisodeResult(None), None, None
         async with self.endpoint.open(prompt, generate, sampling) as opened:
-            end, played = await self._play(opened, prompt, sampling)
+            call = Call("play", (prompt, sampling, opened.root, opened.key))
+            try:
+                async with deadline(self.endpoint.play.limits.episode_timeout):
+                    played = await self.process.call(call, timeout=0.0)
+            except EpisodeOver as over:
+                end = over.end
+            except CallFailed as error:
+                failure = error
         session = opened.session
-        session.raise_failures()
-        if session.is_idle:
-            raise RuntimeError("the agent sent no request to the endpoint")
+        session.check_played(failure, "the agent sent no request to the endpoint")
         if played.reward is not None:
             session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
         return session.trajectory(End.LENGTH if played.truncated else end)
-
-    async def _play(
-        self, opened: OpenSession, prompt: Prompt, sampling: Sampling
-    ) -> tuple[End | None, EpisodeResult]:
-        call = Call("play", (prompt, sampling, opened.root, opened.key))
-        try:
-            async with deadline(self.endpoint.play.limits.episode_timeout):
-                return None, await self.process.call(call, timeout=0.0)
-        except EpisodeOver as over:
-            return over.end, EpisodeResult(None)
-        except CallFailed:
-            opened.session.raise_failures()
-            if opened.session.over is None:
-                raise
-            return None, EpisodeResult(None)  # the agent failed because it got no further reply

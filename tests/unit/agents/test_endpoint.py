@@ -209,7 +209,7 @@ def test_an_engine_that_fails_once_and_for_good():
             await chat(client, [ASKS])
 
     mended = run(talk, Broken(policy_of("a"), 1)).session
-    mended.raise_failures()
+    mended.check_played(None, "idle")
     assert mended.trajectory().turns == 1
     with pytest.raises(openai.InternalServerError, match="the engine is gone"):
         run(talk, Broken(policy_of("a"), 9))
@@ -222,7 +222,7 @@ def test_an_engine_that_fails_once_and_for_good():
 
     lost = run(and_more, Broken(policy_of("a"), 1)).session
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        lost.raise_failures()
+        lost.check_played(None, "idle")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
 
     session = run(talk, policy, limits=limits, sampling=sampling).session
     assert (session.trajectory().end, session.trajectory().turns) == (end, 1)
-    session.raise_failures()
+    session.check_played(None, "idle")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import re
 
 import pytest
 
-from openrl.agents.base import Step
+from openrl.agents.base import REDUCTIONS, Step
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
-from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
+from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure, reduce_metrics
 from openrl.agents.gym import GymEnvironment, make_environment
-from openrl.agents.reductions import REDUCTIONS, reduce_metrics
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score

@@ -10,16 +10,17 @@ import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 
+from openrl.agents import openenv
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
-from openrl.agents.openenv import wire
-from openrl.agents.openenv.environment import (
+from openrl.agents.openenv import (
     ActionReader,
     InvalidAction,
     OpenEnvAgent,
+    ServerFull,
+    find_server,
     observation_text,
 )
-from openrl.agents.openenv.wire import ServerFull, find_server
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End
@@ -195,7 +196,7 @@ class Silent(Server):
 
 @pytest.mark.parametrize("server", [Server(places=0), Silent()], ids=["full", "silent"])
 def test_nobody_waits_for_room_without_end(monkeypatch, server):
-    monkeypatch.setattr(wire, "WAIT_FOR_ROOM", 0.3)
+    monkeypatch.setattr(openenv, "WAIT_FOR_ROOM", 0.3)
     (failure,) = play(server, policy_of())
     assert isinstance(failure, ServerFull) and "no room for another episode within 0.3 s" in str(
         failure
