@@ -1,5 +1,4 @@
-"""What the HTTP servers share: a bound port, a server that says when it answers, and requests that
-are read within limits or refused."""
+"""What the HTTP servers share: a bound port, and requests that are read within limits or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import errno
 import socket
 from collections.abc import Callable
 
-import uvicorn
 from starlette.requests import Request
 
 from openrl.errors import UserError
@@ -75,15 +73,3 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
         fix = "a --host of this machine" if elsewhere else f"another {flag}; 0 takes any free port"
         raise UserError(message, fix) from error
     return listener
-
-
-class ReadyServer(uvicorn.Server):
-    """A server that calls ``ready`` once it answers."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()

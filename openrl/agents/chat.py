@@ -35,8 +35,10 @@ class ChatFormat:
         kwargs: Mapping[str, Any],
         images: RowImages | None = None,
     ) -> None:
-        """``kwargs`` go to the chat template. Without ``images``, chats hold only text."""
-        self.tokenizer, self.chat, self.kwargs, self.images = tokenizer, chat, kwargs, images
+        """``kwargs`` go to the chat template. Chats hold only text without ``images`` that have a
+        processor."""
+        self.tokenizer, self.chat, self.kwargs = tokenizer, chat, kwargs
+        self.images = images if images is not None and images.processor is not None else None
         self._leading = [] if chat else leading_ids(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in added.items() if token.special}
@@ -62,7 +64,7 @@ class ChatFormat:
     @property
     def takes_images(self) -> bool:
         """Whether the policy takes images."""
-        return self.images is not None and self.images.processor is not None
+        return self.images is not None
 
     def load_images(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with their images as engine and trainer get them. Raises BadRow for
@@ -77,7 +79,7 @@ class ChatFormat:
     def _load_image(self, part: dict[str, Any]) -> dict[str, Any]:
         if part["type"] == "text":
             return part
-        if self.images is None or not self.takes_images:
+        if self.images is None:
             message = "the policy can only read text, but it is shown an image"
             raise UserError(message, "--max_images_per_prompt N with a vision-language model")
         return {"type": "image", "image": self.images.read(part)}
@@ -89,7 +91,7 @@ class ChatFormat:
 
     def count_images(self, token_ids: list[int]) -> int:
         """Count the images in token ids with one placeholder per image."""
-        processor = self.images.processor if self.images else None
+        processor = self.images and self.images.processor
         return processor.places(token_ids) if processor else 0
 
     def place(

@@ -21,7 +21,7 @@ from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.data.images import RowImages
 from openrl.errors import ErrorCollector
-from openrl.http_server import ReadyServer, bind
+from openrl.http_server import bind
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.attention import check_attention
@@ -141,6 +141,18 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
     await ReadyServer(
         config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     ).serve([listener])
+
+
+class ReadyServer(uvicorn.Server):
+    """A server that calls ``ready`` once it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -62,7 +62,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "torch.utils.tensorboard": {"tracking"},
     "fastapi": {"inference"},
     "starlette": {"http_server", "agents"},
-    "uvicorn": {"http_server", "inference", "agents"},
+    "uvicorn": {"inference", "agents"},
     "prometheus_client": {"inference"},
     "peft": {"models", "lazy"},
     "mcp": {"agents"},

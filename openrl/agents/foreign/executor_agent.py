@@ -3,7 +3,7 @@ as sampled are compared with those that were."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from openrl.agents.base import Generate
@@ -98,16 +98,6 @@ class _Engine:
         return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """Tokens [start, end) of a row with all tokens of its images; they are the beginning of a
-    reply."""
-
-    start: int
-    end: int
-    reply: Reply
-
-
 def trajectory(
     prompt: Prompt, played: EpisodeResult, replies: list[Reply], chat: ChatFormat
 ) -> Trajectory:
@@ -116,25 +106,23 @@ def trajectory(
     turn was shown."""
     assert played.token_ids is not None and played.action_ranges is not None
     turns = _turns(played.token_ids, played.action_ranges, replies)
-    images = [placed.image for placed in turns[-1].reply.images]
-    ids, placed = chat.place(played.token_ids, images, 0)
+    last, first = turns[-1], played.action_ranges[0][0]
+    ids, placed = chat.place(played.token_ids, [shown.image for shown in last.images], 0)
     row = Segment(ids, [False] * len(ids), [0.0] * len(ids), images=placed)
-    for turn in turns:
-        here, length = slice(turn.start, turn.end), turn.end - turn.start
-        row.loss_mask[here] = [True] * length
-        row.rollout_logprobs[here] = turn.reply.completion.logprobs[:length]
+    for turn, (start, end) in zip(turns, played.action_ranges, strict=True):
+        begins, length = len(turn.prompt_ids), end - start
+        row.loss_mask[begins : begins + length] = [True] * length
+        row.rollout_logprobs[begins : begins + length] = turn.completion.logprobs[:length]
         row.versions += tuple(
-            replace(s, start=s.start + turn.start, end=min(s.end, length) + turn.start)
-            for s in turn.reply.completion.versions
+            replace(s, start=s.start + begins, end=min(s.end, length) + begins)
+            for s in turn.completion.versions
             if s.start < length
         )
-    ends = turns[-1].reply.completion.end
-    first = played.action_ranges[0][0]
     metrics = {f"env/{prompt.source}/{k}": v for k, v in (played.metrics or {}).items()}
     return Trajectory(
         prompt,
         [row],
-        End.LENGTH if played.truncated else ends,
+        End.LENGTH if played.truncated else last.completion.end,
         text=chat.decode_after(played.token_ids[:first], played.token_ids[first:]),
         turns=len(turns),
         score=None if played.reward is None else Score(played.reward, played.passed),
@@ -148,10 +136,11 @@ def trajectory(
 
 def _turns(
     token_ids: list[int], ranges: list[tuple[int, int]], replies: list[Reply]
-) -> list[_Turn]:
+) -> list[Reply]:
+    """Return the reply that each range of the tokens is the beginning of. Raises NotSampled."""
     if not ranges:
         raise NotSampled("action_ranges is empty: there is nothing to train")
-    turns: list[_Turn] = []
+    turns: list[Reply] = []
     last = 0
     for start, end in ranges:
         if not last <= start < end <= len(token_ids):
@@ -159,22 +148,19 @@ def _turns(
                 f"action_ranges {ranges} must be ascending ranges of {len(token_ids)} tokens"
             )
         before, said, last = token_ids[:start], token_ids[start:end], end
-        reply = next(
-            (
-                r
-                for r in replies
-                if unexpanded(r.prompt_ids, r.images) == before
-                and r.completion.token_ids[: len(said)] == said
-            ),
-            None,
+        fitting = (
+            reply
+            for reply in replies
+            if unexpanded(reply.prompt_ids, reply.images) == before
+            and reply.completion.token_ids[: len(said)] == said
         )
+        reply = next(fitting, None)
         if reply is None:
             raise NotSampled(
                 f"tokens {start} to {end} of observation_tokens are not what the engine sampled"
                 " after the tokens before them"
             )
-        if turns and reply.images[: len(turns[-1].reply.images)] != turns[-1].reply.images:
+        if turns and reply.images[: len(turns[-1].images)] != turns[-1].images:
             raise NotSampled(f"the turn of tokens {start} to {end} was shown other images")
-        begins = len(reply.prompt_ids)
-        turns.append(_Turn(begins, begins + end - start, reply))
+        turns.append(reply)
     return turns

@@ -140,21 +140,14 @@ class BaseTextEnv:
         return {}
 
 
-_OPENRLHF = {
-    "AgentExecutorBase": AgentExecutorBase,
-    "AgentInstanceBase": AgentInstanceBase,
-    "MultiTurnAgentExecutor": MultiTurnAgentExecutor,
-    "SingleTurnAgentExecutor": SingleTurnAgentExecutor,
-}
-_MOLT = {
-    "ChatAgent": ChatAgent,
-    "ChatAgentRunner": ChatAgentRunner,
-    "ChatContext": ChatContext,
-    "Env": Env,
-    "Result": Result,
-    "Runner": Runner,
-    "StepEnvRunner": StepEnvRunner,
-}
+def by_name(*classes: type) -> dict[str, Any]:
+    return {made.__name__: made for made in classes}
+
+
+_OPENRLHF = by_name(
+    AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
+)
+_MOLT = by_name(ChatAgent, ChatAgentRunner, ChatContext, Env, Result, Runner, StepEnvRunner)
 _SKYRL = {"BaseTextEnv": BaseTextEnv, "BaseTextEnvStepOutput": dict, "ConversationType": list}
 _MODULES: dict[str, dict[str, Any]] = {
     "openrlhf": {},

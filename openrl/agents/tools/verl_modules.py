@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
+from openrl.agents.foreign.shims import by_name
 from openrl.agents.tools.functions import ToolMark
 
 
@@ -84,16 +85,13 @@ def rollout_trace_op(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_SCHEMAS = {
-    made.__name__: made
-    for made in (
-        OpenAIFunctionParametersSchema,
-        OpenAIFunctionPropertySchema,
-        OpenAIFunctionSchema,
-        OpenAIFunctionToolSchema,
-        ToolResponse,
-    )
-}
+_SCHEMAS = by_name(
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+)
 MODULES: dict[str, dict[str, Any]] = {
     "verl": {},
     "verl.tools": {},

@@ -14,7 +14,7 @@ import pytest
 
 from openrl.agents.environments import base
 from openrl.agents.environments.base import INVALID, Unreadable, read_action
-from openrl.agents.environments.search_corpus import world
+from openrl.agents.environments.search import world
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
