@@ -1,4 +1,4 @@
-"""What the HTTP servers share: a bound port, and requests that are read within limits or refused."""
+"""What the HTTP servers share: a bound port; requests read within limits, or refused."""
 
 from __future__ import annotations
 

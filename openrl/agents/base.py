@@ -65,23 +65,26 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 """How the metrics of an episode's steps become one of the episode."""
 
 
-class Environment(Protocol):
+class Environment(ABC):
     """Plays one episode after the other. ``openrl.agents.gym`` makes environments from classes with
     gym's ``reset`` and ``step``."""
 
-    reductions: Mapping[str, str]
+    reductions: Mapping[str, str] = {}
     """A name of ``REDUCTIONS`` for each metric of the steps; without one, it is the mean."""
 
+    @abstractmethod
     async def reset(self, seed: int, prompt: Prompt) -> Content | Sequence[Message]:
         """Begin an episode and return the first observation, which is equal for equal seeds."""
 
+    @abstractmethod
     async def step(self, action: str) -> Step:
         """Take an action, which is all the text that the policy wrote in its turn."""
 
     async def frame(self) -> Any | None:
         """Return a picture of the state, uint8 (height, width, 3); None if it cannot be drawn."""
+        return None
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  (many have nothing to release)
         """Release resources. Called on every way out of an episode, even before ``reset``."""
 
 

@@ -10,10 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.base import Agent, Environment
 from openrl.agents.chat import ChatFormat
+from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
-from openrl.agents.endpoint.verifiers import open_verifiers
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.gym import make_environment
@@ -23,6 +22,7 @@ from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import parse_no_calls
 from openrl.agents.tools.parsers import detect, parser_for
+from openrl.agents.verifiers import open_verifiers
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.vision import ImageFlags

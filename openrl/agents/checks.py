@@ -8,13 +8,13 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.build import AgentSetup, environment_maker, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
-from openrl.agents.endpoint.verifiers import check_address
 from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.openenv import ActionReader, find_server
 from openrl.agents.probe import probe, require_tools
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
+from openrl.agents.verifiers import check_address
 from openrl.config.groups.agent import EnvironmentTagFlags
 from openrl.errors import UserError
 from openrl.types import Prompt

@@ -46,13 +46,13 @@ def _check_methods(game: Any, name: str) -> None:
             ) from None
 
 
-class GymEnvironment:
-    """An ``openrl.agents.base.Environment`` that wraps an object with gym's methods."""
+class GymEnvironment(Environment):
+    """Wraps an object with gym's methods."""
 
     def __init__(self, game: Any) -> None:
         name = type(game).__name__
         _check_methods(game, name)
-        self.reductions: Mapping[str, str] = getattr(game, "reductions", {})
+        self.reductions = getattr(game, "reductions", {})
         wrong = {how for how in self.reductions.values() if how not in REDUCTIONS}
         if wrong:
             raise UserError(

@@ -7,8 +7,8 @@ HTTP       POST /reset {seed}, POST /step {"action": {...}}. The server keeps on
            no /ws: servers with /ws may make a new environment for every HTTP request.
 
 An observation is {"observation": {...}, "reward": number or null, "done": bool}. The server's
-schema says how the policy's text becomes an action. Text that does not fit leaves the environment as
-it is, and the policy is told so."""
+schema says how the policy's text becomes an action. Text that does not fit changes nothing, and the
+policy is told so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import httpx
 import websockets
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from openrl.agents.base import Generate, Step
+from openrl.agents.base import Environment, Generate, Step
 from openrl.agents.conversation import Play
 from openrl.agents.ending import time_limit
 from openrl.agents.environment_agent import EnvironmentAgent
@@ -65,10 +65,8 @@ class OpenEnvAgent:
         return trajectory
 
 
-class OpenEnvEnvironment:
-    """The environment of one episode, on a connection of its own."""
-
-    reductions: Mapping[str, str] = {}
+class OpenEnvEnvironment(Environment):
+    """The environment of one episode. It ends with its connection."""
 
     def __init__(self, ask: Ask, read: ActionReader) -> None:
         self._ask, self._read = ask, read
@@ -93,12 +91,6 @@ class OpenEnvEnvironment:
             reward=0.0 if reward is None else float(reward),
             done=bool(told["done"]),
         )
-
-    async def frame(self) -> None:
-        return None
-
-    async def close(self) -> None:
-        """Do nothing: the environment ends with its connection."""
 
 
 def observation_text(observation: Any) -> str:
@@ -154,7 +146,7 @@ class ActionReader:
         return found
 
 
-# -- the protocols ----------------------------------------------------------------------------------
+# -- the protocols ---------------------------------------------------------------------------------
 
 
 class ServerError(Exception):

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openrl.agents.chat import ChatFormat
+from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import toolbox_of

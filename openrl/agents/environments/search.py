@@ -54,7 +54,7 @@ class Search(Game[SearchOptions]):
         return Turn(metrics={"searches": 1.0})
 
 
-# -- the world --------------------------------------------------------------------------------------
+# -- the world -------------------------------------------------------------------------------------
 
 _FIRST = ("Ada", "Bruno", "Cleo", "Dario", "Edda", "Falk", "Greta", "Hugo", "Ines", "Jonas")
 _LAST = ("Arvik", "Belmor", "Castan", "Dorvel", "Elmquist", "Farrow")

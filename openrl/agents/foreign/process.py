@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Step, ToolError, Toolset
+from openrl.agents.base import Environment, Step, ToolError, Toolset
 from openrl.agents.chat import ChatFormat
 from openrl.agents.foreign.calls import Call
 from openrl.processes.child import CallFailed
@@ -16,13 +16,12 @@ from openrl.types import Message, Prompt, Sampling
 from openrl.vision.parts import Content
 
 
-class ProcessEnvironment:
+class ProcessEnvironment(Environment):
     """The environment of one episode, in a process that is lent to it."""
 
     def __init__(self, process: Lease, sampling: Sampling) -> None:
         self._process, self._sampling = process, sampling
         self._begun = False
-        self.reductions: Mapping[str, str] = {}
 
     async def reset(self, seed: int, prompt: Prompt) -> str | Sequence[Message]:
         self._begun = True

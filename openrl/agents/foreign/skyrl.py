@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from openrl.agents.base import Step
+from openrl.agents.base import Environment, Step
 from openrl.agents.foreign.calls import chat_for_clients, construct, numbers, result, scalar
 from openrl.types import Prompt
 
 
-class SkyRLEnvironment:
-    """An ``openrl.agents.base.Environment`` that wraps the class."""
-
+class SkyRLEnvironment(Environment):
     def __init__(self, made: type) -> None:
         self._class = made
         self._game: Any = None
-        self.reductions: Mapping[str, str] = {}
 
     async def reset(self, seed: int, prompt: Prompt) -> Sequence[Any]:
         self._game = await construct(self._class, env_config={}, extras=dict(prompt.meta))
@@ -35,9 +32,6 @@ class SkyRLEnvironment:
             metrics=metrics,
             state=None if found["observations"] else "",
         )
-
-    async def frame(self) -> None:
-        return None
 
     async def close(self) -> None:
         if self._game is not None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from openrl.agents.base import Step
+from openrl.agents.base import Environment, Step
 from openrl.agents.foreign.calls import (
     construct,
     numbers,
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
 
 
-class TextTurns:
-    """An ``openrl.agents.base.Environment`` that wraps the class."""
-
+class TextTurns(Environment):
     def __init__(self, made: type, sampling: Sampling) -> None:
         self._class, self._sampling = made, sampling_values(sampling)
         self._agent: Any = None
@@ -68,9 +66,6 @@ class TextTurns:
         metrics = {**step.metrics, IGNORED: float(changed)}
         shown = _content(step.observation, images)
         return Step(**{**vars(step), "metrics": metrics, "observation": shown})
-
-    async def frame(self) -> None:
-        return None
 
     async def close(self) -> None:
         if self._agent is not None and (close := getattr(self._agent, "close", None)):

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openrl.agents import command_agent
+from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint import command
-from openrl.agents.endpoint.command import AgentCommand
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
@@ -113,8 +113,8 @@ def test_programs_that_fail(code, message):
     ],
 )
 def test_programs_that_take_too_much(monkeypatch, code, message):
-    monkeypatch.setattr(command, "WATCH_INTERVAL", 0.05)
-    monkeypatch.setattr(command, "MOST_OUTPUT", 5000)
+    monkeypatch.setattr(command_agent, "WATCH_INTERVAL", 0.05)
+    monkeypatch.setattr(command_agent, "MOST_OUTPUT", 5000)
     with pytest.raises(RuntimeError, match=message):
         play(program(f"{code}; time.sleep(1000)"), policy_of(), TurnFlags(env_memory_gb=0.125))
 

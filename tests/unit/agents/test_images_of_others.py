@@ -12,8 +12,8 @@ import pytest
 from PIL import Image as Picture
 
 from openrl.agents.chat import ChatFormat
+from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.foreign.executor_agent import NotSampled

@@ -11,8 +11,8 @@ import msgpack
 import pytest
 import zmq.asyncio
 
-from openrl.agents.endpoint import verifiers
-from openrl.agents.endpoint.verifiers import open_verifiers
+from openrl.agents import verifiers
+from openrl.agents.verifiers import open_verifiers
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import End, Prompt
