@@ -298,7 +298,7 @@ def serve_while(conversation, monkeypatch, head_timeout=15.0):
     async def main():
         config = uvicorn.Config(app, http=serve.Connection, log_level="warning", access_log=False)
         ready = asyncio.Event()
-        running = http_server.ReadyServer(config, ready.set)
+        running = serve.ReadyServer(config, ready.set)
         serving = asyncio.create_task(running.serve([listener]))
         await ready.wait()
         try:
