@@ -18,8 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from openrl.agents.conversation import EpisodeOver
 from openrl.agents.ending import deadline
 from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint, OpenSession
-from openrl.errors import UserError
+from openrl.config.groups.agent import split_command
 from openrl.processes.child import ending
 from openrl.processes.family import MARK, kill_family, resident_bytes
 from openrl.types import End, Prompt, Sampling, Trajectory, message_text
@@ -103,21 +101,6 @@ class AgentCommand:
                 f"the agent printed more than {MOST_OUTPUT} bytes, ending with:"
                 f" {_output_tail(output)}"
             )
-
-
-def split_command(command: str) -> list[str]:
-    """Return the words of a command, as a shell would split it. Raises UserError if there is no
-    such program."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UserError(f"--agent_command {command!r}: {error}") from error
-    if not words or shutil.which(words[0]) is None:
-        raise UserError(
-            f"--agent_command: no program {''.join(words[:1])!r} was found",
-            "a program on $PATH, or a path to one",
-        )
-    return words
 
 
 def episode_variables(prompt: Prompt, opened: OpenSession) -> dict[str, str]:

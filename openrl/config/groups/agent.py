@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from typing import Any, Literal
 
 from openrl.errors import UserError
@@ -184,6 +186,20 @@ def split_agent_path(given: str) -> tuple[str, str | None]:
     """
     path, _, name = given.rpartition(".py:")
     return (f"{path}.py", name) if path else (given, None)
+
+
+def split_command(command: str) -> list[str]:
+    """Return the words of --agent_command, as a shell would split it. Raises UserError if there is
+    no such program."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"--agent_command: cannot be parsed: {error}") from error
+    program = words[0] if words else ""
+    if shutil.which(program) is None:
+        message = f"--agent_command: no such program: {program!r}"
+        raise UserError(message, "a program on $PATH, or a path to one")
+    return words
 
 
 def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import socket
 from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
-from openrl.config.groups.agent import read_env_config, split_agent_path
+from openrl.config.groups.agent import read_env_config, split_agent_path, split_command
 from openrl.config.rules.machine import output_problems
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check, check_environment, unknown_names
@@ -116,13 +114,7 @@ def agents_exist(config: Playing) -> Problems:
         elif not Path(file).expanduser().is_file():
             yield Problem(("agent_func_path",), f"no such file: {file}")
     if command is not None:
-        try:
-            program = (shlex.split(command) or [""])[0]
-        except ValueError as error:
-            yield Problem(("agent_command",), f"cannot be parsed: {error}")
-            return
-        if shutil.which(program) is None:
-            yield Problem(("agent_command",), f"no such program: {program!r}")
+        split_command(command)
 
 
 @check_environment
