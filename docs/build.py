@@ -176,7 +176,7 @@ def environments_page() -> str:
 def options_table(registry: Registry[Any], kind: str) -> list[str]:
     lines = ["", "## Options", "", f"| {kind} | option | default | meaning |", "|---|---|---|---|"]
     for entry in registry.entries():
-        for spec in flags_of(entry.options, part_name="", section="") if entry.options else ():
+        for spec in flags_of(entry.options) if entry.options else ():
             default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
             shown = f"`{spec.name} {placeholder(spec.type)}`".replace(" `", "`")
             meaning = _shown(f"{spec.help} {spec.bounds}".strip())

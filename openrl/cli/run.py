@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli.hub import from_modelscope, settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
-from openrl.flags.parser import UnknownFlags, as_typed, load
+from openrl.flags.checks import as_typed
+from openrl.flags.parser import UnknownFlags, load
 from openrl.flags.schema import collect_flags
 
 QUIET = {

@@ -1,4 +1,5 @@
-"""The flags of each command: one dataclass per command, made of flag groups."""
+"""The flags of each command: one dataclass per command, made of flag groups. Its properties are
+what the conditions of flags read; ``derived`` has what else follows from several groups."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ from openrl.config.groups.model import (
 from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags
 from openrl.config.groups.placement import DeviceFlags, HybridFlags, PlacementFlags, RankFlags
 from openrl.config.groups.reward import RewardFlags, RewardSourceFlags
-from openrl.config.groups.reward_shaping import RewardShapingFlags
+from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.groups.rollout_engine import (
     ChosenEngineFlags,
@@ -76,55 +77,78 @@ from openrl.config.groups.rollout_engine import (
 )
 from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
-from openrl.flags.schema import absent, chosen_options, given, part
+from openrl.flags.schema import absent, given, part
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """``python -m openrl.cli.train_ppo_ray``"""
 
-    model: ModelFlags = part(ModelFlags)
-    changes: ModelChangeFlags = part(ModelChangeFlags)
-    others: OtherModelFlags = part(OtherModelFlags)
-    data: PromptDataFlags = part(PromptDataFlags)
-    templates: TemplateFlags = part(TemplateFlags)
-    order: OrderFlags = part(OrderFlags)
-    vision: VisionFlags = part(VisionFlags)
-    placement: PlacementFlags = part(PlacementFlags)
-    hybrid: HybridFlags = part(HybridFlags)
-    device: DeviceFlags = part(DeviceFlags)
-    engine: EngineFlags = part(EngineFlags)
-    collecting: CollectFlags = part(CollectFlags)
-    asynchrony: AsyncFlags = part(AsyncFlags)
-    sampling: SamplingFlags = part(SamplingFlags)
-    batch: RolloutBatchFlags = part(RolloutBatchFlags)
-    packing: SharedPackingFlags = part(SharedPackingFlags)
-    dynamic: RolloutDynamicBatchFlags = part(RolloutDynamicBatchFlags)
-    deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
-    parallel: ParallelFlags = part(ParallelFlags)
-    actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
-    critic_optim: LearningRateFlags = part(
-        LearningRateFlags, prefix="critic_", only_if=CRITIC, learning_rate=9e-6
-    )
-    optim: OptimizerFlags = part(OptimizerFlags)
-    lora: PolicyLoRAFlags = part(PolicyLoRAFlags)
-    algorithm: AlgorithmFlags = part(AlgorithmFlags)
-    mixture: MixtureFlags = part(MixtureFlags)
-    ptx: PtxFlags = part(PtxFlags)
-    kl: KLFlags = part(KLFlags)
-    reward: RewardFlags = part(RewardFlags)
-    agents: AgentFlags = part(AgentFlags)
-    environments: EnvironmentFlags = part(EnvironmentFlags)
-    shaping: RewardShapingFlags = part(RewardShapingFlags)
-    filtering: DynamicFilteringFlags = part(DynamicFilteringFlags)
-    correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
-    evaluation: PromptEvalFlags = part(PromptEvalFlags)
-    checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
-    faults: RolloutFaultFlags = part(RolloutFaultFlags)
-    logging: LoggingFlags = part(LoggingFlags)
-    rl_logging: RLLoggingFlags = part(RLLoggingFlags)
-    debug: PlanFlags = part(PlanFlags)
-    options: dict[str, Any] = chosen_options()
+    model: ModelFlags
+    changes: ModelChangeFlags
+    others: OtherModelFlags
+    data: PromptDataFlags
+    templates: TemplateFlags
+    order: OrderFlags
+    vision: VisionFlags
+    placement: PlacementFlags
+    hybrid: HybridFlags
+    device: DeviceFlags
+    engine: EngineFlags
+    collecting: CollectFlags
+    asynchrony: AsyncFlags
+    sampling: SamplingFlags
+    batch: RolloutBatchFlags
+    packing: SharedPackingFlags
+    dynamic: RolloutDynamicBatchFlags
+    deepspeed: DeepSpeedFlags
+    parallel: ParallelFlags
+    actor_optim: LearningRateFlags = part(prefix="actor_")
+    critic_optim: LearningRateFlags = part(prefix="critic_", only_if=CRITIC, learning_rate=9e-6)
+    optim: OptimizerFlags
+    lora: PolicyLoRAFlags
+    algorithm: AlgorithmFlags
+    mixture: MixtureFlags
+    ptx: PtxFlags
+    kl: KLFlags
+    reward: RewardFlags
+    agents: AgentFlags
+    environments: EnvironmentFlags
+    shaping: RewardShapingFlags
+    filtering: DynamicFilteringFlags
+    correction: RolloutCorrectionFlags
+    evaluation: PromptEvalFlags
+    checkpoint: RLCheckpointFlags = part(ckpt_path="./ckpt/checkpoints_ppo_ray")
+    faults: RolloutFaultFlags
+    logging: LoggingFlags
+    rl_logging: RLLoggingFlags
+    debug: PlanFlags
+    options: dict[str, Any]
+
+    @property
+    def model_roles(self) -> tuple[str, ...]:
+        """The models that run, by the names that placement and metrics use."""
+        wanted = {
+            "actor": True,
+            "critic": self.algorithm.needs_critic,
+            "reference": self.kl.needs_reference and not self.policy_is_reference,
+            "reward": self.others.reward_pretrain is not None and not self.collecting.replays,
+        }
+        return tuple(role for role, needed in wanted.items() if needed)
+
+    @property
+    def policy_is_reference(self) -> bool:
+        """Whether the reference is the policy's own base, with the adapters off: a second copy
+        would hold the same weights."""
+        return self.kl.needs_reference and self.lora.adapts and self.others.ref_pretrain is None
+
+    @property
+    def reward_norm_scopes(self) -> tuple[NormScope, NormScope]:
+        """The scopes of mean and std: --reward_norm_mean and --reward_norm_std, or else what the
+        estimator suggests, or else none."""
+        suggests = self.algorithm.estimator.suggests
+        mean = self.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
+        return mean, self.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,132 +156,139 @@ class SupervisedConfig:
     """What the commands that train one model on given rows have in common; each brings its own
     ``data`` and loss."""
 
-    model: ModelFlags = part(ModelFlags)
-    changes: ModelChangeFlags = part(ModelChangeFlags)
-    data: AnswerDataFlags = part(AnswerDataFlags)
-    templates: TemplateFlags = part(TemplateFlags)
-    vision: VisionFlags = part(VisionFlags)
-    order: OrderFlags = part(OrderFlags)
-    device: DeviceFlags = part(DeviceFlags)
-    ranks: RankFlags = part(RankFlags)
-    batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
-    packing: PackingFlags = part(PackingFlags)
-    dynamic: DynamicBatchFlags = part(DynamicBatchFlags)
-    deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
-    parallel: ParallelFlags = part(ParallelFlags)
-    learning_rate: LearningRateFlags = part(LearningRateFlags)
-    optim: OptimizerFlags = part(OptimizerFlags)
-    lora: LoRAFlags = part(LoRAFlags)
-    mixture: MixtureFlags = part(MixtureFlags)
-    evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags)
-    checkpoint: CheckpointFlags = part(CheckpointFlags)
-    faults: FaultFlags = part(FaultFlags)
-    logging: LoggingFlags = part(LoggingFlags)
-    debug: DebugFlags = part(DebugFlags)
-    options: dict[str, Any] = chosen_options()
+    model: ModelFlags
+    changes: ModelChangeFlags
+    data: AnswerDataFlags
+    templates: TemplateFlags
+    vision: VisionFlags
+    order: OrderFlags
+    device: DeviceFlags
+    ranks: RankFlags
+    batch: SupervisedBatchFlags
+    packing: PackingFlags
+    dynamic: DynamicBatchFlags
+    deepspeed: DeepSpeedFlags
+    parallel: ParallelFlags
+    learning_rate: LearningRateFlags
+    optim: OptimizerFlags
+    lora: LoRAFlags
+    mixture: MixtureFlags
+    evaluation: SupervisedEvalFlags
+    checkpoint: CheckpointFlags
+    faults: FaultFlags
+    logging: LoggingFlags
+    debug: DebugFlags
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
     """``python -m openrl.cli.train_sft``"""
 
-    data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
-    templates: TemplateFlags = part(
-        TemplateFlags, only_if=absent("pretrain_mode"), input_template=PLAIN_DIALOGUE
-    )
-    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
-    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
+    data: SupervisedDataFlags = part(max_len=2048)
+    templates: TemplateFlags = part(only_if=absent("pretrain_mode"), input_template=PLAIN_DIALOGUE)
+    learning_rate: LearningRateFlags = part(learning_rate=5e-6)
+    checkpoint: CheckpointFlags = part(ckpt_path="./ckpt/checkpoints_sft")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMConfig(SupervisedConfig):
     """``python -m openrl.cli.train_rm``"""
 
-    head: ScalarHeadFlags = part(ScalarHeadFlags)
-    data: PreferenceDataFlags = part(PreferenceDataFlags)
-    reward_loss: PairRewardFlags = part(PairRewardFlags)
-    batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1, micro_train_batch_size=1)
-    packing: SharedPackingFlags = part(SharedPackingFlags)
-    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=9e-6)
-    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_rm")
+    head: ScalarHeadFlags
+    data: PreferenceDataFlags
+    reward_loss: PairRewardFlags
+    batch: SupervisedBatchFlags = part(max_epochs=1, micro_train_batch_size=1)
+    packing: SharedPackingFlags
+    learning_rate: LearningRateFlags = part(learning_rate=9e-6)
+    checkpoint: CheckpointFlags = part(ckpt_path="./ckpt/checkpoints_rm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(SupervisedConfig):
     """``python -m openrl.cli.train_dpo``"""
 
-    reference: ReferenceFlags = part(ReferenceFlags)
-    data: PreferenceDataFlags = part(PreferenceDataFlags)
-    preference: PreferenceFlags = part(PreferenceFlags)
-    batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1)
-    packing: SharedPackingFlags = part(SharedPackingFlags)
-    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=1e-5)
-    evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags, eval_split="test")
-    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_dpo")
+    reference: ReferenceFlags
+    data: PreferenceDataFlags
+    preference: PreferenceFlags
+    batch: SupervisedBatchFlags = part(max_epochs=1)
+    packing: SharedPackingFlags
+    learning_rate: LearningRateFlags = part(learning_rate=1e-5)
+    evaluation: SupervisedEvalFlags = part(eval_split="test")
+    checkpoint: CheckpointFlags = part(ckpt_path="./ckpt/checkpoints_dpo")
+
+    @property
+    def reference_pretrain(self) -> str | None:
+        """The frozen model that log-probs are compared with; None if the loss needs none."""
+        options = self.options["loss"]
+        free = hasattr(options, "reference_free") and options.reference_free
+        if free or not self.preference.needs_reference:
+            return None
+        return self.reference.ref_pretrain or self.model.pretrain
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """``python -m openrl.cli.serve_rm``"""
 
-    rm: RewardModelFlags = part(RewardModelFlags)
-    reward: RewardSourceFlags = part(RewardSourceFlags)
-    model: LoadFlags = part(LoadFlags)
-    weights: QuantizationFlags = part(QuantizationFlags, only_if=given("reward_pretrain"))
-    device: DeviceFlags = part(DeviceFlags)
-    server: ServerFlags = part(ServerFlags)
-    packing: PackingFlags = part(PackingFlags, only_if=given("reward_pretrain"))
-    vision: PixelFlags = part(PixelFlags, only_if=given("reward_pretrain"))
-    debug: PluginFlags = part(PluginFlags)
-    options: dict[str, Any] = chosen_options()
+    rm: RewardModelFlags
+    reward: RewardSourceFlags
+    model: LoadFlags
+    weights: QuantizationFlags = part(only_if=given("reward_pretrain"))
+    device: DeviceFlags
+    server: ServerFlags
+    packing: PackingFlags = part(only_if=given("reward_pretrain"))
+    vision: PixelFlags = part(only_if=given("reward_pretrain"))
+    debug: PluginFlags
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweringConfig:
     """What the commands that answer prompts have in common; each brings its own ``task``."""
 
-    task: BatchTaskFlags | EvaluateFlags = part(EvaluateFlags)
-    model: ModelFlags = part(ModelFlags)
-    data: EvaluateDataFlags = part(EvaluateDataFlags)
-    templates: TemplateFlags = part(TemplateFlags)
-    vision: ImageFlags = part(ImageFlags)
-    device: DeviceFlags = part(DeviceFlags)
-    engine: OneEngineFlags = part(OneEngineFlags)
-    sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
-    batch: InferenceBatchFlags = part(InferenceBatchFlags)
-    rm: RewardModelFlags = part(RewardModelFlags)
-    reward: RewardFlags = part(RewardFlags)
-    debug: SeedFlags = part(SeedFlags, seed=1234)
-    options: dict[str, Any] = chosen_options()
+    task: BatchTaskFlags | EvaluateFlags
+    model: ModelFlags
+    data: EvaluateDataFlags
+    templates: TemplateFlags
+    vision: ImageFlags
+    device: DeviceFlags
+    engine: OneEngineFlags
+    sampling: InferenceSamplingFlags
+    batch: InferenceBatchFlags
+    rm: RewardModelFlags
+    reward: RewardFlags
+    debug: SeedFlags = part(seed=1234)
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchInferenceConfig(AnsweringConfig):
     """``python -m openrl.cli.batch_inference``"""
 
-    task: BatchTaskFlags = part(BatchTaskFlags)
-    data: BatchDataFlags = part(BatchDataFlags)
-    engine: OneEngineFlags = part(OneEngineFlags, only_if=given("eval_task", "generate_vllm"))
+    task: BatchTaskFlags
+    data: BatchDataFlags
+    engine: OneEngineFlags = part(only_if=given("eval_task", "generate_vllm"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(AnsweringConfig):
     """``python -m openrl.cli.evaluate``"""
 
-    task: EvaluateFlags = part(EvaluateFlags)
-    engine: ChosenEngineFlags = part(ChosenEngineFlags)
-    agents: AgentFlags = part(AgentFlags)
-    environments: EnvironmentTagFlags = part(EnvironmentTagFlags)
+    task: EvaluateFlags
+    engine: ChosenEngineFlags
+    agents: AgentFlags
+    environments: EnvironmentTagFlags
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     """``python -m openrl.cli.lora_combiner``"""
 
-    merge: MergeFlags = part(MergeFlags)
-    model: WeightFlags = part(WeightFlags)
-    debug: PluginFlags = part(PluginFlags)
-    options: dict[str, Any] = chosen_options()
+    merge: MergeFlags
+    model: WeightFlags
+    debug: PluginFlags
+    options: dict[str, Any]
 
 
 SUPERVISED = (SFTConfig, RMConfig, DPOConfig)

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from openrl.config.derived import (
-    model_roles,
-    policy_is_reference,
-    preference_reference,
-    reward_norm_scopes,
-)
 from openrl.flags.schema import Condition, given
 
 # -- models
@@ -22,20 +16,20 @@ REFERENCE = Condition(
     lambda config: config.kl.needs_reference, "with --init_kl_coef, --kl_loss_coef or --log_ref_kl"
 )
 SECOND_REFERENCE = Condition(
-    lambda config: not policy_is_reference(config),
+    lambda config: not config.policy_is_reference,
     "without adapters, whose base is the reference, or with --ref_pretrain",
 )
 PREFERENCE_REFERENCE = Condition(
-    lambda config: preference_reference(config) is not None,
+    lambda config: config.reference_pretrain is not None,
     "with a --loss that has a reference, such as dpo, and without --reference_free",
 )
 FROZEN_MODEL = Condition(
-    lambda config: not {"reference", "reward"}.isdisjoint(model_roles(config)),
+    lambda config: not {"reference", "reward"}.isdisjoint(config.model_roles),
     "with a reference model of its own or --reward_pretrain",
 )
 HEADS = CRITIC | given("reward_pretrain")
 CRITIC_AND_REWARD = Condition(
-    lambda config: {"critic", "reward"} <= {*model_roles(config)},
+    lambda config: {"critic", "reward"} <= {*config.model_roles},
     "with both a critic and --reward_pretrain",
 )
 
@@ -98,7 +92,7 @@ NORM_CONST = Condition(
 )
 WHITENED = Condition(lambda config: config.algorithm.whitens, "with --whiten_advantages")
 REWARDS_NORMED = Condition(
-    lambda config: set(reward_norm_scopes(config)) != {"none"},
+    lambda config: set(config.reward_norm_scopes) != {"none"},
     "with --reward_norm_mean or --reward_norm_std",
 )
 SHAPED = Condition(

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from openrl.config.commands import (
+    AnsweringConfig,
+    DPOConfig,
+    EvaluateConfig,
+    PPOConfig,
+    TrainingConfig,
+)
+from openrl.config.groups.lora import LoRAFlags
+from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan
-from openrl.extension_points import preference_losses
-
-if TYPE_CHECKING:  # the groups below take their conditions from this module
-    from openrl.config.commands import DPOConfig, EvaluateConfig, PPOConfig, SupervisedConfig
-    from openrl.config.groups.lora import LoRAFlags
-    from openrl.config.groups.model import Dtype, ModelFlags
-    from openrl.config.groups.reward_shaping import NormScope
+from openrl.flags.checks import in_use
 
 # -- batches and steps -----------------------------------------------------------------------------
 
@@ -32,27 +35,18 @@ def prompts_to_try(config: PPOConfig, n_prompts: int) -> int:
     return min(n_prompts, most * prompts_running(config)) if most > 0 else n_prompts
 
 
-def packs(config: PPOConfig | SupervisedConfig) -> bool:
+def packs(config: TrainingConfig) -> bool:
     """Return whether each micro-batch runs as one row without padding."""
     asked = config.packing.packing_samples or config.packing.shares_prefixes
     return asked or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
 
 
-def loaded(config: PPOConfig | SupervisedConfig) -> ModelFlags:
+def loaded(config: TrainingConfig) -> ModelFlags:
     """Return how models are loaded; with shared prefixes, the only attention that supports them is
     chosen."""
     if config.packing.shares_prefixes:
         return replace(config.model, attn_implementation="varlen")
     return config.model
-
-
-def preference_reference(config: DPOConfig) -> str | None:
-    """Return the frozen model that log-probs are compared with; None if the loss needs none."""
-    options = config.options["loss"]
-    free = hasattr(options, "reference_free") and options.reference_free
-    if free or "reference" not in preference_losses[config.preference.loss].needs:
-        return None
-    return config.reference.ref_pretrain or config.model.pretrain
 
 
 def reference_lora(config: DPOConfig) -> LoRAFlags:
@@ -62,10 +56,11 @@ def reference_lora(config: DPOConfig) -> LoRAFlags:
     return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
 
 
-def longest_sequence(config: PPOConfig) -> int:
+def longest_sequence(config: PPOConfig | AnsweringConfig) -> int:
     """Return the most tokens of prompt and response together that engines are asked for, in
     training or evaluation."""
-    lengths, evaluated = config.sampling.lengths, config.evaluation.eval_generate_max_len
+    lengths = config.sampling.lengths
+    evaluated = isinstance(config, PPOConfig) and config.evaluation.eval_generate_max_len
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
 
 
@@ -74,7 +69,7 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
-def agents_of(config: PPOConfig | EvaluateConfig) -> list[str]:
+def agents_of(config: PPOConfig | EvaluateConfig) -> tuple[str, ...]:
     """Return the flags that say who plays; with none, the policy answers once."""
     asked = {
         "agent_func_path": config.agents.agent_func_path,
@@ -82,32 +77,15 @@ def agents_of(config: PPOConfig | EvaluateConfig) -> list[str]:
         "env_tags": config.environments.env_tags,
         "tools": config.agents.tools,
     }
-    return [name for name, value in asked.items() if value]
+    return in_use(asked)
 
 
 # -- models ----------------------------------------------------------------------------------------
 
 
-def policy_is_reference(config: PPOConfig) -> bool:
-    """Return whether the reference is the policy's own base, with the adapters off: a second copy
-    would hold the same weights."""
-    return config.kl.needs_reference and config.lora.adapts and config.others.ref_pretrain is None
-
-
 def rewards(config: PPOConfig) -> RewardPlan:
     """Return the sources of rewards and their weights. Raises UserError."""
     return reward_plan(config.reward, config.others.reward_pretrain)
-
-
-def model_roles(config: PPOConfig) -> tuple[str, ...]:
-    """Return the models that run, by the names that placement and metrics use."""
-    wanted = {
-        "actor": True,
-        "critic": config.algorithm.needs_critic,
-        "reference": config.kl.needs_reference and not policy_is_reference(config),
-        "reward": config.others.reward_pretrain is not None and not config.collecting.replays,
-    }
-    return tuple(role for role, needed in wanted.items() if needed)
 
 
 def compared_dtype(config: PPOConfig) -> Dtype:
@@ -187,11 +165,3 @@ def reads_all_old_logprobs(config: PPOConfig) -> bool:
 def loss_agg_norm_const(config: PPOConfig) -> float:
     """Return --loss_agg_norm_const or else the longest response, in tokens."""
     return config.algorithm.loss_agg_norm_const or float(config.sampling.lengths.response)
-
-
-def reward_norm_scopes(config: PPOConfig) -> tuple[NormScope, NormScope]:
-    """Return the scopes of mean and std: --reward_norm_mean and --reward_norm_std, or else what the
-    estimator suggests, or else none."""
-    suggests = config.algorithm.estimator.suggests
-    mean = config.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
-    return mean, config.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")

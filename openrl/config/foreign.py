@@ -58,55 +58,38 @@ FOREIGN = {
     "ppo_mini_batch_size": Foreign("it counts prompts", "--train_batch_size, in samples"),
 }
 
-LENGTH = ("generate_max_len", "max_len")
-RATE = ("actor_learning_rate", "learning_rate")
-ROWS = ("prompt_data", "dataset")
-EPOCHS = ("num_episodes", "max_epochs")
-KL = ("init_kl_coef",)
-MODEL = ("pretrain", "model_path", "reward_pretrain")
-NAMES = {
-    "model_name_or_path": MODEL,
-    "model": MODEL,
-    "model_path": MODEL,
-    "base_model": MODEL,
-    "path": MODEL,
-    "adapter": ("lora_path", "lora_adapter_path"),
-    "data": ROWS,
-    "dataset": ROWS,
-    "dataset_name": ROWS,
-    "prompt_data": ROWS,
-    "train_files": ROWS,
-    "input_file": ROWS,
-    "val_files": ("eval_dataset",),
-    "prompt_key": ("input_key",),
-    "output_dir": ("save_path", "output_path"),
-    "output_file": ("output_path",),
-    "n": ("n_samples_per_prompt",),
-    "num_generations": ("n_samples_per_prompt",),
-    "num_samples": ("n_samples_per_prompt",),
-    "max_prompt_length": ("prompt_max_len",),
-    "max_completion_length": LENGTH,
-    "max_response_length": LENGTH,
-    "max_new_tokens": LENGTH,
-    "max_seq_length": ("max_len",),
-    "per_device_train_batch_size": ("micro_train_batch_size",),
-    "num_train_epochs": EPOCHS,
-    "total_epochs": EPOCHS,
-    "lr": RATE,
-    "weight_decay": ("l2",),
-    "max_grad_norm": ("max_norm",),
-    "kl_coef": KL,
-    "kl_loss_coef": KL,
-    "beta": KL,
-    "clip_eps": ("eps_clip",),
-    "epsilon": ("eps_clip",),
-    "lora_r": ("lora_rank",),
-    "report_to": ("track_with",),
-    "nnodes": ("actor_num_nodes", "num_nodes"),
-    "n_gpus_per_node": ("actor_num_gpus_per_node", "num_gpus_per_node"),
-}
-"""How TRL, verl or another command of ours calls it, and how we do: the first flag that the command
-has."""
+SYNONYMS = (
+    (("pretrain", "model_path", "reward_pretrain"),
+     ("model_name_or_path", "model", "model_path", "base_model", "path")),
+    (("lora_path", "lora_adapter_path"), ("adapter",)),
+    (("prompt_data", "dataset"),
+     ("data", "dataset", "dataset_name", "prompt_data", "train_files", "input_file")),
+    (("eval_dataset",), ("val_files",)),
+    (("input_key",), ("prompt_key",)),
+    (("save_path", "output_path"), ("output_dir",)),
+    (("output_path",), ("output_file",)),
+    (("n_samples_per_prompt",), ("n", "num_generations", "num_samples")),
+    (("prompt_max_len",), ("max_prompt_length",)),
+    (("generate_max_len", "max_len"),
+     ("max_completion_length", "max_response_length", "max_new_tokens")),
+    (("max_len",), ("max_seq_length",)),
+    (("micro_train_batch_size",), ("per_device_train_batch_size",)),
+    (("num_episodes", "max_epochs"), ("num_train_epochs", "total_epochs")),
+    (("actor_learning_rate", "learning_rate"), ("lr",)),
+    (("l2",), ("weight_decay",)),
+    (("max_norm",), ("max_grad_norm",)),
+    (("init_kl_coef",), ("kl_coef", "kl_loss_coef", "beta")),
+    (("eps_clip",), ("clip_eps", "epsilon")),
+    (("lora_rank",), ("lora_r",)),
+    (("track_with",), ("report_to",)),
+    (("actor_num_nodes", "num_nodes"), ("nnodes",)),
+    (("actor_num_gpus_per_node", "num_gpus_per_node"), ("n_gpus_per_node",)),
+)  # fmt: skip
+"""Flags of ours, and what TRL, verl or another command of ours calls them. Of several flags, the
+first that the command has is meant."""
+
+NAMES = {name: ours for ours, names in SYNONYMS for name in names}
+"""Name elsewhere -> flags of ours."""
 
 
 @explains_unknown_flags

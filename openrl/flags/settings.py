@@ -17,7 +17,7 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
     Raises UserError, which begins with ``owner``, e.g. "verifier number", and names everything that
     is wrong.
     """
-    specs = {s.name: s for s in flags_of(options, part_name="", section="")} if options else {}
+    specs = {s.name: s for s in flags_of(options)} if options else {}
     problems = [_unknown(key, list(specs)) for key in settings if key not in specs]
     problems += [
         f"{key} must be given"
@@ -48,23 +48,11 @@ def _unknown(key: str, known: list[str]) -> str:
 
 
 def _read(value: Any, spec: FlagSpec) -> Any:
-    return spec.checked(convert(_as_text(value), spec.type))
-
-
-def _as_text(value: Any) -> Any:
-    """Return the value in the form that ``convert`` reads: text, None, lists and objects. Text
-    stays text."""
-    if isinstance(value, (list, tuple)):
-        return [_as_text(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _quoted(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return Quoted(value)
-    return None if value is None else str(value)
+    return spec.checked(convert(_quoted(value), spec.type))
 
 
 def _quoted(value: Any) -> Any:
-    """Return a value inside an object, whose numbers stay numbers."""
+    """Return a value in the form that ``convert`` reads, in which a text stays text."""
     if isinstance(value, (list, tuple)):
         return [_quoted(item) for item in value]
     if isinstance(value, dict):

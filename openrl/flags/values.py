@@ -26,8 +26,8 @@ class Quoted(str):
 
 
 def convert(raw: Any, type_: Any) -> Any:
-    """Convert ``raw`` (text, None, or a list of them) to a value of ``type_``. Raises ValueError
-    with a readable reason."""
+    """Convert ``raw`` (text or another scalar, None, a list or an object of them) to a value of
+    ``type_``. Raises ValueError with a readable reason."""
     if is_union(type_):
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:
@@ -36,14 +36,16 @@ def convert(raw: Any, type_: Any) -> Any:
         return _convert_mapping(raw, type_)
     if raw is None or isinstance(raw, (list, dict)):
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
-    if get_origin(type_) is Literal:
-        choices = {str(choice): choice for choice in get_args(type_)}
-        return _look_up(choices, raw, raw, type_)
-    if type_ is bool:
-        return _look_up(BOOL_WORDS, raw.lower(), raw, type_)
+    text = str(raw)
     if type_ is str:
-        return str(raw)
-    return _convert_number(raw, type_)
+        return text
+    if type_ in (int, float):
+        return _convert_number(text, type_)
+    choices = BOOL_WORDS if type_ is bool else {str(choice): choice for choice in get_args(type_)}
+    word = text.lower() if type_ is bool else text
+    if word not in choices:
+        raise ValueError(f"expected {expected(type_)}, got {show(text)}")
+    return choices[word]
 
 
 def _convert_union(raw: Any, type_: Any) -> Any:
@@ -96,12 +98,6 @@ def _json_value(raw: Any) -> Any:
     with contextlib.suppress(json.JSONDecodeError):
         return json.loads(raw)
     return raw
-
-
-def _look_up(choices: dict[str, Any], key: str, raw: str, type_: Any) -> Any:
-    if key not in choices:
-        raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
-    return choices[key]
 
 
 def _convert_number(raw: str, type_: type) -> int | float:

@@ -151,7 +151,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         estimator=config.algorithm.estimator,
         options=config.options["advantage_estimator"],
         shaping=config.shaping,
-        norm_scopes=derived.reward_norm_scopes(config),
+        norm_scopes=config.reward_norm_scopes,
         whiten_advantages=config.algorithm.whitens,
         max_new_tokens=config.sampling.lengths.response,
         whiten_std=not config.algorithm.no_advantage_std_norm,

@@ -88,6 +88,7 @@ def names_read() -> set[str]:
     derives = {
         config / name
         for name in (
+            "commands.py",
             "derived.py",
             "reward_plan.py",
             "groups/placement.py",

@@ -18,7 +18,6 @@ from openrl.flags.schema import (
     REQUIRED,
     Condition,
     absent,
-    chosen_options,
     collect_flags,
     flag,
     flags_of,
@@ -101,12 +100,12 @@ class OptimGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    model: ModelGroup = part(ModelGroup)
-    train: TrainGroup = part(TrainGroup)
-    actor: OptimGroup = part(OptimGroup, prefix="actor_")
-    critic: OptimGroup = part(OptimGroup, prefix="critic_", rate=9e-6)
-    evaluation: EvalGroup = part(EvalGroup, only_if=Condition(lambda c: c.train.batch > 4, "at 5"))
-    options: dict[str, Any] = chosen_options()
+    model: ModelGroup
+    train: TrainGroup
+    actor: OptimGroup = part(prefix="actor_")
+    critic: OptimGroup = part(prefix="critic_", rate=9e-6)
+    evaluation: EvalGroup = part(only_if=Condition(lambda c: c.train.batch > 4, "at 5"))
+    options: dict[str, Any]
 
 
 @check
@@ -279,9 +278,7 @@ def test_a_condition_of_a_class_is_one_of_the_flags_that_it_declares():
     class MoreFlags(EvalGroup):
         seed: int = flag(1, "Seed.", only_if=absent("whiten"))
 
-    words = {
-        s.name: [c.words for c in s.only_if] for s in flags_of(MoreFlags, part_name="", section="")
-    }
+    words = {s.name: [c.words for c in s.only_if] for s in flags_of(MoreFlags)}
     assert words == {
         "rows": ["with --rows"],
         "every": ["with --rows"],
@@ -431,6 +428,7 @@ def random_config(rng: random.Random) -> Command:
         ),
         actor=OptimGroup(rate=number()),
         critic=OptimGroup(rate=9e-6),
+        evaluation=EvalGroup(),
         options={"loss": options},
     )
 
@@ -490,7 +488,7 @@ def test_warnings_do_not_stop(capsys):
 TOY_POINTS = """
 from dataclasses import dataclass
 from typing import Any
-from openrl.flags.schema import chosen_options, flag, group, part
+from openrl.flags.schema import flag, group
 from openrl.registry import Registry
 
 points = Registry("point", "toy_points")
@@ -503,8 +501,8 @@ class ToyGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    toy: ToyGroup = part(ToyGroup)
-    options: dict[str, Any] = chosen_options()
+    toy: ToyGroup
+    options: dict[str, Any]
 """
 TOY_PLUGIN = """
 from dataclasses import dataclass

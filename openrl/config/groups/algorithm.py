@@ -62,6 +62,10 @@ class PreferenceFlags:
     )
 
     @property
+    def needs_reference(self) -> bool:
+        return "reference" in preference_losses[self.loss].needs
+
+    @property
     def rated(self) -> bool:
         """Whether answers are rated one by one instead of compared in pairs."""
         return "ratings" in preference_losses[self.loss].needs

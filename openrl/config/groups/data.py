@@ -22,21 +22,29 @@ PLAIN_DIALOGUE = "User: {}\nAssistant: "
 """The default --input_template of train_sft; a chat template replaces it."""
 
 
+def probabilities_of(data: str, alias: tuple[str, ...] = ()) -> Any:
+    help = (
+        f"Comma list of sampling probabilities, one per --{data} item, scaled to 1: items are drawn"
+        " until every row was used at least once. None: one after the other."
+    )
+    return flag(None, help, alias=alias)
+
+
+def split_of(data: str, alias: tuple[str, ...] = ()) -> Any:
+    help = (
+        f"Split used for --{data}, perhaps sliced as train[:50] or train[10%:]. A source without"
+        " splits ignores the name."
+    )
+    return flag("train", help, alias=alias)
+
+
 @group("Data")
 class PromptDataFlags:
     prompt_data: str | None = flag(
         None, f"Prompts, {SOURCES} None: only with --env_tags, which makes prompts, or --eval_only."
     )
-    prompt_data_probs: str | None = flag(
-        None,
-        "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are"
-        " drawn until every row was used at least once. None: one after the other.",
-    )
-    prompt_split: str = flag(
-        "train",
-        "Split used for --prompt_data, perhaps sliced as train[:50] or train[10%:]. A source"
-        " without splits ignores the name.",
-    )
+    prompt_data_probs: str | None = probabilities_of("prompt_data")
+    prompt_split: str = split_of("prompt_data")
     max_samples: int = flag(
         100_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
     )
@@ -67,16 +75,8 @@ class AnswerDataFlags:
     """Flags of commands that train on rows with given answers."""
 
     dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
-    dataset_probs: str | None = flag(
-        None,
-        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are"
-        " drawn until every row was used at least once. None: one after the other.",
-    )
-    dataset_split: str = flag(
-        "train",
-        "Split used for --dataset, perhaps sliced as train[:50] or train[10%:]. A source without"
-        " splits ignores the name.",
-    )
+    dataset_probs: str | None = probabilities_of("dataset")
+    dataset_split: str = split_of("dataset")
     max_samples: int = flag(
         1_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
     )
@@ -199,14 +199,5 @@ class EvaluateDataFlags(PromptDataFlags):
 @group("Data")
 class BatchDataFlags(EvaluateDataFlags):
     prompt_data: str = flag(REQUIRED, f"Rows, {SOURCES}", alias=("dataset",))
-    prompt_data_probs: str | None = flag(
-        None,
-        "Comma list of sampling probabilities. None: one after the other.",
-        alias=("dataset_probs",),
-    )
-    prompt_split: str = flag(
-        "train",
-        "Split, perhaps sliced as train[:50] or train[10%:]. A source without splits ignores the"
-        " name.",
-        alias=("dataset_split",),
-    )
+    prompt_data_probs: str | None = probabilities_of("prompt_data", alias=("dataset_probs",))
+    prompt_split: str = split_of("prompt_data", alias=("dataset_split",))

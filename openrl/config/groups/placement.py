@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.config.conditions import (
     CRITIC,
@@ -17,7 +17,7 @@ from openrl.config.conditions import (
     VLLM,
 )
 from openrl.errors import UserError
-from openrl.flags.schema import flag, given, group
+from openrl.flags.schema import Conditions, flag, given, group
 
 ModelPart = Literal["param", "optim", "grad"]
 """The parts of a model that sleep and wake independently."""
@@ -67,6 +67,20 @@ class ClusterFlags:
         return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
+OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
+REWARD_MODEL = given("reward_pretrain")
+
+
+def nodes(role: str, only_if: Conditions) -> Any:
+    help = f"Nodes of the {role} group. None: as the actor."
+    return flag(None, help, bounds="> 0", only_if=only_if)
+
+
+def gpus_per_node(role: str, only_if: Conditions) -> Any:
+    help = f"GPUs per node of the {role} group. None: as the actor."
+    return flag(None, help, bounds="> 0", only_if=only_if)
+
+
 @group("Placement")
 class PlacementFlags(ClusterFlags):
     system_envs: tuple[str, ...] = flag(
@@ -81,36 +95,12 @@ class PlacementFlags(ClusterFlags):
         " on a CPU.",
         bounds="> 0",
     )
-    critic_num_nodes: int | None = flag(
-        None, "Nodes of the critic group. None: as the actor.", bounds="> 0", only_if=CRITIC
-    )
-    critic_num_gpus_per_node: int | None = flag(
-        None, "GPUs per node of the critic group. None: as the actor.", bounds="> 0", only_if=CRITIC
-    )
-    ref_num_nodes: int | None = flag(
-        None,
-        "Nodes of the reference group. None: as the actor.",
-        bounds="> 0",
-        only_if=(REFERENCE, SECOND_REFERENCE),
-    )
-    ref_num_gpus_per_node: int | None = flag(
-        None,
-        "GPUs per node of the reference group. None: as the actor.",
-        bounds="> 0",
-        only_if=(REFERENCE, SECOND_REFERENCE),
-    )
-    reward_num_nodes: int | None = flag(
-        None,
-        "Nodes of the reward group. None: as the actor.",
-        bounds="> 0",
-        only_if=given("reward_pretrain"),
-    )
-    reward_num_gpus_per_node: int | None = flag(
-        None,
-        "GPUs per node of the reward group. None: as the actor.",
-        bounds="> 0",
-        only_if=given("reward_pretrain"),
-    )
+    critic_num_nodes: int | None = nodes("critic", CRITIC)
+    critic_num_gpus_per_node: int | None = gpus_per_node("critic", CRITIC)
+    ref_num_nodes: int | None = nodes("reference", OWN_REFERENCE)
+    ref_num_gpus_per_node: int | None = gpus_per_node("reference", OWN_REFERENCE)
+    reward_num_nodes: int | None = nodes("reward", REWARD_MODEL)
+    reward_num_gpus_per_node: int | None = gpus_per_node("reward", REWARD_MODEL)
     placement: str | None = flag(
         None,
         'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles with common'
@@ -193,9 +183,7 @@ class HybridFlags:
         False,
         "All models and the engines share the same GPUs; with --async_train only the models do.",
     )
-    colocate_actor_ref: bool = flag(
-        False, "Actor and reference share GPUs.", only_if=(REFERENCE, SECOND_REFERENCE)
-    )
+    colocate_actor_ref: bool = flag(False, "Actor and reference share GPUs.", only_if=OWN_REFERENCE)
     colocate_critic_reward: bool = flag(
         False, "Critic and reward model share GPUs.", only_if=CRITIC_AND_REWARD
     )

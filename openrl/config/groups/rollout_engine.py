@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openrl.config.conditions import VLLM
-from openrl.flags.schema import absent, flag, group
+from openrl.flags.schema import Condition, absent, flag, group
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class SyncedEngineFlags(ChosenEngineFlags):
     vllm_enable_expert_parallel: bool = flag(
         False,
         "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
+        only_if=Condition(lambda config: config.engine.sizes.width > 1, "with several GPUs"),
     )
     vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
         "auto",

@@ -17,15 +17,13 @@ Playing = PPOConfig | EvaluateConfig
 
 @check
 def one_plays(config: Playing) -> Problems:
-    asked = agents_of(config)
-    if len(asked) < 2:
-        return
-    if "tools" in asked:
-        others = tuple(name for name in asked if name != "tools")
+    *players, last = agents_of(config) or [""]
+    if players and last == "tools":
         message = "the agent brings its own tools and cannot use these"
-        yield Problem(("tools", *others), message, "leave --tools out")
-    else:
-        yield Problem(tuple(asked), "each of these plays the whole episode", "leave one out")
+        yield Problem(("tools", *players), message, "leave --tools out")
+    elif players:
+        message = "each of these plays the whole episode"
+        yield Problem((*players, last), message, "leave one out")
 
 
 @check
@@ -37,16 +35,6 @@ def chats_have_a_template(config: Playing) -> Problems:
     for name, message in users.items():
         if getattr(config.agents, name) and not config.templates.apply_chat_template:
             yield Problem((name,), message, "--apply_chat_template")
-
-
-@check
-def turns_have_a_token_each(config: PPOConfig) -> Problems:
-    turns, tokens = config.agents.max_turns, config.sampling.lengths.response
-    if turns is not None and turns > tokens:
-        message = f"{tokens} tokens are fewer than one for each of {turns} turns"
-        yield Problem(
-            ("max_turns", "generate_max_len"), message, f"--generate_max_len {64 * turns}"
-        )
 
 
 # -- environments ----------------------------------------------------------------------------------
@@ -65,23 +53,19 @@ def groups_add_up(config: PPOConfig) -> Problems:
     per_tag, tags = flags.env_groups_per_tag, flags.env_tags
     if not tags:
         return
-    if per_tag is None:
-        if running < len(tags):
-            message = f"{running} groups are too few for {len(tags)} tags"
-            yield Problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
-    elif len(per_tag) != len(tags):
+    if per_tag is None and running < len(tags):
+        message = f"{running} groups are too few for {len(tags)} tags"
+        yield Problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
+    elif per_tag is not None and len(per_tag) != len(tags):
         message = f"{len(per_tag)} numbers for {len(tags)} tags"
         yield Problem(("env_groups_per_tag", "env_tags"), message, "one per tag")
-    elif sum(per_tag) != running:
+    elif per_tag is not None and sum(per_tag) != running:
         message = f"{' + '.join(map(str, per_tag))} is not {running}"
         fix = f"--env_groups {sum(per_tag)}"
         yield Problem(("env_groups_per_tag", "env_groups"), message, fix)
     most, wanted = flags.env_max_trajectories, config.batch.rollout_batch_size
     if most > 0 and most * running < wanted:
-        message = (
-            f"{running} groups of environments that play {most} each do not fill a rollout of"
-            f" {wanted}"
-        )
+        message = f"{running} groups that play {most} each do not fill a rollout of {wanted}"
         fix = f"--env_max_trajectories {-(-wanted // running)}"
         yield Problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
 

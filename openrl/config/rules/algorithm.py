@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import agents_of, reward_norm_scopes
+from openrl.config.derived import agents_of
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
-from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Problem, Problems, check
 from openrl.registry import Entry
 
-
-@dataclass(frozen=True)
-class Need:
-    """What a registered component requires of the flags through ``register(...,
-    needs=(name,))``."""
-
-    met: Callable[[PPOConfig], bool]
-    flags: tuple[str, ...]
-    message: str
-    fix: str
-
-
-# The run itself meets these needs: it starts a critic, runs a pass, or asks for a greedy answer; a
-# row is a step of an episode, perhaps its only one; parts appear with the first reward; rows
-# without advantages are left out.
-ALWAYS_MET = (
-    "values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages",
-)  # fmt: skip
-NEEDS = {
-    "siblings": Need(
-        lambda config: config.batch.n_samples_per_prompt > 1,
-        ("n_samples_per_prompt",),
-        "compares the answers to a prompt, but each prompt gets only one",
-        "--n_samples_per_prompt 8",
-    ),
-    "no_reward_norm": Need(
-        lambda config: (
-            config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None
-        ),
-        ("reward_norm_mean", "reward_norm_std"),
-        "has its own baseline, which normalisation would replace",
-        "leave --reward_norm_mean and --reward_norm_std out",
-    ),
-    "step_rows": Need(
-        lambda config: not agents_of(config) or config.agents.agent_sample_unit == "step",
-        ("agent_sample_unit",),
-        "needs one row for each turn of an agent",
-        "--agent_sample_unit step",
-    ),
-    "sequence_mean": Need(
-        lambda config: config.algorithm.aggregation != "token-mean",
-        ("loss_agg_mode",),
-        "has one ratio per sequence, but a mean over tokens would weight it by length",
-        "--loss_agg_mode seq-mean-token-mean",
-    ),
-}
+# The run itself meets these needs of components: it starts a critic, runs a pass, or asks for a
+# greedy answer; a row is a step of an episode, perhaps its only one; parts appear with the first
+# reward; rows without advantages are left out.
+ALWAYS_MET = {"values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages"}
+CHECKED = {"siblings", "no_reward_norm", "step_rows", "sequence_mean"}
 
 
 @check
@@ -69,27 +24,25 @@ def components_have_what_they_need(config: PPOConfig) -> Problems:
 
 
 def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
-    for name in sorted(chosen.needs - set(ALWAYS_MET)):
-        need = NEEDS.get(name)
-        if need is None:
-            yield Problem(
-                (flag,), f"{chosen.name} needs {name}, which nothing in this run supplies"
-            )
-        elif not need.met(config):
-            yield Problem((flag, *need.flags), f"{chosen.name} {need.message}", need.fix)
-
-
-@check
-def clips_are_distances_from_one(config: PPOConfig) -> Problems:
-    low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
-    if low > 1:
+    """Yield the needs of a component, ``register(..., needs=(name,))``, that flags do not meet."""
+    name, needs, shaping = chosen.name, chosen.needs, config.shaping
+    if "siblings" in needs and config.batch.n_samples_per_prompt == 1:
+        message = f"{name} compares the answers to a prompt, but each prompt gets only one"
+        yield Problem((flag, "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+    if "no_reward_norm" in needs and (shaping.reward_norm_mean or shaping.reward_norm_std):
+        flags = (flag, "reward_norm_mean", "reward_norm_std")
+        message = f"{name} has its own baseline, which normalisation would replace"
+        yield Problem(flags, message, "leave --reward_norm_mean and --reward_norm_std out")
+    if "step_rows" in needs and agents_of(config) and config.agents.agent_sample_unit != "step":
+        message = f"{name} needs one row for each turn of an agent"
+        yield Problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
+    if "sequence_mean" in needs and config.algorithm.aggregation == "token-mean":
         message = (
-            f"L is {low:g}, but a ratio cannot fall by more than 1: both values are distances"
-            " from 1, not percentages"
+            f"{name} has one ratio per sequence, but a mean over tokens would weight it by length"
         )
-        yield Problem(
-            ("eps_clip_low_high",), message, f"--eps_clip_low_high 1 {high:g} for no limit below"
-        )
+        yield Problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")
+    for need in sorted(needs - ALWAYS_MET - CHECKED):
+        yield Problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
 
 
 @check
@@ -107,10 +60,9 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
 
 @check
 def group_scopes_have_siblings(config: PPOConfig) -> Problems:
-    asked = "siblings" not in config.algorithm.estimator.needs and "group" in reward_norm_scopes(
-        config
-    )
-    if asked and config.batch.n_samples_per_prompt == 1:
+    needed = "siblings" in config.algorithm.estimator.needs  # another rule says so then
+    grouped = "group" in config.reward_norm_scopes and not needed
+    if grouped and config.batch.n_samples_per_prompt == 1:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
         message = "a group of one answer equals its own mean: every reward would become 0"
         yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
@@ -148,21 +100,16 @@ def verdicts_choose_the_best_checkpoint(config: PPOConfig) -> Problems:
         yield Problem(flags, message, "--best_metric_key eval/reward")
 
 
-def _is_ours(verifier: str) -> bool:
-    """Return whether a verifier is built in; another rule reports an unknown one."""
-    try:
-        return verifiers[verifier].component.__module__.startswith("openrl.")
-    except UserError:
-        return False
-
-
 @check
 def somebody_reads_actions(config: PPOConfig) -> Problems:
-    """Agents count actions that they could not read; files and servers report them in
-    extra_logs."""
-    foreign = [name for name in config.reward.reward_funcs if not _is_ours(name)]
-    silent = source_kinds(config) <= {"verifier", "model"} and not foreign
-    if config.shaping.format_penalty and silent and not agents_of(config):
+    """Agents count actions that they could not read; files, servers and verifiers of plugins
+    report them in extra_logs."""
+    if not config.shaping.format_penalty or agents_of(config):
+        return
+    ours = {e.name for e in verifiers.entries() if e.component.__module__.startswith("openrl.")}
+    if source_kinds(config) <= {"verifier", "model"} and ours.issuperset(
+        config.reward.reward_funcs
+    ):
         message = (
             "built-in verifiers and reward models do not report which answers cannot be parsed"
         )
@@ -177,11 +124,10 @@ def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
 @check
 def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
-        yield Problem(
-            ("use_kl_loss", "kl_estimator"),
-            "k1 does not work as a loss: the expected gradient of log p under the policy is zero",
-            "--kl_estimator k2",
+        message = (
+            "k1 does not work as a loss: the expected gradient of log p under the policy is zero"
         )
+        yield Problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
 
 
 @check
@@ -217,11 +163,8 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
 @check
 def supervised_rows_have_answers(config: PPOConfig) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
-        yield Problem(
-            ("ptx_data", "output_key"),
-            "the column with the answers is missing",
-            "--output_key COLUMN",
-        )
+        message = "the column with the answers is missing"
+        yield Problem(("ptx_data", "output_key"), message, "--output_key COLUMN")
 
 
 @check

@@ -20,6 +20,5 @@ from openrl.config.rules import (  # noqa: F401
     rollout_correction,
     rollout_engine,
     sampling,
-    supervised,
     vision,
 )

@@ -6,7 +6,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import prompts_running
 from openrl.config.groups.placement import ENGINES
 from openrl.config.rules.placement import roles_on_shared_places
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check, in_use
 
 
 @check
@@ -14,16 +14,12 @@ def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
     if not config.asynchrony.async_train:
         return
     if ENGINES in roles_on_shared_places(config):
-        yield Problem(
-            ("async_train", "placement"),
-            "engines that generate during training cannot share GPUs with models",
-            '--placement "actor=0-3;vllm=4-7"',
-        )
+        message = "engines that generate during training cannot share GPUs with models"
+        yield Problem(("async_train", "placement"), message, '--placement "actor=0-3;vllm=4-7"')
     if config.hybrid.vllm_enable_sleep:
+        message = "engines that generate during training cannot sleep"
         yield Problem(
-            ("async_train", "vllm_enable_sleep"),
-            "engines that generate during training cannot sleep",
-            "leave --vllm_enable_sleep out",
+            ("async_train", "vllm_enable_sleep"), message, "leave --vllm_enable_sleep out"
         )
 
 
@@ -33,29 +29,22 @@ def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
     if not flags.partial_rollout:
         return
     if config.asynchrony.staleness_bound == 0:
-        yield Problem(
-            ("partial_rollout", "max_staleness"),
-            "an interrupted answer continues under newer weights, so its first tokens are stale",
-            "--max_staleness 1",
+        message = (
+            "an interrupted answer continues under newer weights, so its first tokens are stale"
         )
+        yield Problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
     if flags.partial_rollout_cache == "keep":
+        fix = "--partial_rollout_cache refill"
         losers = {
             "rollout_backend": config.engine.rollout_backend == "hf",
             "vllm_enable_sleep": config.hybrid.vllm_enable_sleep,
             "lora_sync": config.lora.lora_sync == "adapter",
         }
-        for name in (name for name, loses in losers.items() if loses):
-            yield Problem(
-                ("partial_rollout_cache", name),
-                "only vLLM can keep keys and values, and not through sleep or for a new adapter",
-                "--partial_rollout_cache refill",
-            )
-        yield Problem(
-            ("partial_rollout_cache",),
-            "the trainer cannot recompute log-probs of mixed weights, so ratios are biased",
-            "--partial_rollout_cache refill",
-            fatal=False,
-        )
+        for name in in_use(losers):
+            message = "only vLLM can keep keys and values, but not through sleep or a new adapter"
+            yield Problem(("partial_rollout_cache", name), message, fix)
+        message = "the trainer cannot recompute log-probs of mixed weights, so ratios are biased"
+        yield Problem(("partial_rollout_cache",), message, fix, fatal=False)
 
 
 @check
@@ -70,11 +59,8 @@ def one_number_of_running_prompts(config: PPOConfig) -> Problems:
 def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
     users = off_policy_flags(config)
     if users and config.collecting.rollout_scheduler == "batch":
-        yield Problem(
-            (*users, "rollout_scheduler"),
-            "the batch scheduler waits for every group, so none is left over",
-            "--rollout_scheduler stream",
-        )
+        message = "the batch scheduler waits for every group, so none is left over"
+        yield Problem((*users, "rollout_scheduler"), message, "--rollout_scheduler stream")
 
 
 @check
@@ -97,7 +83,7 @@ def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
             "the slowest groups, with the longest answers, are dropped, so training favours short"
             " answers"
         )
-        yield Problem((*surplus,), message, "--partial_rollout continues them", fatal=False)
+        yield Problem(surplus, message, "--partial_rollout continues them", fatal=False)
 
 
 @check
@@ -105,17 +91,17 @@ def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
     correction, interval = config.correction, config.engine.weight_sync_interval
     age = config.asynchrony.staleness_bound * interval + interval - 1
     if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
-        names = [n for n in ("async_train", "partial_rollout") if getattr(config.asynchrony, n)]
-        yield Problem(
-            (*names, *(["weight_sync_interval"] if interval > 1 else [])),
-            f"rollouts are up to {age} step{'s' * (age > 1)} old, but losses are not corrected"
-            " for this",
-            "--enable_vllm_is_correction",
-            fatal=False,
-        )
+        ages = {
+            "async_train": config.asynchrony.async_train,
+            "partial_rollout": config.asynchrony.partial_rollout,
+            "weight_sync_interval": interval > 1,
+        }
+        steps = "1 step" if age == 1 else f"{age} steps"
+        message = f"rollouts are up to {steps} old, but losses are not corrected for this"
+        yield Problem(in_use(ages), message, "--enable_vllm_is_correction", fatal=False)
 
 
-def off_policy_flags(config: PPOConfig) -> list[str]:
+def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:
     """Return the flags in use that start more rollouts than a step trains on, or start them
     earlier."""
     flags = config.asynchrony
@@ -127,4 +113,4 @@ def off_policy_flags(config: PPOConfig) -> list[str]:
         "oversample_ratio": surplus and not by_size,
         "vllm_generate_batch_size": surplus and by_size,
     }
-    return [name for name, used in asked.items() if used]
+    return in_use(asked)

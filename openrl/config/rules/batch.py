@@ -12,11 +12,14 @@ from openrl.flags.checks import Problem, Problems, check
 def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
     batch, samples = config.batch, config.batch.samples_per_step
     if samples % batch.train_batch_size:
-        yield Problem(
-            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
+        message = (
             f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a"
             f" rollout are not a multiple of the {batch.train_batch_size} samples of an optimizer"
-            " step",
+            " step"
+        )
+        yield Problem(
+            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
+            message,
             f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
         )
 
@@ -38,9 +41,12 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         yield from shards_divide(config.parallel, world, "actor")
     elif config.dynamic.use_dynamic_batch:
         if batch < ranks:
+            message = (
+                f"{batch} samples are too few: some of the {ranks} {called} would have no work"
+            )
             yield Problem(
                 ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-                f"{batch} samples are too few: some of the {ranks} {called} would have no work",
+                message,
                 f"--train_batch_size {ranks}",
             )
     elif batch % ranks:
@@ -48,16 +54,20 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         fewer = (
             f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
         )
+        message = f"{batch} samples do not divide evenly among {ranks} {called}"
         yield Problem(
             ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            f"{batch} samples do not divide evenly among {ranks} {called}",
+            message,
             f"--train_batch_size {fitting}" if fitting else fewer,
         )
     elif batch % (micro * ranks):
+        message = (
+            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
+            f" {called})"
+        )
         yield Problem(
             ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
-            f" {called})",
+            message,
             f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}",
         )
 
@@ -66,9 +76,10 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
 def micro_batches_divide(config: SupervisedConfig) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     if batch % micro and not config.dynamic.use_dynamic_batch:
+        message = f"{batch} rows are not a multiple of {micro}"
         yield Problem(
             ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} rows are not a multiple of {micro}",
+            message,
             f"--micro_train_batch_size {largest_divisor(batch, micro)}",
         )
 
@@ -81,11 +92,8 @@ def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
     for name in names if config.dynamic.use_dynamic_batch else ():
         cap = getattr(config.dynamic, name)
         if cap is not None and cap * split < longest:
-            yield Problem(
-                (name,),
-                f"a micro-batch of {cap * split} tokens is too small for a row of {lengths}",
-                f"--{name} {-(-longest // split)}",
-            )
+            message = f"a micro-batch of {cap * split} tokens is too small for a row of {lengths}"
+            yield Problem((name,), message, f"--{name} {-(-longest // split)}")
 
 
 @check

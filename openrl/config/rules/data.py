@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from openrl.config.commands import (
     AnsweringConfig,
+    DPOConfig,
     EvaluateConfig,
     PPOConfig,
+    RMConfig,
+    SFTConfig,
     SupervisedConfig,
     TrainingConfig,
 )
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problem, Problems, check, in_use
 
 
 @check
@@ -19,9 +22,8 @@ def template_has_a_place(config: TrainingConfig | AnsweringConfig) -> Problems:
     if template is None or template.endswith(JINJA_SUFFIXES):
         return
     if "{}" not in template:
-        yield Problem(
-            ("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}"
-        )
+        message = f"{template!r} has no {{}} where the prompt goes"
+        yield Problem(("input_template",), message, "add {}")
     if "\\n" in template:
         message = "contains a backslash and n; a line break may be meant"
         yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
@@ -39,30 +41,18 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
 
 
 @check
-def probabilities_match_prompt_data(config: PPOConfig | AnsweringConfig) -> Problems:
-    names = config.data.prompt_data
-    if names is not None:
-        yield from probability_problems("prompt_data", names, config.data.prompt_data_probs)
-
-
-@check
-def probabilities_match_dataset(config: SupervisedConfig) -> Problems:
-    yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
-
-
-def probability_problems(flag: str, names: str, text: str | None) -> Problems:
-    """Check that probabilities match datasets. ``flag`` names the comma list of datasets,
-    ``flag``_probs the list of their probabilities."""
-    if text is None:
+def probabilities_match_data(config: TrainingConfig | AnsweringConfig) -> Problems:
+    flag = "dataset" if isinstance(config, SupervisedConfig) else "prompt_data"
+    names, text = getattr(config.data, flag), getattr(config.data, f"{flag}_probs")
+    if names is None or text is None:
         return
     items = len(data_items(names))
     fix = f"--{flag}_probs {','.join(['1'] * items)}"
     try:
         found = len(probabilities(text))
     except ValueError as error:
-        yield Problem(
-            (f"{flag}_probs",), f"{text!r} is not a comma list of positive numbers: {error}", fix
-        )
+        message = f"{text!r} is not a comma list of positive numbers: {error}"
+        yield Problem((f"{flag}_probs",), message, fix)
         return
     if found != items:
         message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
@@ -70,23 +60,31 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
 
 
 @check
-def evaluation_is_asked_for(config: PPOConfig) -> Problems:
-    evaluation = config.evaluation
-    if evaluation.eval_dataset is None and not config.environments.env_tags:
+def evaluation_has_rows_and_a_time(config: PPOConfig) -> Problems:
+    evaluation, count = config.evaluation, config.evaluation.eval_n_samples_per_prompt
+    given = evaluation.eval_dataset is not None
+    if not given and not config.environments.env_tags:
         if evaluation.eval_only:
-            yield Problem(
-                ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
-            )
+            message = "there is nothing to evaluate"
+            yield Problem(("eval_only", "eval_dataset"), message, "--eval_dataset FILE")
         return
-    if evaluation.eval_dataset is not None and not config.evaluation.asked_for:
-        flags = ("eval_dataset", "eval_steps")
-        yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
-    if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
-        yield Problem(
-            ("eval_temperature", "eval_n_samples_per_prompt"),
-            f"greedy decoding gives {evaluation.eval_n_samples_per_prompt} equal answers",
-            "--eval_n_samples_per_prompt 1",
-        )
+    if given and not evaluation.asked_for:
+        yield from never_evaluates()
+    if evaluation.eval_temperature == 0 and count > 1:
+        flags = ("eval_temperature", "eval_n_samples_per_prompt")
+        message = f"greedy decoding gives {count} equal answers"
+        yield Problem(flags, message, "--eval_n_samples_per_prompt 1")
+
+
+@check
+def evaluation_has_a_time(config: SFTConfig | DPOConfig) -> Problems:
+    if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
+        yield from never_evaluates()
+
+
+def never_evaluates() -> Problems:
+    flags = ("eval_dataset", "eval_steps")
+    yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
 
 
 @check
@@ -97,17 +95,44 @@ def resume_or_start_fresh(config: TrainingConfig) -> Problems:
         "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
         "overwrite_ckpt": flags.overwrite_ckpt,
     }
-    names = tuple(name for name, wanted in asked.items() if wanted)
-    if len(names) > 1:
-        yield Problem(
-            names, "these contradict each other: a run has one starting point", "leave one out"
-        )
+    if len(names := in_use(asked)) > 1:
+        message = "these contradict each other: a run has one starting point"
+        yield Problem(names, message, "leave one out")
 
 
 @check
 def checkpoints_hold_something(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
-        yield Problem(
-            ("disable_ds_ckpt", "save_steps"), "checkpoints would be empty", "--save_hf_ckpt"
+        message = "checkpoints would be empty"
+        yield Problem(("disable_ds_ckpt", "save_steps"), message, "--save_hf_ckpt")
+
+
+# -- train_sft, train_rm and train_dpo -------------------------------------------------------------
+
+
+@check
+def turns_come_from_the_chat_template(config: SFTConfig) -> Problems:
+    data = config.data
+    if data.multiturn and data.pretrain_mode:
+        yield Problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
+    elif data.multiturn and not config.templates.apply_chat_template:
+        message = "only a chat template says where a turn begins and ends"
+        yield Problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
+
+
+@check
+def margins_go_into_the_sigmoid(config: RMConfig) -> Problems:
+    if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
+        yield Problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
+
+
+@check
+def rated_answers_have_prompts(config: DPOConfig) -> Problems:
+    known = config.data.prompt_key is not None or config.templates.apply_chat_template
+    if config.preference.rated and not known:
+        message = (
+            "rated answers are compared with answers to other prompts, so the prompt must be known"
         )
+        fix = "--prompt_key COLUMN, or chat lists with --apply_chat_template"
+        yield Problem(("loss", "prompt_key"), message, fix)

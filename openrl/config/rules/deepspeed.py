@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
-from openrl.config.derived import model_roles
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.placement import FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -64,23 +63,16 @@ def overrides_are_further_settings(config: TrainingConfig) -> Problems:
 def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
+        message = "only stage 3 fetches parameters layer by layer"
         yield Problem(
-            ("param_offload", "zero_stage"),
-            "only stage 3 fetches parameters layer by layer",
-            "--zero_stage 3, or --adam_offload alone",
+            ("param_offload", "zero_stage"), message, "--zero_stage 3, or --adam_offload alone"
         )
     if flags.adam_offload and flags.zero_stage == 0:
-        yield Problem(
-            ("adam_offload", "zero_stage"),
-            "DeepSpeed offloads nothing in stage 0",
-            "--zero_stage 2",
-        )
+        message = "DeepSpeed offloads nothing in stage 0"
+        yield Problem(("adam_offload", "zero_stage"), message, "--zero_stage 2")
     if flags.adam_offload and config.optim.optimizer != "adamw":
-        yield Problem(
-            ("adam_offload", "optimizer"),
-            f"--optimizer {config.optim.optimizer} cannot run its step on the CPU",
-            "--optimizer adamw",
-        )
+        message = f"--optimizer {config.optim.optimizer} cannot run its step on the CPU"
+        yield Problem(("adam_offload", "optimizer"), message, "--optimizer adamw")
 
 
 @check
@@ -91,18 +83,12 @@ def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
     if flags.zero_stage < 3:
         yield Problem(("zpg", "zero_stage"), "only stage 3 shards parameters", "--zero_stage 3")
     if config.parallel.ds_tensor_parallel_size > 1:
-        yield Problem(
-            ("zpg", "ds_tensor_parallel_size"),
-            "DeepSpeed would count the ranks that split a layer as separate copies",
-            "--zpg 1",
-        )
+        message = "DeepSpeed would count the ranks that split a layer as separate copies"
+        yield Problem(("zpg", "ds_tensor_parallel_size"), message, "--zpg 1")
     if ranks is not None and ranks % flags.zpg:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
-        yield Problem(
-            ("zpg",),
-            f"{ranks} ranks do not divide evenly into groups of {flags.zpg}",
-            f"--zpg {fitting}",
-        )
+        message = f"{ranks} ranks do not divide evenly into groups of {flags.zpg}"
+        yield Problem(("zpg",), message, f"--zpg {fitting}")
 
 
 def trained_ranks(config: TrainingConfig) -> int | None:
@@ -123,17 +109,11 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Proble
         return
     if config.optim.optimizer == "adamw_bf16":
         if asked != "bf16":
-            yield Problem(
-                ("grad_accum_dtype", "optimizer"),
-                "adamw_bf16 keeps gradients in bf16",
-                "--grad_accum_dtype None",
-            )
+            message = "adamw_bf16 keeps gradients in bf16"
+            yield Problem(("grad_accum_dtype", "optimizer"), message, "--grad_accum_dtype None")
     elif asked not in ("fp32", dtype):
-        yield Problem(
-            ("grad_accum_dtype", "param_dtype"),
-            f"gradients of {dtype} weights can only be summed in {dtype} or fp32",
-            "--grad_accum_dtype fp32",
-        )
+        message = f"gradients of {dtype} weights can only be summed in {dtype} or fp32"
+        yield Problem(("grad_accum_dtype", "param_dtype"), message, "--grad_accum_dtype fp32")
 
 
 @check
@@ -142,9 +122,10 @@ def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
     method = flags.gradient_checkpointing_method
     reentrant = flags.gradient_checkpointing_use_reentrant
     if reentrant and method in ("selective", "moe"):
+        message = "torch's reentrant implementation recomputes whole layers only"
         yield Problem(
             ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),
-            "torch's reentrant implementation recomputes whole layers only",
+            message,
             "leave --gradient_checkpointing_use_reentrant out",
         )
 
@@ -195,18 +176,19 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
         ranks = (
             f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
         )
-        yield Problem(
-            (*asked(flags), ranks),
+        message = (
             f"{world} ranks of the {role} do not divide evenly into blocks of"
-            f" {flags.ranks_per_shard} that share rows",
-            f"a multiple of {flags.ranks_per_shard} ranks",
+            f" {flags.ranks_per_shard} that share rows"
+        )
+        yield Problem(
+            (*asked(flags), ranks), message, f"a multiple of {flags.ranks_per_shard} ranks"
         )
 
 
 @check
 def ranks_of_every_role_divide(config: PPOConfig) -> Problems:
     """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
-    for role in model_roles(config):
+    for role in config.model_roles:
         world = config.placement.ranks_of(role, config.device.device)
         if role != "actor" and world is not None:
             yield from shards_divide(config.parallel, world, role)
@@ -230,11 +212,8 @@ def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
-        yield Problem(
-            flags,
-            f"{name} attention cannot run on parts of a sequence",
-            "--attn_implementation sdpa",
-        )
+        message = f"{name} attention cannot run on parts of a sequence"
+        yield Problem(flags, message, "--attn_implementation sdpa")
 
 
 @check
@@ -268,11 +247,8 @@ def layers_can_be_split(config: TrainingConfig) -> Problems:
         yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
     if config.lora.load_in_4bit or config.lora.adapts:
         flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
-        yield Problem(
-            (TENSOR, *flags),
-            "layers with adapters or 4-bit weights cannot be split",
-            f"--{TENSOR} 1",
-        )
+        message = "layers with adapters or 4-bit weights cannot be split"
+        yield Problem((TENSOR, *flags), message, f"--{TENSOR} 1")
     if config.optim.optimizer == "muon":
         message = "Muon orthogonalises whole matrices, but a rank holds only parts of them"
         yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")

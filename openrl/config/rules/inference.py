@@ -14,10 +14,7 @@ from openrl.config.commands import (
 from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules import rollout_engine
-from openrl.config.rules.machine import (
-    output_problems,
-)
+from openrl.config.rules.machine import output_problems
 from openrl.config.rules.reward import SOURCES, asked_sources
 from openrl.flags.checks import Given, Problem, Problems, check, check_environment
 
@@ -33,21 +30,15 @@ def one_thing_is_served(config: ServeConfig) -> Problems:
     if not served:
         yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
-        yield Problem(
-            served,
-            "a server can have only one kind of reward source",
-            "leave all but one out",
-        )
+        message = "a server can have only one kind of reward source"
+        yield Problem(served, message, "leave all but one out")
     if len(split(config.rm.reward_pretrain)) > 1:
         yield Problem(
             ("reward_pretrain",), "a server can have only one model", "start one server per model"
         )
     if "http" in {source.kind for source in reward_sources(config.reward)}:
-        yield Problem(
-            ("remote_rm_url",),
-            "a server cannot pass requests on to another server",
-            "a Python file",
-        )
+        message = "a server cannot pass requests on to another server"
+        yield Problem(("remote_rm_url",), message, "a Python file")
 
 
 @check
@@ -79,18 +70,10 @@ def open_server_wants_a_token(config: ServeConfig) -> Problems:
 
 
 @check
-def answers_fit_the_engine(config: AnsweringConfig) -> Problems:
-    yield from rollout_engine.samples_fit(
-        config.engine.vllm_max_model_len, config.sampling.lengths.both
-    )
-
-
-@check
 def one_temperature(config: AnsweringConfig, given: Given) -> Problems:
     if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
-        yield Problem(
-            ("temperature", "greedy_sampling"), "both set the temperature", "leave one out"
-        )
+        flags = ("temperature", "greedy_sampling")
+        yield Problem(flags, "both set the temperature", "leave one out")
 
 
 @check
@@ -115,17 +98,11 @@ def output_can_be_written(config: AnsweringConfig) -> Problems:
 def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
     task = config.task
     if task.post_processor and task.eval_task != "rm" and not asked_sources(config):
-        yield Problem(
-            ("post_processor", *SOURCES),
-            "there are no rewards to choose by",
-            "--eval_task rm, or a source",
-        )
+        message = "there are no rewards to choose by"
+        yield Problem(("post_processor", *SOURCES), message, "--eval_task rm, or a source")
     if not all(part in task.reward_template for part in ("{input}", "{reward}")):
-        yield Problem(
-            ("reward_template",),
-            "must contain {input} and {reward}",
-            "{input} <rm_score>: {reward} ",
-        )
+        message = "must contain {input} and {reward}"
+        yield Problem(("reward_template",), message, "{input} <rm_score>: {reward} ")
 
 
 @check
@@ -146,11 +123,8 @@ def k_is_possible(config: EvaluateConfig) -> Problems:
 def figures_are_json(config: EvaluateConfig) -> Problems:
     path = config.task.output_path
     if path is not None and Path(path).name and Path(path).suffix != ".json":
-        yield Problem(
-            ("output_path",),
-            f"{path} does not end in .json",
-            f"--output_path {Path(path).with_suffix('.json')}",
-        )
+        message = f"{path} does not end in .json"
+        yield Problem(("output_path",), message, f"--output_path {Path(path).with_suffix('.json')}")
 
 
 # -- lora_combiner ---------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
-"""Rules about where the metrics of a run go."""
+"""Rules about where the metrics of a run go, and about secrets in flags."""
 
 from __future__ import annotations
 
-from openrl.config.commands import TrainingConfig
+from openrl.config.commands import PPOConfig, TrainingConfig
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, unknown_names
 from openrl.flags.values import secrets_in
+
+WRITTEN = "but flags are written to config.yaml, checkpoints and trackers"
 
 
 @check
@@ -20,11 +22,9 @@ def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
     settings |= {"reward_func_kwargs": reward.reward_func_kwargs} if reward else {}
     for flag, values in settings.items():
         for name in secrets_in(values):
-            message = (
-                f"{name} looks like a secret, but flags are written to config.yaml, checkpoints"
-            )
+            message = f"{name} looks like a secret, {WRITTEN}"
             fix = "an environment variable, which workers get too"
-            yield Problem((flag,), f"{message} and trackers", fix, fatal=False)
+            yield Problem((flag,), message, fix, fatal=False)
 
 
 @check
@@ -35,7 +35,18 @@ def arguments_have_their_tracker(config: TrainingConfig) -> Problems:
             fix = f"--track_with {name}"
             yield Problem(("tracker_kwargs",), f"the tracker {name} is not in use", fix)
         elif not isinstance(arguments, dict):
-            fix = f'{{"{name}": {{"tags": ["a"]}}}}'
-            yield Problem(
-                ("tracker_kwargs",), f"the arguments of {name} are not a JSON object", fix
-            )
+            message = f"the arguments of {name} are not a JSON object"
+            yield Problem(("tracker_kwargs",), message, f'{{"{name}": {{"tags": ["a"]}}}}')
+
+
+@check
+def environment_is_readable(config: PPOConfig) -> Problems:
+    for pair in config.placement.system_envs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            message = f"{name!r} is not of the form NAME=VALUE"
+            yield Problem(("system_envs",), message, "--system_envs NCCL_DEBUG=WARN")
+        elif secret := next(secrets_in({name: value}), None):
+            message = f"{secret} looks like a secret, {WRITTEN}"
+            fix = f"export {name} where this command, or `ray start`, runs"
+            yield Problem(("system_envs",), message, fix)

@@ -16,7 +16,6 @@ from typing import Any
 from openrl.config.commands import (
     AnsweringConfig,
     MergeConfig,
-    PPOConfig,
     ServeConfig,
     SupervisedConfig,
     TrainingConfig,
@@ -30,8 +29,6 @@ from openrl.locks import owner_of, refusal
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
-
-
 MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
 
@@ -55,13 +52,10 @@ def is_local(name: str) -> bool:
 
 @check_environment
 def policy_exists(config: TrainingConfig | AnsweringConfig) -> Problems:
-    own_tokenizer = config.model.tokenizer_path is None
-    yield from model_problems(
-        "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
-    )
-    yield from model_problems(
-        "tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="complete tokenizer"
-    )
+    tokenizer = config.model.tokenizer_path
+    files = MODEL_FILES | (TOKENIZER_FILES if tokenizer is None else {})
+    yield from model_problems("pretrain", config.model.pretrain, files)
+    yield from model_problems("tokenizer_path", tokenizer, TOKENIZER_FILES, "complete tokenizer")
 
 
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
@@ -81,22 +75,14 @@ def model_problems(
         return
     directory = Path(name).expanduser()
     if not directory.is_dir():
-        yield Problem(
-            (flag,),
-            f"no such directory: {name}",
-            "a model directory, or a Hub name like Qwen/Qwen3-0.6B",
-        )
+        message = f"no such directory: {name}"
+        yield Problem((flag,), message, "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
         return
-    missing = [
-        part
-        for part, patterns in files.items()
-        if not any(any(directory.glob(p)) for p in patterns)
-    ]
-    if missing:
+    found = {part for part in files if any(any(directory.glob(p)) for p in files[part])}
+    if missing := [part for part in files if part not in found]:
         message = f"{name} is not a {what}; missing: {', '.join(missing)}"
-        yield Problem(
-            (flag,), message, "a directory that save_pretrained of model and tokenizer wrote"
-        )
+        fix = "a directory that save_pretrained of model and tokenizer wrote"
+        yield Problem((flag,), message, fix)
 
 
 @check_environment
@@ -121,9 +107,8 @@ def data_problems(flag: str, names: str) -> Problems:
         yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
     for item in data_items(names):
         name, _ = name_and_subset(item)
-        if not Path(name).expanduser().exists() and (
-            is_local(name) or name.endswith(DATA_SUFFIXES)
-        ):
+        a_file = is_local(name) or name.endswith(DATA_SUFFIXES)
+        if a_file and not Path(name).expanduser().exists():
             fix = f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
             yield Problem((flag,), f"no such file or directory: {name}", fix)
 
@@ -131,12 +116,8 @@ def data_problems(flag: str, names: str) -> Problems:
 @check_environment
 def template_files_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
-        name = getattr(config.templates, flag)
-        if (
-            name is not None
-            and name.endswith(JINJA_SUFFIXES)
-            and not Path(name).expanduser().is_file()
-        ):
+        name = getattr(config.templates, flag) or ""
+        if name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
             yield Problem((flag,), f"no such file: {name}")
 
 
@@ -145,13 +126,14 @@ def template_files_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
 
 @check_environment
 def outputs_are_writable(config: TrainingConfig) -> Problems:
-    yield from output_problems("save_path", config.checkpoint.save_path)
-    yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
-    yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
-    yield from output_problems("wandb_dir", config.logging.wandb_dir)
-    yield from output_problems("logging_dir", config.logging.logging_dir)
-    upload = config.checkpoint.ckpt_upload_dir
-    yield from output_problems("ckpt_upload_dir", None if "://" in (upload or "") else upload)
+    checkpoint, logging = config.checkpoint, config.logging
+    yield from output_problems("save_path", checkpoint.save_path)
+    yield from output_problems("ckpt_path", checkpoint.ckpt_path)
+    yield from output_problems("use_tensorboard", logging.use_tensorboard)
+    yield from output_problems("wandb_dir", logging.wandb_dir)
+    yield from output_problems("logging_dir", logging.logging_dir)
+    if "://" not in (checkpoint.ckpt_upload_dir or ""):
+        yield from output_problems("ckpt_upload_dir", checkpoint.ckpt_upload_dir)
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
@@ -228,10 +210,9 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
         return
     path = Path(name).expanduser()
     if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
+        message = f"{name} is not a complete checkpoint"
         yield Problem(
-            ("resume_from_checkpoint",),
-            f"{name} is not a complete checkpoint",
-            "a directory step_N with a manifest.json",
+            ("resume_from_checkpoint",), message, "a directory step_N with a manifest.json"
         )
 
 
@@ -239,23 +220,16 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
 
 
 @check_environment
-def rollouts_can_run(config: PPOConfig) -> Problems:
-    yield from package_problems((), "ray", INSTALL)
-    if config.engine.rollout_backend == "vllm" and not config.collecting.replays:
-        yield from package_problems(
-            ("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}"
-        )
-
-
-@check_environment
-def ranks_can_run(config: SupervisedConfig) -> Problems:
-    if config.ranks.under_ray:
-        yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
-
-
-@check_environment
 def training_can_run(config: TrainingConfig) -> Problems:
     yield from package_problems((), "deepspeed", INSTALL)
+    if isinstance(config, SupervisedConfig):
+        if config.ranks.under_ray:
+            yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
+        return
+    yield from package_problems((), "ray", INSTALL)
+    if config.engine.rollout_backend == "vllm" and not config.collecting.replays:
+        fix = f"--rollout_backend hf, or {INSTALL}"
+        yield from package_problems(("rollout_backend",), "vllm", fix)
 
 
 @check_environment
@@ -263,11 +237,8 @@ def kernels_can_run(config: TrainingConfig) -> Problems:
     if not config.changes.use_liger_kernel:
         return
     if config.device.device == "cpu":
-        yield Problem(
-            ("use_liger_kernel", "device"),
-            "Liger kernels need a GPU",
-            "leave --use_liger_kernel out",
-        )
+        message = "Liger kernels need a GPU"
+        yield Problem(("use_liger_kernel", "device"), message, "leave --use_liger_kernel out")
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
 
 

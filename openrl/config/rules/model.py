@@ -12,11 +12,8 @@ from openrl.flags.checks import Problem, Problems, check
 def attention_fits(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation or ""
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
-        yield Problem(
-            ("attn_implementation", "param_dtype"),
-            f"{name} does not support fp32",
-            "--attn_implementation sdpa",
-        )
+        message = f"{name} does not support fp32"
+        yield Problem(("attn_implementation", "param_dtype"), message, "--attn_implementation sdpa")
     if name.startswith("flash_attention") and config.device.device == "cpu":
         yield Problem(
             ("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa"
@@ -41,18 +38,16 @@ def packed_weights_carry_adapters(config: TrainingConfig) -> Problems:
     if not config.lora.load_in_4bit:
         return
     if not config.lora.adapts:
-        yield Problem(
-            ("load_in_4bit", "lora_rank"),
-            "4-bit weights can be trained only through adapters",
-            "--lora_rank 16",
-        )
+        message = "4-bit weights can be trained only through adapters"
+        yield Problem(("load_in_4bit", "lora_rank"), message, "--lora_rank 16")
     if config.model.param_dtype != "bf16":
         yield Problem(
             ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
         )
     if config.deepspeed.zero_stage == 3:
+        message = "stage 3 shards weights without the data that unpacks 4-bit weights"
         yield Problem(
             ("load_in_4bit", "zero_stage"),
-            "stage 3 shards weights without the data that unpacks 4-bit weights",
+            message,
             "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard",
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import model_roles, ref_reward_sleeps
+from openrl.config.derived import ref_reward_sleeps
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problem, Problems, check, in_use
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
 SHARE = "--colocate_all_models, or the same places in --placement"
@@ -24,16 +24,13 @@ def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
     if config.placement.placement is None:
         return
     if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
-        yield Problem(
-            ("placement", *others),
-            "--placement already says where every rank runs",
-            "leave the others out",
-        )
+        message = "--placement already says where every rank runs"
+        yield Problem(("placement", *others), message, "leave the others out")
     yield from _places_fit(config, config.placement.explicit_places)
 
 
 def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Problems:
-    run = {*model_roles(config), ENGINES}
+    run = {*config.model_roles, ENGINES}
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
         yield Problem(
@@ -45,11 +42,8 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
         )
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken, default=0))) - taken):
-        yield Problem(
-            ("placement",),
-            f"no role uses the places {', '.join(map(str, unused))}",
-            "number the places without gaps",
-        )
+        message = f"no role uses the places {', '.join(map(str, unused))}"
+        yield Problem(("placement",), message, "number the places without gaps")
     if ENGINES in places:
         yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
 
@@ -60,11 +54,8 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
     each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
     if places % sizes.width:
         flags = (*because, "vllm_tensor_parallel_size")
-        yield Problem(
-            flags,
-            f"{places} places cannot be divided into engines of {each} each",
-            "sizes that divide evenly",
-        )
+        message = f"{places} places cannot be divided into engines of {each} each"
+        yield Problem(flags, message, "sizes that divide evenly")
     elif engines is not None and engines != places // sizes.width:
         message = f"{engines} engines of {each} each do not fill {places} places"
         yield Problem(
@@ -79,7 +70,7 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
     if config.placement.placement is not None:
         return
     apart = config.asynchrony.async_train
-    for role, leader in config.hybrid.leaders(model_roles(config), apart).items():
+    for role, leader in config.hybrid.leaders(config.model_roles, apart).items():
         if role == ENGINES:
             world = config.placement.ranks_of("actor", config.device.device)
             if world is not None:
@@ -89,10 +80,9 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
         for name, (own, its) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
             if own != its:
                 flag = f"{FLAG_NAMES[role]}_{name}"
+                message = f"{role} and {leader} share places, so their numbers must be equal"
                 yield Problem(
-                    (flag, f"{FLAG_NAMES[leader]}_{name}"),
-                    f"{role} and {leader} share places, so their numbers must be equal",
-                    f"leave --{flag} out",
+                    (flag, f"{FLAG_NAMES[leader]}_{name}"), message, f"leave --{flag} out"
                 )
 
 
@@ -101,7 +91,7 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
 
 def roles_on_shared_places(config: PPOConfig) -> set[str]:
     """Return the models and engines that share a place with another role. Raises UserError."""
-    roles = model_roles(config)
+    roles = config.model_roles
     if config.placement.placement is not None:
         places = config.placement.explicit_places
         return {
@@ -118,25 +108,18 @@ def who_sleeps_shares_places(config: PPOConfig) -> Problems:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
     apart = config.asynchrony.async_train  # another rule says that engines do not sleep then
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
-        yield Problem(
-            ("vllm_enable_sleep",),
-            "the engines share no GPU with another role, so the freed memory is useless",
-            SHARE,
-        )
+        message = "the engines share no GPU with another role, so the freed memory is useless"
+        yield Problem(("vllm_enable_sleep",), message, SHARE)
     if hybrid.deepspeed_enable_sleep and not shared & {"actor", "critic"}:
-        yield Problem(
-            ("deepspeed_enable_sleep",),
-            "no trained model shares a GPU with another role, so the freed memory is useless",
-            SHARE,
-        )
-    of_two = {"reference", "reward"} & {*model_roles(config)}
+        message = "no trained model shares a GPU with another role, so the freed memory is useless"
+        yield Problem(("deepspeed_enable_sleep",), message, SHARE)
+    of_two = {"reference", "reward"} & {*config.model_roles}
     if ref_reward_sleeps(config) and of_two and not shared & of_two:
-        yield Problem(
-            ("ref_reward_offload", "zero_stage"),
+        message = (
             f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights layer"
-            " by layer",
-            f"--zero_stage 3, or {SHARE}",
+            " by layer"
         )
+        yield Problem(("ref_reward_offload", "zero_stage"), message, f"--zero_stage 3, or {SHARE}")
 
 
 @check
@@ -145,44 +128,24 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
     the form that the engine computes with."""
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:
         return
-    against = {
-        "weight_sync_interval": (
-            config.engine.weight_sync_interval > 1,
-            "weights are not sent after every step",
-        ),
-        "lora_sync": (config.lora.lora_sync == "adapter", "the base of an adapter is never sent"),
-        "vllm_quantization": (
-            config.engine.vllm_quantization is not None,
-            "quantisation scales are made only when a model is loaded",
-        ),
+    why = {
+        "weight_sync_interval": "weights are not sent after every step",
+        "lora_sync": "the base of an adapter is never sent",
+        "vllm_quantization": "quantisation scales are made only when a model is loaded",
     }
-    for flag, (stands, why) in against.items():
-        if stands:
-            yield Problem(
-                ("vllm_sleep_level", flag),
-                f"level 2 drops the engines' weights, and {why}",
-                "--vllm_sleep_level 1",
-            )
+    used = {
+        "weight_sync_interval": config.engine.weight_sync_interval > 1,
+        "lora_sync": config.lora.lora_sync == "adapter",
+        "vllm_quantization": config.engine.vllm_quantization,
+    }
+    for flag in in_use(used):
+        message = f"level 2 drops the engines' weights, and {why[flag]}"
+        yield Problem(("vllm_sleep_level", flag), message, "--vllm_sleep_level 1")
 
 
 @check
-def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
+def sleep_names_states(config: PPOConfig) -> Problems:
     states = config.hybrid.deepspeed_sleep_states
     if not states or len({*states}) < len(states):
-        yield Problem(
-            ("deepspeed_sleep_states",),
-            "is empty, or names a state twice",
-            "--deepspeed_sleep_states optim grad",
-        )
-    offloads = {
-        "param": ("param_offload", config.deepspeed.param_offload),
-        "optim": ("adam_offload", config.deepspeed.adam_offload),
-    }
-    for state, (flag, acts) in offloads.items():
-        if acts and state in states and "deepspeed_sleep_states" in given:
-            others = " ".join(other for other in states if other != state) or "grad"
-            yield Problem(
-                ("deepspeed_sleep_states", flag),
-                f"{state} is already in host memory",
-                f"--deepspeed_sleep_states {others}",
-            )
+        message = "is empty, or names a state twice"
+        yield Problem(("deepspeed_sleep_states",), message, "--deepspeed_sleep_states optim grad")

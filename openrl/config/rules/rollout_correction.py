@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.rollout_correction import rejection_tests
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problem, Problems, check, in_use
 
 
 @check
@@ -15,43 +15,35 @@ def rejection_tests_are_sound(config: PPOConfig) -> None:
 @check
 def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
     flags = config.correction
-    if (
-        flags.use_icepop
-        and "vllm_is_correction_type" in given
-        and flags.vllm_is_correction_type != "icepop"
-    ):
-        message = f"two types of correction: icepop and {flags.vllm_is_correction_type}"
+    other = flags.vllm_is_correction_type
+    if flags.use_icepop and "vllm_is_correction_type" in given and other != "icepop":
+        message = f"two types of correction: icepop and {other}"
         yield Problem(("use_icepop", "vllm_is_correction_type"), message, "leave one out")
 
 
 @check
-def engines_log_probs_are_compared_with_others(config: PPOConfig) -> Problems:
-    users = [
-        name
-        for name in ("enable_vllm_is_correction", "rollout_rs")
-        if getattr(config.correction, name)
-    ]
-    if users and config.correction.skip_old_logprob == "always":
+def log_probs_can_be_compared(config: PPOConfig) -> Problems:
+    """Corrections and tests compare the engine's log-probs with the trainer's."""
+    flags, cut = config.correction, config.sampling.cuts
+    replaced = flags.skip_old_logprob == "always"
+    asked = {
+        "enable_vllm_is_correction": flags.enable_vllm_is_correction,
+        "rollout_rs": flags.rollout_rs,
+    }
+    users = in_use(asked)
+    if users and replaced:
         message = (
             "the engine's log-probs replace the trainer's, so every ratio between them would be 1"
         )
         yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
-
-
-@check
-def correction_sees_whole_distributions(config: PPOConfig) -> Problems:
-    correction, cut = config.correction, config.sampling.cuts
-    users = [
-        name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)
-    ]
-    users += ["skip_old_logprob"] if correction.skip_old_logprob == "always" else []
+    users += ("skip_old_logprob",) if replaced else ()
     if cut and users:
-        yield Problem(
-            (*users, *cut),
+        message = (
             "the engine's log-probs are of a truncated distribution, so their ratio to the"
-            " trainer's is not an importance weight",
-            f"leave {' and '.join(f'--{name}' for name in cut)} out",
+            " trainer's is not an importance weight"
         )
+        fix = f"leave {' and '.join(f'--{name}' for name in cut)} out"
+        yield Problem((*users, *cut), message, fix)
 
 
 @check
@@ -64,14 +56,7 @@ def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problem
             ("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
         )
     if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
-        message = (
-            "a reward model gives no verdicts: groups are kept only if the mean of its rewards is"
-            " between 0 and 1"
-        )
         flags = ("dynamic_filtering_reward_range", "reward_pretrain")
-        yield Problem(
-            flags,
-            message,
-            "--dynamic_filtering_reward_range with bounds on the model's scale",
-            fatal=False,
-        )
+        message = "a reward model gives no verdicts: groups with a mean reward in (0, 1) are kept"
+        fix = "--dynamic_filtering_reward_range with bounds on the model's scale"
+        yield Problem(flags, message, fix, fatal=False)

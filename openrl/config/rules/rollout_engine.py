@@ -7,32 +7,16 @@ from pathlib import Path
 from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
-from openrl.flags.checks import Problem, Problems, check, check_environment
+from openrl.flags.checks import Problem, Problems, check, check_environment, in_use
 from openrl.flags.schema import collect_flags
-from openrl.flags.values import secrets_in
 
-OWN_FLAGS = {
+OTHER_NAMES = {
     "model": "pretrain",
     "tokenizer": "tokenizer_path",
     "hf_overrides": "model_config_overrides",
-    "dtype": "vllm_dtype",
-    "max_model_len": "vllm_max_model_len",
-    "max_num_seqs": "vllm_max_num_seqs",
-    "max_num_batched_tokens": "vllm_max_num_batched_tokens",
-    "block_size": "vllm_block_size",
-    "quantization": "vllm_quantization",
-    "load_format": "vllm_load_format",
-    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "enforce_eager": "enforce_eager",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "trust_remote_code": "trust_remote_code",
-    "seed": "seed",
-    "tensor_parallel_size": "vllm_tensor_parallel_size",
-    "pipeline_parallel_size": "vllm_pipeline_parallel_size",
-    "data_parallel_size": "vllm_data_parallel_size",
-    "enable_expert_parallel": "vllm_enable_expert_parallel",
 }
-"""Field of vLLM's EngineArgs -> the flag that sets it."""
+"""Field of vLLM's EngineArgs -> the flag that sets it, if the flag is not called like the field or
+vllm_ and the field."""
 
 MOST_SERVED_RANK = 512
 """The largest adapter rank that vLLM can serve."""
@@ -52,30 +36,16 @@ RESERVED = (
 
 
 @check
-def engine_kwargs_are_further_ones(
-    config: PPOConfig | AnsweringConfig,
-) -> Problems:
+def engine_kwargs_are_further_ones(config: PPOConfig | AnsweringConfig) -> Problems:
     flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
-        if (flag := OWN_FLAGS.get(name)) in flags:
-            yield Problem(
-                ("vllm_engine_kwargs", flag), f"{name} has its own flag", f"--{flag} {value}"
-            )
-        elif name in RESERVED:
-            yield Problem(
-                ("vllm_engine_kwargs",), f"training and placement depend on {name}", "leave it out"
-            )
-
-
-@check
-def experts_have_several_places(config: PPOConfig) -> Problems:
-    if config.engine.vllm_enable_expert_parallel and config.engine.sizes.width == 1:
-        message = "an engine with one GPU cannot split experts"
-        yield Problem(
-            ("vllm_enable_expert_parallel",),
-            message,
-            "--vllm_tensor_parallel_size 2, or leave it out",
-        )
+        own = flags.intersection((OTHER_NAMES.get(name, name), f"vllm_{name}"))
+        for flag in own:
+            message = f"{name} has its own flag"
+            yield Problem(("vllm_engine_kwargs", flag), message, f"--{flag} {value}")
+        if name in RESERVED:
+            message = f"training and placement depend on {name}"
+            yield Problem(("vllm_engine_kwargs",), message, "leave it out")
 
 
 @check
@@ -83,34 +53,9 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
     name = "vllm_generate_batch_size"
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
-        message = (
-            f"{running} prompts do not fill a rollout of {wanted}, and without"
-            " --dynamic_filtering there is only one round"
-        )
-        yield Problem(
-            (name, "rollout_batch_size"),
-            message,
-            f"--dynamic_filtering, or --{name} {wanted} or more",
-        )
-
-
-@check
-def environment_is_readable(config: PPOConfig) -> Problems:
-    for pair in config.placement.system_envs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            yield Problem(
-                ("system_envs",),
-                f"{name!r} is not of the form NAME=VALUE",
-                "--system_envs NCCL_DEBUG=WARN",
-            )
-        elif secret := next(secrets_in({name: value}), None):
-            message = (
-                f"{secret} looks like a secret, but flags are written to config.yaml and trackers"
-            )
-            yield Problem(
-                ("system_envs",), message, f"export {name} where this command, or `ray start`, runs"
-            )
+        message = f"{running} prompts do not fill a rollout of {wanted} in one round"
+        fix = f"--dynamic_filtering for more rounds, or --{name} {wanted} or more"
+        yield Problem((name, "rollout_batch_size"), message, fix)
 
 
 @check
@@ -132,18 +77,15 @@ def a_step_has_a_token_of_each_sequence(config: PPOConfig) -> Problems:
 
 
 @check
-def samples_fit_the_engine(config: PPOConfig) -> Problems:
-    yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
-
-
-def samples_fit(limit: int | None, longest: int) -> Problems:
+def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
+    limit, longest = config.engine.vllm_max_model_len, longest_sequence(config)
     if limit is not None and limit < longest:
-        yield Problem(
-            ("vllm_max_model_len", "prompt_max_len", "generate_max_len"),
+        flags = ("vllm_max_model_len", "prompt_max_len", "generate_max_len")
+        message = (
             f"prompt and response may have {longest} tokens together, but the engine accepts only"
-            f" {limit}",
-            f"--vllm_max_model_len {longest}",
+            f" {limit}"
         )
+        yield Problem(flags, message, f"--vllm_max_model_len {longest}")
 
 
 @check
@@ -152,29 +94,18 @@ def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
     if engine.rollout_backend == "hf":
         return
     if engine.vllm_quantization and config.device.device == "cpu":
-        yield Problem(
-            ("vllm_quantization", "device"),
-            f"{engine.vllm_quantization} needs a GPU",
-            "leave it out",
-        )
+        message = f"{engine.vllm_quantization} needs a GPU"
+        yield Problem(("vllm_quantization", "device"), message, "leave it out")
     if engine.vllm_dtype == "fp16" and ours == "bf16":
         message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
-        yield Problem(
-            ("vllm_dtype", "param_dtype"), message, "--vllm_dtype auto, or --param_dtype fp16"
-        )
+        fix = "--vllm_dtype auto, or --param_dtype fp16"
+        yield Problem(("vllm_dtype", "param_dtype"), message, fix)
         return
-    coarse = engine.vllm_quantization or (
-        engine.vllm_dtype if engine.vllm_dtype not in ("auto", ours) else None
-    )
-    if coarse and not config.correction.enable_vllm_is_correction:
-        flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
-        yield Problem(
-            (flag,),
-            f"the engine samples in {coarse} but the trainer computes in {ours}, so their"
-            " log-probs drift apart",
-            "--enable_vllm_is_correction",
-            fatal=False,
-        )
+    flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
+    theirs = getattr(engine, flag)
+    if theirs not in ("auto", ours) and not config.correction.enable_vllm_is_correction:
+        message = f"the engine samples in {theirs}, the trainer in {ours}: log-probs drift apart"
+        yield Problem((flag,), message, "--enable_vllm_is_correction", fatal=False)
 
 
 @check
@@ -193,23 +124,14 @@ def adapters_are_served(config: PPOConfig) -> Problems:
         return
     merge = "--lora_sync merge"
     if config.engine.rollout_backend == "hf":
-        yield Problem(
-            ("lora_sync", "rollout_backend"),
-            "the hf backend can generate only with merged weights",
-            merge,
-        )
+        message = "the hf backend can generate only with merged weights"
+        yield Problem(("lora_sync", "rollout_backend"), message, merge)
     if config.lora.load_in_4bit:
-        yield Problem(
-            ("lora_sync", "load_in_4bit"),
-            "the engine would hold a different base, without 4-bit weights",
-            merge,
-        )
+        message = "the engine would hold a different base, without 4-bit weights"
+        yield Problem(("lora_sync", "load_in_4bit"), message, merge)
     if config.engine.vllm_load_format == "dummy":
-        yield Problem(
-            ("lora_sync", "vllm_load_format"),
-            "a sync sends only the adapter, so the engine must read the base",
-            "leave it out",
-        )
+        message = "a sync sends only the adapter, so the engine must read the base"
+        yield Problem(("lora_sync", "vllm_load_format"), message, "leave it out")
     if config.lora.rank > MOST_SERVED_RANK:
         yield Problem(
             ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
@@ -223,16 +145,15 @@ def adapters_are_served(config: PPOConfig) -> Problems:
 def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
     if not config.collecting.replays:
         return
-    evaluation = config.evaluation
     asked = {
         "rollout_dump_dir": config.collecting.rollout_dump_dir is not None,
         "async_train": config.asynchrony.async_train,
         "partial_rollout": config.asynchrony.partial_rollout,
-        "eval_steps": evaluation.eval_steps > 0,
-        "eval_before_train": evaluation.eval_before_train,
-        "eval_only": evaluation.eval_only,
+        "eval_steps": config.evaluation.eval_steps > 0,
+        "eval_before_train": config.evaluation.eval_before_train,
+        "eval_only": config.evaluation.eval_only,
     }
-    for flag in [name for name, on in asked.items() if on]:
+    for flag in in_use(asked):
         message = "answers come from files, so no engine runs"
         yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 

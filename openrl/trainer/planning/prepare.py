@@ -75,7 +75,7 @@ def prepare(config: PPOConfig) -> Inputs:
     elsewhere = config.debug.dry_run or config.placement.address is not None
     device = resolve_device(config.device, joined=elsewhere)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
-    overrides, roles = config.changes.model_config_overrides, derived.model_roles(config)
+    overrides, roles = config.changes.model_config_overrides, config.model_roles
     collector = ErrorCollector()
     if (world := config.placement.ranks_of("actor", device)) is not None:
         collector.run(check_ranks, config, {"actor": world})
@@ -235,7 +235,7 @@ def check_places(pretrain: str, flags: CheckpointFlags) -> None:
 def check_critic_adapters(config: PPOConfig) -> None:
     """Raise UserError if the layers of --critic_pretrain do not accept the policy's adapters."""
     path = config.others.critic_pretrain
-    if path is None or "critic" not in derived.model_roles(config):
+    if path is None or "critic" not in config.model_roles:
         return
     try:
         check_targets(config.lora.of_critic, path, config.model.trust_remote_code)
@@ -267,7 +267,7 @@ def model_paths(config: PPOConfig) -> list[str]:
     }
     return [
         policy,
-        *(path for role, path in of_role.items() if role in derived.model_roles(config)),
+        *(path for role, path in of_role.items() if role in config.model_roles),
         *derived.rewards(config).models,
     ]
 

@@ -29,9 +29,9 @@ class StageMemory:
 
 def stages(config: PPOConfig) -> list[tuple[str, str]]:
     """Return the (stage, role) pairs of a step in order, starting with its weight sync."""
-    roles = derived.model_roles(config)
+    roles = config.model_roles
     forward: list[str] = [role for role in ("reference", "critic") if role in roles]
-    if derived.old_logprobs(config) == "forward" or derived.policy_is_reference(config):
+    if derived.old_logprobs(config) == "forward" or config.policy_is_reference:
         forward.append("actor")
     trained = [role for role in ("actor", "critic") if role in roles]
     passes = [*(("forward", role) for role in forward), *(("train", role) for role in trained)]

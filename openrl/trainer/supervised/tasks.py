@@ -128,7 +128,7 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         collate=collate_preferences,
         plan=plan_rows if rated else plan_pairs,
         annotate=add_kl_estimate if rated else no_annotation,
-        reference=derived.preference_reference(config),
+        reference=config.reference_pretrain,
         reference_lora=derived.reference_lora(config),
     )
 

@@ -103,7 +103,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     if config.others.reward_pretrain is not None:
         first, *more = derived.rewards(config).models
         table["reward"] = RoleModel("rewards", first, others=tuple(more))
-    return {role: table[role] for role in derived.model_roles(config)}
+    return {role: table[role] for role in config.model_roles}
 
 
 def model_spec(
@@ -202,7 +202,7 @@ def assign_roles(
     replaceable: bool = False,
 ) -> Roles:
     """Assign the groups to their parts in the run. Parts that the run does not need stay None."""
-    adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
+    adapted, wanted = config.policy_is_reference, config.model_roles
     return Roles(
         policy=groups["actor"],
         engines=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # none if rollouts are replayed

@@ -24,8 +24,6 @@ def test_sound_flags_have_no_problems():
         ("--env_groups_per_tag 1 2 --env_groups 4", "1 + 2 is not 4", "--env_groups 3"),
         ("--env_groups_per_tag 4", "1 numbers for 2 tags", "one per tag"),
         ("--env_groups 1", "1 groups are too few for 2 tags", "--env_groups 2"),
-        ("--max_turns 9 --generate_max_len 8", "8 tokens are fewer than one for each of 9 turns",
-         "--generate_max_len 576"),
         ("--tools python --apply_chat_template", "brings its own tools and cannot use these",
          "leave --tools out"),
         ("--agent_func_path a.py", "each of these plays the whole episode", "leave one out"),

@@ -76,7 +76,6 @@ def test_sound_flags_have_no_problems(words):
          "the expected gradient of log p under the policy is zero", "--kl_estimator k2"),
         ("--kl_target 0.1 --kl_horizon 200", "kl_horizon, --rollout_batch_size, --n_samples_per_prompt",
          "with 1024 samples per step and a horizon of 200, the KL coefficient could fall to 0 or below", "--kl_horizon 1024"),
-        ("--eps_clip_low_high 20 28", "eps_clip_low_high", "distances from 1, not percentages", "--eps_clip_low_high 1 28"),
         ("--rl_loss_coef 0", "rl_loss_coef", "the actor's loss has no terms", "--sft_loss_coef 1"),
         ("--advantage_estimator reinforce --reward_norm_mean group", "reward_norm_mean, --reward_norm_std, "
          "--n_samples_per_prompt", "every reward would become 0", "--n_samples_per_prompt 8"),
@@ -268,6 +267,7 @@ def unused(words: str) -> set[str]:
         ),
         ("--colocate_all_models --vllm_enable_sleep --rollout_backend hf", "--vllm_sleep_level 2"),
         ("--full_determinism", "--vllm_max_num_seqs 3 --enable_prefix_caching"),
+        ("", "--vllm_enable_expert_parallel"),
         ("", "--no_advantage_std_norm"),
         ("--lr_scheduler constant", "--lr_warmup_ratio 0.0 --min_lr_ratio 0.1"),
         ("--lr_scheduler constant", "--lr_warmup_steps 5"),
@@ -549,13 +549,13 @@ def test_arithmetic_of_steps():
 
 
 def test_models_that_a_run_needs():
-    assert derived.model_roles(ppo(PPO)) == ("actor", "critic", "reference")
-    assert derived.model_roles(ppo(GRPO + " --init_kl_coef 0")) == ("actor",)
+    assert ppo(PPO).model_roles == ("actor", "critic", "reference")
+    assert ppo(GRPO + " --init_kl_coef 0").model_roles == ("actor",)
     words = (
         "--pretrain m --prompt_data d --reward_pretrain r --actor_num_nodes 2"
         " --actor_num_gpus_per_node 4"
     )
-    assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
+    assert ppo(words).model_roles == ("actor", "critic", "reference", "reward")
     assert ppo(words).placement.ranks_of("actor", "auto") == 8
     assert ppo(PPO).placement.ranks_of("actor", "cpu") == 1
     assert derived.longest_sequence(ppo(PPO + " --max_new_tokens 24")) == 1048

@@ -27,7 +27,6 @@ from tests.flags import PPO, ppo, said, settle
         ("--vllm_engine_kwargs {\"logprobs_mode\":\"raw\"}", "vllm_engine_kwargs", "placement depend on", "leave it out"),
         ("--vllm_max_model_len 2000", "vllm_max_model_len, --prompt_max_len, --generate_max_len",
          "2048 tokens together, but the engine accepts only 2000", "--vllm_max_model_len 2048"),
-        ("--vllm_enable_expert_parallel", "vllm_enable_expert_parallel", "cannot split experts", "--vllm_tensor_parallel_size 2"),
         ("--vllm_engine_kwargs {\"tensor_parallel_size\":2}", "vllm_engine_kwargs, --vllm_tensor_parallel_size",
          "has its own flag", "--vllm_tensor_parallel_size 2"),
         ("--vllm_engine_kwargs {\"enable_sleep_mode\":false}", "vllm_engine_kwargs", "placement depend on", "leave it out"),

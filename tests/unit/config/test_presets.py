@@ -6,7 +6,6 @@ import pytest
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import reward_norm_scopes
 from openrl.config.presets import PRESETS
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
@@ -80,7 +79,7 @@ def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
 @pytest.mark.parametrize("wrong", [0.0, -1.0])
 def test_raft_trains_on_right_answers_alone(wrong):
     config, _ = settle(f"{LEAST} --algo_preset raft_pp")
-    options, scopes = config.options["advantage_estimator"], reward_norm_scopes(config)
+    options, scopes = config.options["advantage_estimator"], config.reward_norm_scopes
     plan = CreditPlan(
         config.algorithm.estimator, options, config.shaping, scopes, config.algorithm.whitens, 1024
     )

@@ -99,7 +99,7 @@ def test_ipo_is_short_for_its_loss():
 )
 def test_the_reference_is_the_original_model_unless_told(words, reference):
     config, _ = settle(DPOConfig, f"{BASE} {words}")
-    assert derived.preference_reference(config) == reference
+    assert config.reference_pretrain == reference
 
 
 @pytest.mark.parametrize(
