@@ -30,7 +30,7 @@ from openrl.extension_points import (  # noqa: E402
     policy_losses,
     verifiers,
 )
-from openrl.flags.help import summary  # noqa: E402
+from openrl.flags.help import default_text, summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags, flags_of  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
 from openrl.registry import Registry  # noqa: E402
@@ -52,8 +52,16 @@ def flags_page() -> str:
     lines = [
         "# Flags",
         "",
-        "Made from the flags by `make docs`. Each flag is also a key of a `--config` file; switches",
-        "have a `--no_` form. Options of a component are flags only while it is chosen.",
+        "Made from the flags by `make docs`. Each flag is also a key of a `--config` file: `--seed 1`",
+        "is the line `seed: 1`. A switch is on with `--flag` and off with `--no_flag`. A flag wins over",
+        "the files, a later file over an earlier one, a file over `--algo_preset`, a preset over the",
+        "default. None usually means that something else decides; the meaning says what.",
+        "",
+        '"Acts with ..." says when a flag has an effect. Given without it, the flag does nothing, and a',
+        "warning says so. Options of a component act only while it is chosen.",
+        "",
+        "Every command also takes `--help`, `--config FILE ...` and `--dump_config FILE`, which writes",
+        "all values to a file that `--config` reads, and ends.",
     ]
     for command, config in COMMANDS.items():
         lines += ["", f"## {command}"]
@@ -98,8 +106,8 @@ def foreign_flags() -> list[str]:
 
 def _row(spec: FlagSpec, known: set[str]) -> str:
     """``known`` are the flags of the command: conditions on others always hold in it."""
-    default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
-    notes = [spec.bounds] if spec.bounds else []
+    default = default_text(spec)
+    notes = [f"Must be {spec.bounds}."] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
     others = known - {spec.name}
     words = [condition.words for condition in spec.only_if if not spec.owner]
@@ -107,7 +115,7 @@ def _row(spec: FlagSpec, known: set[str]) -> str:
     notes += [f"Acts {' and '.join(words)}."] if words else []
     cells = [
         f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`",
-        default,
+        default if spec.default is REQUIRED else f"`{default}`",
         " ".join([spec.help, *notes]),
     ]
     return _cells(*cells)
@@ -177,9 +185,10 @@ def options_table(registry: Registry[Any], kind: str) -> list[str]:
     lines = ["", "## Options", "", f"| {kind} | option | default | meaning |", "|---|---|---|---|"]
     for entry in registry.entries():
         for spec in flags_of(entry.options) if entry.options else ():
-            default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
             shown = f"`{spec.name} {placeholder(spec.type)}`".replace(" `", "`")
-            meaning = _shown(f"{spec.help} {spec.bounds}".strip())
+            bounds = f" Must be {spec.bounds}." if spec.bounds else ""
+            meaning = _shown(spec.help + bounds)
+            default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
             lines.append(_cells(f"`{entry.name}`", shown, default, meaning))
     return lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openrl.config.commands import COMMANDS, TRAINING, BatchInferenceConfig, DPOConfig, PPOConfig
-from openrl.flags.checks import Problem, explains_unknown_flags
+from openrl.flags.checks import EXPLAINERS, Problem
 from openrl.flags.schema import collect_flags
 
 
@@ -92,7 +92,6 @@ NAMES = {name: ours for ours, names in SYNONYMS for name in names}
 """Name elsewhere -> flags of ours."""
 
 
-@explains_unknown_flags
 def flag_of_another(command: type, name: str) -> Problem | None:
     foreign = FOREIGN.get(name.removeprefix("no_"))
     if foreign and command in foreign.commands:
@@ -111,3 +110,6 @@ def flag_of_another(command: type, name: str) -> Problem | None:
     ]
     message = f"not a flag of this command, but of {', '.join(owners)}"
     return Problem((name,), message, "leave it out") if owners else None
+
+
+EXPLAINERS.append(flag_of_another)

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from openrl.config.groups.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
+from openrl.config.groups.reward import (
+    TOKEN_VARIABLE,
+    RewardFlags,
+    RewardSourceFlags,
+    files_and_urls,
+    split,
+)
 from openrl.errors import UserError
 from openrl.flags.sources import read_table
 from openrl.flags.values import looks_secret
@@ -117,25 +123,21 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
 
 def _check_url(url: str) -> None:
     """Raise UserError for a URL that no request could be sent to or that holds a secret."""
+    if "@" in url.split("/")[2]:
+        message = "--remote_rm_url: a URL with a password would be written to logs"
+        raise UserError(message, f"${TOKEN_VARIABLE}")
     try:
         parts = urlsplit(url)
         # a port that is not a number in range raises
         usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
-    if "@" in url.split("/")[2]:
-        raise UserError(
-            "--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN"
-        )
-    if usable and any(looks_secret(name) for name, _ in parse_qsl(parts.query)):
-        raise UserError(
-            "--remote_rm_url: a URL with a key in its query would be written to logs",
-            "$OPENRL_RM_TOKEN, which is sent as a header",
-        )
     if not usable:
-        raise UserError(
-            f"--remote_rm_url: {url} has no valid host and port", "http://HOST:PORT/get_reward"
-        )
+        message = f"--remote_rm_url: {url} has no valid host and port"
+        raise UserError(message, "http://HOST:PORT/get_reward")
+    if any(looks_secret(name) for name, _ in parse_qsl(parts.query)):
+        message = "--remote_rm_url: a URL with a key in its query would be written to logs"
+        raise UserError(message, f"${TOKEN_VARIABLE}, which is sent as a header")
 
 
 def _names(given: list[tuple[Kind, str]]) -> list[str]:
@@ -181,32 +183,21 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
         raise UserError(f"--reward_routing: {path} holds no routes", shape)
     routes: dict[str, dict[str, float]] = {}
     for datasource, row in table.items():
+        where = f"--reward_routing: {path}: {datasource}"
         if not isinstance(row, dict) or not row:
-            raise UserError(
-                f"--reward_routing: {path}: {datasource} has no {{source: weight}} table", shape
-            )
-        if unknown := [name for name in row if name not in names]:
-            known = ", ".join(s.name for s in sources)
-            raise UserError(
-                f"--reward_routing: {path}: {datasource}: there is no reward source {unknown[0]!r}",
-                f"one of {known}",
-            )
-        if bad := [
-            w
-            for w in row.values()
-            if isinstance(w, bool) or not isinstance(w, (int, float)) or not math.isfinite(w)
-        ]:
-            raise UserError(
-                f"--reward_routing: {path}: {datasource}: the weight {json.dumps(bad[0])} is not"
-                " a finite number",
-                shape,
-            )
+            raise UserError(f"{where} has no {{source: weight}} table", shape)
+        for name, weight in row.items():
+            if name not in names:
+                known = ", ".join(s.name for s in sources)
+                raise UserError(f"{where}: there is no reward source {name!r}", f"one of {known}")
+            number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            if not number or not math.isfinite(weight):
+                message = f"{where}: the weight {json.dumps(weight)} is not a finite number"
+                raise UserError(message, shape)
         routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}
     if unused := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
-        raise UserError(
-            f"--reward_routing: {path}: no data source is routed to {', '.join(unused)}",
-            "leave it out",
-        )
+        message = f"--reward_routing: {path}: no data source is routed to {', '.join(unused)}"
+        raise UserError(message, "leave it out")
     return routes
 
 

@@ -15,8 +15,9 @@ from openrl.flags.values import placeholder, show, without_none
 
 WIDEST = 120  # longer lines are hard to read, however wide the terminal
 EPILOG = (
-    "Values come from the defaults, then --config files from left to right, then the command line. "
-    "Switches: --x, --no_x, --x true, --x false."
+    "Values come from the defaults, then from a preset, then from --config files, left to right,"
+    " then from the command line. A switch is --x, --no_x, --x true or --x false; --x None unsets"
+    " a flag whose default is None."
 )
 
 
@@ -26,7 +27,7 @@ def help_text(prog: str, description: str, specs: list[FlagSpec]) -> str:
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [--config FILE.yaml] [--flag value ...]",
-        description=textwrap.fill(description, width),
+        description=textwrap.fill(description.replace("``", ""), width),
         epilog=textwrap.fill(EPILOG, width),
         formatter_class=functools.partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=32, width=width
@@ -44,7 +45,8 @@ def help_text(prog: str, description: str, specs: list[FlagSpec]) -> str:
 
 
 def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
-    notes = ["required" if spec.default is REQUIRED else f"default: {_default(spec)}"]
+    default = default_text(spec)
+    notes = [default if spec.default is REQUIRED else f"default: {default}"]
     if spec.bounds:
         notes.insert(0, spec.bounds)
     if spec.alias:
@@ -62,7 +64,10 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     )
 
 
-def _default(spec: FlagSpec) -> str:
+def default_text(spec: FlagSpec) -> str:
+    """Return the default as one would type it; "on" or "off" of a switch, or "required"."""
+    if spec.default is REQUIRED:
+        return "required"
     if without_none(spec.type) is bool and spec.default is not None:
         return "on" if spec.default else "off"
     if isinstance(spec.default, str) and spec.default.isprintable():

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 NONE = "None"  # not "none", which is a choice of some flags
-BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+BOOL_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 SECRET_WORDS = {
     *("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
     *("CREDENTIALS", "AUTH", "AUTHORIZATION", "BEARER", "SIG", "SIGNATURE"),

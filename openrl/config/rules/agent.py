@@ -117,6 +117,5 @@ def endpoint_port_is_free(config: Playing) -> Problems:
                 listener.bind(("127.0.0.1", port))
         except OSError as error:
             message = f"port {port} of 127.0.0.1 is not available: {error.strerror}"
-            yield Problem(
-                ("agent_endpoint_port",), message, "--agent_endpoint_port 0 for free ports"
-            )
+            fix = "--agent_endpoint_port 0 for free ports"
+            yield Problem(("agent_endpoint_port",), message, fix)

@@ -53,9 +53,8 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
             "the mean ratio of an answer moves by thousandths, so a clip of"
             f" {max(options.low_high):g} hardly ever acts"
         )
-        yield Problem(
-            ("policy_loss_type", "eps_clip"), message, "--eps_clip_low_high 3e-4 4e-4", fatal=False
-        )
+        fix = "--eps_clip_low_high 3e-4 4e-4"
+        yield Problem(("policy_loss_type", "eps_clip"), message, fix, fatal=False)
 
 
 @check
@@ -80,14 +79,12 @@ def pass_rates_tell_difficulty(config: PPOConfig) -> Problems:
         return
     if config.batch.n_samples_per_prompt == 1:
         message = "the pass rate of a single answer does not measure the prompt's difficulty"
-        yield Problem(
-            ("difficulty_key", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
-        )
+        fix = "--n_samples_per_prompt 8"
+        yield Problem(("difficulty_key", "n_samples_per_prompt"), message, fix)
     if source_kinds(config) == {"model"}:
         message = "a reward model gives no verdicts, so there is no pass rate"
-        yield Problem(
-            ("difficulty_key", "reward_pretrain"), message, "--difficulty_key COLUMN of the data"
-        )
+        fix = "--difficulty_key COLUMN of the data"
+        yield Problem(("difficulty_key", "reward_pretrain"), message, fix)
 
 
 @check
@@ -175,17 +172,13 @@ def penalties_fit_the_response(config: PPOConfig) -> Problems:
             f"the buffer of {shaping.overlong_buffer_len} tokens is longer than the longest"
             f" response ({limit})"
         )
-        yield Problem(
-            ("overlong_buffer_len", "generate_max_len"),
-            message,
-            f"--overlong_buffer_len {limit // 4 or 1}",
-        )
+        fix = f"--overlong_buffer_len {limit // 4 or 1}"
+        yield Problem(("overlong_buffer_len", "generate_max_len"), message, fix)
     low, high = shaping.len_reward_range
     if high is None and low >= limit:
         message = f"LO {low} must be below HI, which is --generate_max_len {limit}"
-        yield Problem(
-            ("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}"
-        )
+        fix = f"--len_reward_range 0 {limit}"
+        yield Problem(("len_reward_range", "generate_max_len"), message, fix)
 
 
 @check
@@ -195,9 +188,5 @@ def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
             "with one reward at the end of an answer, whitening gives every token before it the"
             " reward -mean / std"
         )
-        yield Problem(
-            ("whiten_rewards",),
-            message,
-            "--reward_norm_mean batch --reward_norm_std batch",
-            fatal=False,
-        )
+        fix = "--reward_norm_mean batch --reward_norm_std batch"
+        yield Problem(("whiten_rewards",), message, fix, fatal=False)

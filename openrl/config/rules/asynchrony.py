@@ -18,9 +18,8 @@ def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
         yield Problem(("async_train", "placement"), message, '--placement "actor=0-3;vllm=4-7"')
     if config.hybrid.vllm_enable_sleep:
         message = "engines that generate during training cannot sleep"
-        yield Problem(
-            ("async_train", "vllm_enable_sleep"), message, "leave --vllm_enable_sleep out"
-        )
+        fix = "leave --vllm_enable_sleep out"
+        yield Problem(("async_train", "vllm_enable_sleep"), message, fix)
 
 
 @check

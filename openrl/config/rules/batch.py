@@ -17,11 +17,9 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
             f" rollout are not a multiple of the {batch.train_batch_size} samples of an optimizer"
             " step"
         )
-        yield Problem(
-            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
-            message,
-            f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
-        )
+        flags = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size")
+        fix = f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}"
+        yield Problem(flags, message, fix)
 
 
 @check
@@ -37,39 +35,28 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     each = config.parallel.ranks_per_shard
     ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
+    flags = ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node")
     if world % each:
         yield from shards_divide(config.parallel, world, "actor")
+    elif config.dynamic.use_dynamic_batch and batch < ranks:
+        message = f"{batch} samples are too few: some of the {ranks} {called} would have no work"
+        yield Problem(flags, message, f"--train_batch_size {ranks}")
     elif config.dynamic.use_dynamic_batch:
-        if batch < ranks:
-            message = (
-                f"{batch} samples are too few: some of the {ranks} {called} would have no work"
-            )
-            yield Problem(
-                ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-                message,
-                f"--train_batch_size {ranks}",
-            )
+        return
     elif batch % ranks:
         fitting = nearest_divisor(config.batch.samples_per_step, batch, ranks)
-        fewer = (
-            f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
-        )
+        fewer = largest_divisor(batch, ranks)
         message = f"{batch} samples do not divide evenly among {ranks} {called}"
-        yield Problem(
-            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            message,
-            f"--train_batch_size {fitting}" if fitting else fewer,
-        )
+        fix = f"a number of {called} that divides {batch}, such as {fewer}"
+        fix = f"--train_batch_size {fitting}" if fitting else fix
+        yield Problem(flags, message, fix)
     elif batch % (micro * ranks):
         message = (
             f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
             f" {called})"
         )
-        yield Problem(
-            ("train_batch_size", "micro_train_batch_size"),
-            message,
-            f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}",
-        )
+        fix = f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}"
+        yield Problem(("train_batch_size", "micro_train_batch_size"), message, fix)
 
 
 @check
@@ -77,11 +64,8 @@ def micro_batches_divide(config: SupervisedConfig) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     if batch % micro and not config.dynamic.use_dynamic_batch:
         message = f"{batch} rows are not a multiple of {micro}"
-        yield Problem(
-            ("train_batch_size", "micro_train_batch_size"),
-            message,
-            f"--micro_train_batch_size {largest_divisor(batch, micro)}",
-        )
+        fix = f"--micro_train_batch_size {largest_divisor(batch, micro)}"
+        yield Problem(("train_batch_size", "micro_train_batch_size"), message, fix)
 
 
 @check
@@ -98,21 +82,15 @@ def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
 
 @check
 def token_cap_holds_the_longest_row(config: SupervisedConfig) -> Problems:
-    split = config.parallel.sequence_size
+    split, max_len = config.parallel.sequence_size, config.data.max_len
     cap = config.dynamic.train_max_tokens_per_gpu * split
     rated = isinstance(config, DPOConfig) and config.preference.rated
-    rows = 1 if isinstance(config, SFTConfig) or rated else 2
-    longest = rows * config.data.max_len
+    alone = isinstance(config, SFTConfig) or rated
+    longest, what = (max_len, "a row") if alone else (2 * max_len, "a pair of rows")
     if config.dynamic.use_dynamic_batch and cap < longest:
-        least = -(-longest // split)
-        what = "a pair of rows" if rows == 2 else "a row"
-        message = (
-            f"a micro-batch of {cap} tokens is too small for {what} of --max_len"
-            f" {config.data.max_len}"
-        )
-        yield Problem(
-            ("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {least}"
-        )
+        message = f"a micro-batch of {cap} tokens is too small for {what} of --max_len {max_len}"
+        fix = f"--train_max_tokens_per_gpu {-(-longest // split)}"
+        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, fix)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -54,9 +54,8 @@ def overrides_are_further_settings(config: TrainingConfig) -> Problems:
         if flag := OWN_FLAGS.get(name):
             yield Problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
         elif name in RESERVED:
-            yield Problem(
-                ("ds_config_overrides",), f"the training engine depends on {name}", "leave it out"
-            )
+            message = f"the training engine depends on {name}"
+            yield Problem(("ds_config_overrides",), message, "leave it out")
 
 
 @check
@@ -64,9 +63,8 @@ def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
         message = "only stage 3 fetches parameters layer by layer"
-        yield Problem(
-            ("param_offload", "zero_stage"), message, "--zero_stage 3, or --adam_offload alone"
-        )
+        fix = "--zero_stage 3, or --adam_offload alone"
+        yield Problem(("param_offload", "zero_stage"), message, fix)
     if flags.adam_offload and flags.zero_stage == 0:
         message = "DeepSpeed offloads nothing in stage 0"
         yield Problem(("adam_offload", "zero_stage"), message, "--zero_stage 2")
@@ -123,11 +121,8 @@ def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
     reentrant = flags.gradient_checkpointing_use_reentrant
     if reentrant and method in ("selective", "moe"):
         message = "torch's reentrant implementation recomputes whole layers only"
-        yield Problem(
-            ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),
-            message,
-            "leave --gradient_checkpointing_use_reentrant out",
-        )
+        names = ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method")
+        yield Problem(names, message, "leave --gradient_checkpointing_use_reentrant out")
 
 
 @check
@@ -180,9 +175,8 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
             f"{world} ranks of the {role} do not divide evenly into blocks of"
             f" {flags.ranks_per_shard} that share rows"
         )
-        yield Problem(
-            (*asked(flags), ranks), message, f"a multiple of {flags.ranks_per_shard} ranks"
-        )
+        fix = f"a multiple of {flags.ranks_per_shard} ranks"
+        yield Problem((*asked(flags), ranks), message, fix)
 
 
 @check
@@ -223,9 +217,8 @@ def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if name not in (None, "varlen"):
         message = f"{name} attention does not support rows that share a prefix"
-        yield Problem(
-            ("prefix_grouper", "attn_implementation"), message, "--attn_implementation varlen"
-        )
+        fix = "--attn_implementation varlen"
+        yield Problem(("prefix_grouper", "attn_implementation"), message, fix)
     if config.parallel.sequence_size > 1:
         split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
         message = "rows that are split over ranks cannot share a prefix"

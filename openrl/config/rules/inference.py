@@ -33,29 +33,19 @@ def one_thing_is_served(config: ServeConfig) -> Problems:
         message = "a server can have only one kind of reward source"
         yield Problem(served, message, "leave all but one out")
     if len(split(config.rm.reward_pretrain)) > 1:
-        yield Problem(
-            ("reward_pretrain",), "a server can have only one model", "start one server per model"
-        )
+        message = "a server can have only one model"
+        yield Problem(("reward_pretrain",), message, "start one server per model")
     if "http" in {source.kind for source in reward_sources(config.reward)}:
         message = "a server cannot pass requests on to another server"
         yield Problem(("remote_rm_url",), message, "a Python file")
-
-
-@check
-def packed_weights_compute_in_bf16(config: ServeConfig) -> Problems:
-    if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
-        yield Problem(
-            ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
-        )
 
 
 @check_environment
 def token_is_set(config: ServeConfig) -> Problems:
     if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to require"
-        yield Problem(
-            ("require_token",), message, f"export {TOKEN_VARIABLE}=... here and for the trainer"
-        )
+        fix = f"export {TOKEN_VARIABLE}=... here and for the trainer"
+        yield Problem(("require_token",), message, fix)
 
 
 @check
@@ -145,8 +135,7 @@ def adapter_exists(config: MergeConfig) -> Problems:
 def output_is_free(config: MergeConfig) -> Problems:
     output = Path(config.merge.output_path)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        yield Problem(
-            ("output_path",), f"{output} exists and is not an empty directory", "another directory"
-        )
+        message = f"{output} exists and is not an empty directory"
+        yield Problem(("output_path",), message, "another directory")
     else:
         yield from output_problems("output_path", str(output))

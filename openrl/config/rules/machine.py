@@ -211,9 +211,8 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
     path = Path(name).expanduser()
     if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
         message = f"{name} is not a complete checkpoint"
-        yield Problem(
-            ("resume_from_checkpoint",), message, "a directory step_N with a manifest.json"
-        )
+        fix = "a directory step_N with a manifest.json"
+        yield Problem(("resume_from_checkpoint",), message, fix)
 
 
 # -- packages --------------------------------------------------------------------------------------

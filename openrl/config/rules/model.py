@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 
-from openrl.config.commands import TrainingConfig
+from openrl.config.commands import ServeConfig, TrainingConfig
 from openrl.flags.checks import Problem, Problems, check
 
 
 @check
 def attention_fits(config: TrainingConfig) -> Problems:
-    name = config.model.attn_implementation or ""
+    name, fix = config.model.attn_implementation or "", "--attn_implementation sdpa"
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
-        message = f"{name} does not support fp32"
-        yield Problem(("attn_implementation", "param_dtype"), message, "--attn_implementation sdpa")
+        yield Problem(("attn_implementation", "param_dtype"), f"{name} does not support fp32", fix)
     if name.startswith("flash_attention") and config.device.device == "cpu":
-        yield Problem(
-            ("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa"
-        )
+        yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", fix)
 
 
 @check
@@ -34,20 +31,19 @@ def patterns_can_be_matched(config: TrainingConfig) -> Problems:
 
 
 @check
+def packed_weights_compute_in_bf16(config: TrainingConfig | ServeConfig) -> Problems:
+    weights = config.weights if isinstance(config, ServeConfig) else config.lora
+    if weights.load_in_4bit and config.model.param_dtype != "bf16":
+        message = "4-bit weights need bf16"
+        yield Problem(("load_in_4bit", "param_dtype"), message, "--param_dtype bf16")
+
+
+@check
 def packed_weights_carry_adapters(config: TrainingConfig) -> Problems:
-    if not config.lora.load_in_4bit:
-        return
-    if not config.lora.adapts:
+    if config.lora.load_in_4bit and not config.lora.adapts:
         message = "4-bit weights can be trained only through adapters"
         yield Problem(("load_in_4bit", "lora_rank"), message, "--lora_rank 16")
-    if config.model.param_dtype != "bf16":
-        yield Problem(
-            ("load_in_4bit", "param_dtype"), "4-bit weights need bf16", "--param_dtype bf16"
-        )
-    if config.deepspeed.zero_stage == 3:
+    if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
         message = "stage 3 shards weights without the data that unpacks 4-bit weights"
-        yield Problem(
-            ("load_in_4bit", "zero_stage"),
-            message,
-            "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard",
-        )
+        fix = "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard"
+        yield Problem(("load_in_4bit", "zero_stage"), message, fix)

@@ -33,13 +33,11 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
     run = {*config.model_roles, ENGINES}
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
-        yield Problem(
-            ("placement",), f"{name} has no place, but this run needs it", f'add "{name}=..."'
-        )
+        message = f"{name} has no place, but this run needs it"
+        yield Problem(("placement",), message, f'add "{name}=..."')
     for role in sorted(places.keys() - run):
-        yield Problem(
-            ("placement",), f"{FLAG_NAMES[role]} has a place, but this run does not use it"
-        )
+        message = f"{FLAG_NAMES[role]} has a place, but this run does not use it"
+        yield Problem(("placement",), message)
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken, default=0))) - taken):
         message = f"no role uses the places {', '.join(map(str, unused))}"
@@ -58,9 +56,8 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
         yield Problem(flags, message, "sizes that divide evenly")
     elif engines is not None and engines != places // sizes.width:
         message = f"{engines} engines of {each} each do not fill {places} places"
-        yield Problem(
-            (*because, "vllm_num_engines"), message, f"--vllm_num_engines {places // sizes.width}"
-        )
+        fix = f"--vllm_num_engines {places // sizes.width}"
+        yield Problem((*because, "vllm_num_engines"), message, fix)
 
 
 @check
@@ -81,9 +78,8 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
             if own != its:
                 flag = f"{FLAG_NAMES[role]}_{name}"
                 message = f"{role} and {leader} share places, so their numbers must be equal"
-                yield Problem(
-                    (flag, f"{FLAG_NAMES[leader]}_{name}"), message, f"leave --{flag} out"
-                )
+                fix = f"leave --{flag} out"
+                yield Problem((flag, f"{FLAG_NAMES[leader]}_{name}"), message, fix)
 
 
 # -- sleep and offload -----------------------------------------------------------------------------

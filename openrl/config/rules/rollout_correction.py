@@ -52,9 +52,8 @@ def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problem
         return
     if config.batch.n_samples_per_prompt == 1:
         message = "the mean score of a single answer is never between right and wrong"
-        yield Problem(
-            ("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
-        )
+        names = ("dynamic_filtering", "n_samples_per_prompt")
+        yield Problem(names, message, "--n_samples_per_prompt 8")
     if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
         flags = ("dynamic_filtering_reward_range", "reward_pretrain")
         message = "a reward model gives no verdicts: groups with a mean reward in (0, 1) are kept"

@@ -111,9 +111,8 @@ def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
 @check
 def weights_have_a_way(config: PPOConfig) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
-        yield Problem(
-            ("vllm_sync_backend", "device"), "NCCL needs GPUs", "--vllm_sync_backend gloo"
-        )
+        message = "NCCL needs GPUs"
+        yield Problem(("vllm_sync_backend", "device"), message, "--vllm_sync_backend gloo")
 
 
 @check
@@ -133,9 +132,8 @@ def adapters_are_served(config: PPOConfig) -> Problems:
         message = "a sync sends only the adapter, so the engine must read the base"
         yield Problem(("lora_sync", "vllm_load_format"), message, "leave it out")
     if config.lora.rank > MOST_SERVED_RANK:
-        yield Problem(
-            ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
-        )
+        message = f"vLLM serves adapters up to rank {MOST_SERVED_RANK}"
+        yield Problem(("lora_sync", "lora_rank"), message, merge)
 
 
 # -- replay ----------------------------------------------------------------------------------------

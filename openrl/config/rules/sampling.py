@@ -18,12 +18,8 @@ def truncated_sampling(config: PPOConfig) -> Problems:
         message = (
             "the trained policy has no repetition penalty, so it is not the one that is sampled"
         )
-        yield Problem(
-            ("repetition_penalty",),
-            message,
-            "leave it out, or use a reward that punishes repeats",
-            fatal=False,
-        )
+        fix = "leave it out, or use a reward that punishes repeats"
+        yield Problem(("repetition_penalty",), message, fix, fatal=False)
 
 
 @check
@@ -36,9 +32,8 @@ def stop_texts_are_texts(config: PPOConfig) -> Problems:
 def answers_end(config: PPOConfig) -> Problems:
     if config.sampling.ignore_eos:
         message = "answers continue past their end, so rewards and losses see meaningless text"
-        yield Problem(
-            ("ignore_eos",), message, "leave it out, except to measure speed", fatal=False
-        )
+        fix = "leave it out, except to measure speed"
+        yield Problem(("ignore_eos",), message, fix, fatal=False)
 
 
 @check
