@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,12 +71,9 @@ class Engine:
 
     def __init__(self, ask: AskParent, images: list[Any]) -> None:
         self._ask, self._images, self._ids = ask, images, itertools.count()
-
-    @property
-    def generate(self) -> Any:
-        return _Remote(self._generate)
-
-    generate_from_tokens = generate_request = generate
+        generate = partial(self._generate)
+        vars(generate)["remote"] = generate  # as of a Ray actor
+        self.generate = self.generate_from_tokens = self.generate_request = generate
 
     async def _generate(
         self,
@@ -122,18 +120,6 @@ def _shown(multi_modal_data: Any) -> list[Any]:
     if found is None:
         return []
     return list(found) if isinstance(found, list | tuple) else [found]
-
-
-class _Remote:
-    """A method that can also be called like that of a Ray actor."""
-
-    def __init__(self, method: Any) -> None:
-        self._method = method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._method(*args, **kwargs)
-
-    remote = __call__
 
 
 def read(found: Any) -> EpisodeResult:

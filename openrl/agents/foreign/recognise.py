@@ -101,38 +101,31 @@ class AgentClass:
     kind: Kind
 
 
-class NotKnown(NotUsable):
-    """The file has no class that can be played, or several."""
-
-
 def find_class(module: ModuleType, name: str | None) -> AgentClass:
     """Return the class of that name or, without a name, the file's main class or else its only
-    class of a known kind.
-
-    Raises NotKnown."""
+    class of a known kind. Raises NotUsable."""
     own = {
         n: made
         for n, made in vars(module).items()
         if isinstance(made, type) and (made.__module__ == module.__name__ or n == name)
     }
     if name is not None and name not in own:
-        raise NotKnown(f"it has no class {name}, but {_list_classes(own)}")
+        raise NotUsable(f"it has no class {name}, but {_list_classes(own)}")
+    asked = [name] if name else own
+    fitting = {n: found for n in asked if (found := _kind_of(own[n]))}
     # in early versions a main class may run nothing; then the next one counts
-    entries = [found for n in ENTRIES if n in own and (found := _kind_of(own[n]))]
-    fitting = [found for n in ([name] if name else own) if (found := _kind_of(own[n]))]
-    if entries and not name:
-        fitting = entries[:1]
-    if len(fitting) > 1:
-        names = ", ".join(found.made.__name__ for found in fitting)
-        raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
+    entry = next((n for n in ENTRIES if n in fitting), None)
     if not fitting:
         known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
-        raise NotKnown(
+        raise NotUsable(
             f"none of its classes can be played: {_list_classes(own)}. These can be:{known}"
         )
-    (found,) = fitting
+    if len(fitting) > 1 and entry is None:
+        names = ", ".join(found.made.__name__ for found in fitting.values())
+        raise NotUsable(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
+    found = fitting[entry or next(iter(fitting))]
     if problem := found.kind.problem(found.made) or _constructor_problem(found):
-        raise NotKnown(problem)
+        raise NotUsable(problem)
     return found
 
 
@@ -157,7 +150,7 @@ def _constructor_problem(found: AgentClass) -> str | None:
 
 def _kind_of(made: Any) -> AgentClass | None:
     """Return the kind of the class, or of the class that it runs."""
-    if _is_trl(made):
+    if is_trl_environment(made):
         return AgentClass(made, TRL)
     kind = next((kind for kind in KINDS if kind.has(made)), None)
     if kind is PROGRAM and AGENT.problem(made) is None:
@@ -174,12 +167,28 @@ def _kind_of(made: Any) -> AgentClass | None:
     return _kind_of(run) if run else None
 
 
-def _is_trl(made: Any) -> bool:
-    if not hasattr(made, "reset") or (hasattr(made, "step") and not hasattr(made, "get_reward")):
+def is_trl_environment(made: type) -> bool:
+    """Whether a class is TRL's: it has ``reset``, other methods as tools, and either
+    ``get_reward()``, or ``reset(**row)`` and only documented tools. Classes with ``step`` but
+    without ``get_reward`` are gym's."""
+    methods = dict(inspect.getmembers(made, inspect.isfunction))
+    tools = tool_methods(made)
+    if "reset" not in methods or not tools:
         return False
-    from openrl.agents.foreign.trl import is_trl_environment  # imports more than others need
+    if "get_reward" in methods:
+        return True
+    row = inspect.signature(methods["reset"]).parameters.values()
+    takes_rows = any(parameter.kind is parameter.VAR_KEYWORD for parameter in row)
+    return "step" not in methods and takes_rows and all(map(inspect.getdoc, tools))
 
-    return is_trl_environment(made)
+
+def tool_methods(made: type) -> list[Callable[..., Any]]:
+    """Return the methods of a class of TRL that are tools."""
+    return [
+        method
+        for name, method in inspect.getmembers(made, inspect.isfunction)
+        if name not in ("reset", "get_reward") and not name.startswith("_")
+    ]
 
 
 def _takes_states(made: Any) -> bool:

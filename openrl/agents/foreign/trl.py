@@ -3,36 +3,17 @@ a reward. Runs in the file's process."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from openrl.agents.base import ToolError
 from openrl.agents.foreign.calls import chat_for_clients, takes
 from openrl.agents.foreign.player import Player
+from openrl.agents.foreign.recognise import tool_methods
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import Content
-
-_NOT_TOOLS = ("reset", "get_reward")
-
-
-def is_trl_environment(made: type) -> bool:
-    """Whether a class is TRL's: it has ``reset``, other methods as tools, and either
-    ``get_reward()``, or ``reset(**row)`` and only documented tools. Classes with ``step`` but
-    without ``get_reward`` are gym's."""
-    methods = dict(inspect.getmembers(made, inspect.isfunction))
-    if "reset" not in methods or not (tools := _tools(made)):
-        return False
-    if "get_reward" in methods:
-        return True
-    takes_rows = any(
-        parameter.kind is parameter.VAR_KEYWORD
-        for parameter in inspect.signature(methods["reset"]).parameters.values()
-    )
-    documented = all(inspect.getdoc(tool) for tool in tools)
-    return "step" not in methods and takes_rows and documented
 
 
 class ToolPlayer(Player):
@@ -44,7 +25,7 @@ class ToolPlayer(Player):
         super().__init__()
         self._class = made
         self._object: Any = None  # that of the episode
-        tools = _tools(type(made()))
+        tools = tool_methods(type(made()))
         if not tools:
             raise UserError(
                 f"--agent_func_path: {made.__name__} has no method that can be a tool",
@@ -71,14 +52,6 @@ class ToolPlayer(Player):
 
     async def reward(self) -> float | None:
         return float(await call(self._object.get_reward)) if self.rewards else None
-
-
-def _tools(made: type) -> list[Function]:
-    return [
-        method
-        for name, method in inspect.getmembers(made, inspect.isfunction)
-        if name not in _NOT_TOOLS and not name.startswith("_")
-    ]
 
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from trl.experimental.harbor._env import HarborBashEnv
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import Play
 from openrl.agents.foreign.process import ProcessTools
-from openrl.agents.foreign.trl import ToolPlayer, is_trl_environment
+from openrl.agents.foreign.recognise import is_trl_environment
+from openrl.agents.foreign.trl import ToolPlayer
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
