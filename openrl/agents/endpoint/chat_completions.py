@@ -13,7 +13,6 @@ from openrl.agents.endpoint.records import (
     Dialect,
     Json,
     distribution,
-    function_schema,
     get,
     logprob_items,
     read_arguments,
@@ -21,9 +20,10 @@ from openrl.agents.endpoint.records import (
     read_max_tokens,
     read_objects,
     read_text,
+    read_tool,
     stop_texts,
 )
-from openrl.agents.tools.calls import ToolCall
+from openrl.agents.tools.calls import call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -35,7 +35,7 @@ def read(body: Json) -> CompletionRequest:
     tools = [] if choice == "none" else read_objects(body, "tools", [])
     return CompletionRequest(
         [read_message(message) for message in read_objects(body, "messages")],
-        tools=[function_schema(get(tool, "function", dict)) for tool in tools] or None,
+        tools=[read_tool(get(tool, "function", dict)) for tool in tools] or None,
         max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=stop_texts(body),
         distribution=distribution(body, choice),
@@ -55,17 +55,15 @@ def read_message(message: Json) -> Message:
 
 def _read_call(call: Json) -> Json:
     function = get(call, "function", dict)
-    written = {"name": get(function, "name", str), "arguments": read_arguments(function)}
-    return {"id": call.get("id"), "type": "function", "function": written}
+    return call_in_chat(call.get("id"), get(function, "name", str), read_arguments(function))
 
 
 def write(body: Json, answer: Answer) -> Json:
     message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.calls:
-        message |= {
-            "content": answer.content or None,
-            "tool_calls": [_write_call(call) for call in answer.calls],
-        }
+        written = [(c, json.dumps(c.arguments, ensure_ascii=False)) for c in answer.calls]
+        calls = [call_in_chat(call.id, call.name, arguments) for call, arguments in written]
+        message |= {"content": answer.content or None, "tool_calls": calls}
     choice: Json = {
         "index": 0,
         "message": message,
@@ -84,11 +82,6 @@ def write(body: Json, answer: Answer) -> Json:
         reply["prompt_token_ids"] = answer.prompt_ids
         choice["token_ids"] = answer.completion.token_ids
     return reply
-
-
-def _write_call(call: ToolCall) -> Json:
-    written = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-    return {"id": call.id, "type": "function", "function": written}
 
 
 def _finish(answer: Answer) -> str:

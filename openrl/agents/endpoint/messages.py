@@ -14,14 +14,15 @@ from openrl.agents.endpoint.records import (
     Dialect,
     Json,
     distribution,
-    function_schema,
     get,
     read_content,
     read_max_tokens,
     read_objects,
     read_text,
+    read_tool,
     stop_texts,
 )
+from openrl.agents.tools.calls import call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -40,7 +41,7 @@ def read(body: Json) -> CompletionRequest:
         messages = [{"role": "system", "content": system}, *messages]
     return CompletionRequest(
         messages,
-        tools=[function_schema(tool, "input_schema") for tool in ours] or None,
+        tools=[read_tool(tool, "input_schema") for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
         max_tokens=read_max_tokens(body, "max_tokens"),
         stop=stop_texts(body, "stop_sequences"),
@@ -70,8 +71,7 @@ def read_message(message: Json) -> Iterator[Message]:
 
 
 def _read_call(block: Json) -> Json:
-    function = {"name": get(block, "name", str), "arguments": get(block, "input", dict)}
-    return {"id": get(block, "id", str), "type": "function", "function": function}
+    return call_in_chat(get(block, "id", str), get(block, "name", str), get(block, "input", dict))
 
 
 def write(body: Json, answer: Answer) -> Json:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrl.agents.tools.calls import ToolCall
+from openrl.agents.tools.calls import ToolCall, schema_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Completion, End, Message
 
@@ -167,14 +167,10 @@ def read_arguments(call: Mapping[str, Any]) -> Any:
         return arguments
 
 
-def function_schema(tool: Mapping[str, Any], parameters: str = "parameters") -> Json:
+def read_tool(tool: Mapping[str, Any], parameters: str = "parameters") -> Json:
     """Return a tool in the form that chat templates take. Raises Refusal."""
-    function = {
-        "name": get(tool, "name", str),
-        "description": get(tool, "description", str, ""),
-        "parameters": get(tool, parameters, dict, {"type": "object", "properties": {}}),
-    }
-    return {"type": "function", "function": function}
+    schema = get(tool, parameters, dict, {"type": "object", "properties": {}})
+    return schema_in_chat(get(tool, "name", str), get(tool, "description", str, ""), schema)
 
 
 def distribution(body: Mapping[str, Any], tool_choice: Any = None) -> Json:

@@ -13,15 +13,15 @@ from openrl.agents.endpoint.records import (
     Dialect,
     Json,
     distribution,
-    function_schema,
     get,
     read_arguments,
     read_content,
     read_max_tokens,
     read_objects,
     read_text,
+    read_tool,
 )
-from openrl.agents.tools.calls import ToolCall
+from openrl.agents.tools.calls import ToolCall, call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -37,7 +37,7 @@ def read(body: Json) -> CompletionRequest:
         messages = read_items(read_objects(body, "input"))
     return CompletionRequest(
         messages,
-        tools=[function_schema(tool) for tool in ours] or None,
+        tools=[read_tool(tool) for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
         max_tokens=read_max_tokens(body, "max_output_tokens"),
         distribution=distribution(body, choice),
@@ -70,8 +70,8 @@ def _read_item(item: Json) -> Message | None:
         shown = read_text(content) if role == "assistant" else read_content(content)
         return {"role": "system" if role == "developer" else role, "content": shown}
     if kind == "function_call":
-        function = {"name": get(item, "name", str), "arguments": read_arguments(item)}
-        call = {"id": get(item, "call_id", str), "type": "function", "function": function}
+        called, name = get(item, "call_id", str), get(item, "name", str)
+        call = call_in_chat(called, name, read_arguments(item))
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
         called = get(item, "call_id", str)

@@ -57,12 +57,21 @@ def message_forms(sampled: Message, parsed: ParsedReply) -> list[Message]:
     as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
     forms: list[Message] = []
     for written in (as_objects, as_text):
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
-            for call, given in zip(parsed.calls, written, strict=True)
-        ]
+        pairs = zip(parsed.calls, written, strict=True)
+        calls = [call_in_chat(call.id, call.name, arguments) for call, arguments in pairs]
         forms.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
     return [*forms, sampled]
+
+
+def call_in_chat(call_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call in the form that chat templates and OpenAI's clients take."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def schema_in_chat(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool in the form that chat templates take."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def result_message(name: str, call_id: str, content: Content) -> Message:

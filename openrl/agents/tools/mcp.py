@@ -15,6 +15,7 @@ from mcp import ClientSession, MCPError, types
 from mcp.client.streamable_http import streamable_http_client
 
 from openrl.agents.base import ToolError, Toolset
+from openrl.agents.tools.calls import schema_in_chat
 from openrl.errors import UserError
 from openrl.vision.parts import Content, Part
 
@@ -42,7 +43,8 @@ async def find_tools(url: str) -> Callable[[], McpTools]:
             f"--tools: there is no MCP server at {error}",
             "start it, or give the URL of its streamable HTTP transport: http://HOST:PORT/mcp",
         ) from error
-    return partial(McpTools, url, list(map(_schema, tools)))
+    schemas = [schema_in_chat(t.name, t.description or "", t.input_schema) for t in tools]
+    return partial(McpTools, url, schemas)
 
 
 class McpTools(Toolset):
@@ -141,15 +143,6 @@ def _text(block: types.ContentBlock) -> str:
     if isinstance(held, types.TextResourceContents):
         return held.text
     return f"[{block.type} {getattr(held, 'uri', None) or held.mime_type}]"
-
-
-def _schema(tool: types.Tool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description or "",
-        "parameters": tool.input_schema,
-    }
-    return {"type": "function", "function": function}
 
 
 @cache
