@@ -141,6 +141,7 @@ class Conversation:
         are further limits of this turn.
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
+        self._require_turn()
         text, images = self.chat.render(messages, tools), self.chat.images_in(messages)
         row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
@@ -158,6 +159,7 @@ class Conversation:
     ) -> Reply:
         """Return the policy's reply to a chat that is already tokens, with one placeholder for each
         of ``images``. Raises EpisodeOver, and BadRow if there are more or fewer images."""
+        self._require_turn()
         images = self.chat.check_image_count(list(images))
         token_ids, placed = self.chat.place(token_ids, images, 0)
 
@@ -225,6 +227,10 @@ class Conversation:
                 continue
         return list(chats[-1])
 
+    def _require_turn(self) -> None:
+        if self.turns + self._asking >= (self.limits.max_turns or 2**31):
+            raise EpisodeOver(End.MAX_TURNS)
+
     def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
         """Return the longest row that the turn continues, or a new one."""
         fitting = [row for row in self._rows if not row.busy and is_held(row)]
@@ -236,8 +242,6 @@ class Conversation:
     def _sampling(self, asked: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
         """Return the sampling of the next turn, which follows ``asked`` tokens. Raises EpisodeOver
         if there is no room for it."""
-        if self.turns + self._asking >= (self.limits.max_turns or 2**31):
-            raise EpisodeOver(End.MAX_TURNS)
         if not self._rows and not self.any_prompt:
             # several concurrent calls may be the first turn
             self._longest = min(self._longest, asked + self.sampling.max_tokens)

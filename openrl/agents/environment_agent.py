@@ -123,15 +123,13 @@ class _Episode:
     async def play(self) -> End:
         chat = new = await self.game.reset()
         state = _state(None, new)
-        while not self.limits.max_turns or self.conversation.turns < self.limits.max_turns:
+        while True:
             async with deadline(self.limits.turn_timeout):
                 step, action, after = await self._turn(chat, new, state)
             chat, new, state = [*chat, action, *after], after, _state(step.state, after)
             if step.done or step.truncated:
                 await self._show(new)
                 return End.STOP if step.done else End.MAX_TURNS
-        await self._show(new)
-        return End.MAX_TURNS
 
     async def _turn(
         self, chat: list[Message], new: list[Message], state: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, Play, Reply
@@ -51,13 +52,13 @@ class _Episode:
         self.shown: list[Shown] = []
 
     async def play(self) -> End:
-        prompt, most = self.conversation.prompt, self.limits.max_turns
-        messages = first_messages(prompt, await self.tools.start(prompt))
-        new = messages
-        while not most or self.conversation.turns < most:
+        prompt = self.conversation.prompt
+        messages = new = first_messages(prompt, await self.tools.start(prompt))
+        while True:
+            self.shown.append(Shown(tuple(new)))
             async with deadline(self.limits.turn_timeout):
                 reply = await self.conversation.reply(messages, self.tools.schemas)
-                self.shown.append(Shown(tuple(new), action=reply.text))
+                self.shown[-1] = replace(self.shown[-1], action=reply.text)
                 parsed = self._parse_reply(reply)
                 if not parsed.calls and not parsed.error:
                     self.shown.append(Shown(()))
@@ -67,8 +68,6 @@ class _Episode:
             messages = self.conversation.choose(chats, self.tools.schemas)
             if self.in_a_row == MOST_PARSE_ERRORS:
                 return End.STOP
-        self.shown.append(Shown(tuple(new)))
-        return End.MAX_TURNS
 
     def _parse_reply(self, reply: Reply) -> ParsedReply:
         """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
