@@ -132,12 +132,14 @@ class PlainServer:
             return self.json(
                 message,
                 {"tools": [tool("fails")]} if second
-                else {"tools": [tool("count"), tool("shows")], "nextCursor": "2"},
+                else {"tools": [tool("count"), tool("shows"), tool("ends")], "nextCursor": "2"},
             )  # fmt: skip
         self.sessions[session] += 1
         if params["name"] == "fails":
             error = {"code": -32602, "message": "nothing can be done"}
             return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        if params["name"] == "ends":
+            return StreamingResponse(iter([]), media_type="text/event-stream")
         if params["name"] == "shows":
             blocks = [
                 {"type": "image", "data": "AAAA", "mimeType": "image/png"},
@@ -192,8 +194,12 @@ def test_what_the_protocol_also_allows():
             shown = await second.call("shows", {})
             with pytest.raises(ToolError, match="nothing can be done"):
                 await first.call("fails", {})
-            for toolbox in (first, second, unused):
+            for toolbox in (first, unused):
                 await toolbox.close()
+            with pytest.raises(McpFailed, match="ended without a response"):
+                await second.call("ends", {})
+            with pytest.raises(McpFailed, match="the session has ended"):
+                await second.call("count", {})
             lost = make()
             await lost.call("count", {})
             server.sessions.clear()
@@ -203,11 +209,11 @@ def test_what_the_protocol_also_allows():
             return shown, [schema["function"]["name"] for schema in first.schemas]
 
     shown, names = asyncio.run(play())
-    assert names == ["count", "shows", "fails"]
+    assert names == ["count", "shows", "ends", "fails"]
     image = {"type": "image", "image": "data:image/png;base64,AAAA"}
     text = "a's text\n[resource_link file:///b]"
     assert shown == [image, {"type": "text", "text": text}]
-    assert server.ended == ["s0", "s1", "s2"]  # s3 was lost
+    assert server.ended == ["s0", "s1", "s2"]  # of s3, the server knew nothing
 
 
 def test_a_session_opens_although_its_first_call_gave_up():

@@ -63,7 +63,7 @@ class McpTools(Toolset):
             self._session = asyncio.create_task(self._keep_session())
         await asyncio.wait({self._opened, self._session}, return_when=asyncio.FIRST_COMPLETED)
         if self._session.done():
-            self._session.result()  # raises
+            raise self._loss("the session has ended")
         params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
         request = types.CallToolRequest(params=params)
         try:
@@ -72,9 +72,14 @@ class McpTools(Toolset):
             if error.code != types.CONNECTION_CLOSED:
                 raise ToolError(error.message) from error
             await self.close()
-            why = None if self._session.cancelled() else self._session.exception()
-            raise why or McpFailed(f"{self.url}: {error.message}") from error
+            raise self._loss(error.message) from error
         return _content(name, answer)
+
+    def _loss(self, what: str) -> BaseException:
+        """Return why the session, which is over, was lost."""
+        assert self._session is not None
+        known = None if self._session.cancelled() else self._session.exception()
+        return known or McpFailed(f"{self.url}: {what}")
 
     async def _keep_session(self) -> None:
         """Open the session, and close it when this task is cancelled. Calls come from many tasks,
@@ -110,7 +115,7 @@ async def _open_session(url: str) -> AsyncIterator[ClientSession]:
         why: BaseException = error
         while isinstance(why, BaseExceptionGroup):  # of the tasks that the transport runs
             why = why.exceptions[0]
-        raise McpFailed(f"{url}: {why or type(why).__name__}") from error
+        raise McpFailed(f"{url}: {str(why) or type(why).__name__}") from error
 
 
 async def _refuse_error(reply: httpx2.Response) -> None:
