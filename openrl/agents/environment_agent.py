@@ -21,7 +21,6 @@ LONGEST_OBSERVATION = 1_000_000  # characters
 _SHOWN_ACTIONS = 1000  # characters of the actions in an error message
 
 T = TypeVar("T")
-See = Callable[[Sequence[Message]], list[Message]]
 
 
 class EnvironmentFailure(Exception):
@@ -40,23 +39,20 @@ class EnvironmentAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. Raises EnvironmentFailure if the environment fails, hangs or breaks its
         interface."""
-        conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
-        game = _CheckedEnvironment(
-            self.make(prompt), prompt, limits.env_step_timeout, self.how.chat.load_images
-        )
+        conversation = Conversation(self.how, prompt, generate, sampling)
+        game = _CheckedEnvironment(self.make(prompt), prompt, self.how)
         episode = _Episode(conversation, game)
         async with close_on_exit(game.close):
-            end = await episode_end(episode.play(), limits.episode_timeout)
+            end = await episode_end(episode.play(), self.how.limits.episode_timeout)
         return episode.trajectory(end)
 
 
 class _CheckedEnvironment:
     """An environment whose errors name the episode."""
 
-    def __init__(self, environment: Environment, prompt: Prompt, timeout: float, see: See) -> None:
-        """``see`` loads the images of messages."""
-        self.environment, self.prompt, self.timeout = environment, prompt, timeout
-        self.see = see
+    def __init__(self, environment: Environment, prompt: Prompt, play: Play) -> None:
+        self.environment, self.prompt, self.chat = environment, prompt, play.chat
+        self.timeout = play.limits.env_step_timeout
         self.seed = prompt.meta.get("seed", seed_of(prompt.id))
         self.actions: list[str] = []
 
@@ -96,7 +92,7 @@ class _CheckedEnvironment:
 
     def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
         try:
-            messages = self.see(as_messages(observation))
+            messages = self.chat.load_images(as_messages(observation))
         except BadRow as error:
             raise self._failure(str(error)) from error
         length = sum(len(str(message["content"])) for message in messages)

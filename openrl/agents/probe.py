@@ -6,8 +6,6 @@ assumed to write what its template writes for the last message of a chat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms, result_message
 from openrl.errors import UserError
@@ -114,11 +112,10 @@ def _check_tool_result(chat: ChatFormat, tools: Schemas) -> str | None:
     )
 
 
-def _calls(tools: Schemas, content: str, call_id: str) -> Iterator[Message]:
-    """Yield a structured call of the first tool, in each of the forms that templates know."""
+def _calls(tools: Schemas, content: str, call_id: str) -> list[Message]:
+    """Return a structured call of the first tool, in each of the forms that templates know."""
     call = ToolCall(tools[0]["function"]["name"], {"text": "two and two"}, call_id)
-    *structured, _ = message_forms({}, ParsedReply(content, (call,)))
-    yield from structured
+    return message_forms({}, ParsedReply(content, (call,)))[:-1]
 
 
 def _result(tools: Schemas, call_id: str) -> Message:
