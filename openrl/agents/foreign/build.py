@@ -17,8 +17,12 @@ from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.foreign.executor_agent import ExecutorAgent
 from openrl.agents.foreign.player import AgentFile
-from openrl.agents.foreign.process import ProcessEnvironment, ProcessTools, RawText
-from openrl.agents.foreign.program_agent import ProgramAgent
+from openrl.agents.foreign.process import (
+    ProcessEnvironment,
+    ProcessTools,
+    ProgramAgent,
+    RawText,
+)
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox

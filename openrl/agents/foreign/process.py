@@ -1,5 +1,5 @@
-"""Environments and tools of files. Each episode has a process to itself, so that code which blocks,
-hangs, crashes or eats memory costs only its episode."""
+"""Environments, tools and programs of files. Each episode has a process to itself, so that code
+which blocks, hangs, crashes or eats memory costs only its episode."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Environment, Step, ToolError, Toolset
+from openrl.agents.base import Environment, Generate, Step, ToolError, Toolset
 from openrl.agents.chat import ChatFormat
-from openrl.agents.foreign.calls import Call
+from openrl.agents.conversation import EpisodeOver
+from openrl.agents.ending import deadline
+from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.foreign.calls import Call, EpisodeResult
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease
-from openrl.types import Message, Prompt, Sampling
+from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
 
 
@@ -84,3 +87,30 @@ class ProcessTools(Toolset):
                     "the agent's process has ended, and with it the state of the episode"
                 )
             return await self._process.call(Call(method, arguments))
+
+
+class ProgramAgent:
+    """Lets the ``run`` of a file play against the endpoint, in a process that is lent to the
+    episode."""
+
+    def __init__(self, process: Lease, endpoint: Endpoint) -> None:
+        self.process, self.endpoint = process, endpoint
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Play the episode. Raises what the engine raised, CallFailed, and RuntimeError if the
+        agent asks for nothing."""
+        played, end, failure = EpisodeResult(None), None, None
+        async with self.endpoint.open(prompt, generate, sampling) as opened:
+            call = Call("play", (prompt, sampling, opened.root, opened.key))
+            try:
+                async with deadline(self.endpoint.play.limits.episode_timeout):
+                    played = await self.process.call(call, timeout=0.0)
+            except EpisodeOver as over:
+                end = over.end
+            except CallFailed as error:
+                failure = error
+        session = opened.session
+        session.check_played(failure, "the agent sent no request to the endpoint")
+        if played.reward is not None:
+            session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
+        return session.trajectory(End.LENGTH if played.truncated else end)
