@@ -8,7 +8,7 @@ from io import StringIO
 from rich.console import Console
 
 from openrl.data.order import SeededStream
-from openrl.tracking.metrics import Last
+from openrl.metrics import Last
 from openrl.tracking.progress import Progress
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 

@@ -11,7 +11,7 @@ it (``weigh``). Neither weights nor rejections enter the policy ratio of the los
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from openrl.config.groups.rollout_correction import (
     rejection_tests,
 )
 from openrl.experience import ExperienceBatch
+from openrl.metrics import Max, Mean, Metric, Min, to_floats
 
 LIMIT = 20.0  # of a log-ratio, before exp
 
@@ -56,8 +57,8 @@ def correct_rollouts(
 ) -> tuple[ExperienceBatch, dict[str, float]]:
     """Fill ``is_weights``, remove what fails a test from ``loss_mask``, and return the batch and
     metrics. Means count the tokens in ``loss_mask`` as it was on entry."""
-    weights, totals = weigh(batch, batch.old_logprobs, flags)
-    metrics, kept = totals.metrics(), batch.loss_mask
+    weights, compared = weigh(batch, batch.old_logprobs, flags)
+    metrics, kept = mismatch_figures(compared), batch.loss_mask
     tests = rejection_tests(flags)
     if tests:
         log_rho = _log_rho(batch, batch.old_logprobs)
@@ -73,16 +74,16 @@ def correct_rollouts(
 @torch.no_grad()
 def weigh(
     batch: ExperienceBatch, logprobs: Tensor, flags: RolloutCorrectionFlags
-) -> tuple[Tensor | None, MismatchTotals]:
+) -> tuple[Tensor | None, dict[str, Metric]]:
     """Compare ``logprobs``, (B, T), of the trainer's policy before the update with the engine's.
-    Returns the importance weights, (B, T), and totals of mismatch and weights. Without
+    Returns the importance weights, (B, T), and ``mismatch_metrics``. Without
     --enable_vllm_is_correction the weights are None."""
     weights = None
     if flags.enable_vllm_is_correction:
         weights = importance_weights(_log_rho(batch, logprobs), batch, flags)
     bounds = flags.vllm_is_truncated_threshold
     rollout_logprobs, mask = batch.rollout_logprobs, batch.loss_mask
-    return weights, mismatch_totals(logprobs, rollout_logprobs, mask, weights, bounds)
+    return weights, mismatch_metrics(logprobs, rollout_logprobs, mask, weights, bounds)
 
 
 def _log_rho(batch: ExperienceBatch, logprobs: Tensor) -> Tensor:
@@ -179,66 +180,17 @@ def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest
     return ((values >= test.low) & (values <= test.high)).expand_as(batch.loss_mask)
 
 
-@dataclass(frozen=True)
-class MismatchTotals:
-    """Sums that measure how far trainer and engine are apart, and the weights that correct for it,
-    if there are any. The totals of parts of a batch merge into the batch's, like the metrics of
-    ``openrl.tracking.metrics``."""
-
-    of_tokens: dict[str, float]
-    of_rows: dict[str, float]
-    maxima: dict[str, float]
-    minima: dict[str, float]
-    tokens: float
-    rows: float
-    value: None = None  # the totals have no single figure
-
-    def merge(self, other: MismatchTotals) -> MismatchTotals:
-        return MismatchTotals(
-            {name: total + other.of_tokens[name] for name, total in self.of_tokens.items()},
-            {name: total + other.of_rows[name] for name, total in self.of_rows.items()},
-            {name: _larger(value, other.maxima[name]) for name, value in self.maxima.items()},
-            {name: -_larger(-value, -other.minima[name]) for name, value in self.minima.items()},
-            self.tokens + other.tokens,
-            self.rows + other.rows,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics; empty without a sampled token.
-
-        kl and k3_kl are in nats per token, of the engine's policy to the trainer's; ppl_ratio is
-        the trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens
-        and for rows; ess, in (0, 1], is the effective share of samples (Kish) under weights rho,
-        is_weight_ess under the importance weights; is_ratio_high and is_ratio_low are the shares of
-        tokens whose rho is out of bounds.
-        """
-        if not self.tokens:
-            return {}
-        means = {name: total / self.tokens for name, total in self.of_tokens.items()}
-        means |= {name: total / self.rows for name, total in self.of_rows.items()}
-        rho_squared = means.pop("rho_squared")
-        derived = {
-            "chi2_token": rho_squared - 1,
-            "chi2_sequence": means.pop("sequence_rho_squared") - 1,
-            "ess": means.pop("rho") ** 2 / rho_squared,
-        }
-        if "is_weight_mean" in means:
-            squared = max(means.pop("is_weight_squared"), 1e-30)
-            derived["is_weight_ess"] = means["is_weight_mean"] ** 2 / squared
-        return self.maxima | self.minima | means | derived
-
-
-def mismatch_totals(
+def mismatch_metrics(
     logprobs: Tensor,
     rollout_logprobs: Tensor,
     mask: Tensor,
     weights: Tensor | None = None,
     bounds: tuple[float, float] = (0.0, math.inf),
-) -> MismatchTotals:
-    """Return totals over the sampled tokens of whole rows, (b, T), with rho = exp(logprobs -
+) -> dict[str, Metric]:
+    """Measure the sampled tokens of whole rows, (b, T), with rho = exp(logprobs -
     rollout_logprobs) and log-ratios clamped to +-20. ``logprobs`` are the trainer's, under the
-    weights before the update. With importance ``weights`` the totals describe them, too, and count
-    the tokens whose rho is out of ``bounds``."""
+    weights before the update. With importance ``weights`` the metrics describe them, too, and count
+    the tokens whose rho is out of ``bounds``. Those of parts of a batch merge into the batch's."""
     raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
     log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
@@ -266,11 +218,31 @@ def mismatch_totals(
     sums += [masked_sum(column, rows) for column in of_rows.values()]
     # one transfer from the device for all figures
     extremes = [*maxima.values(), *minima.values()]
-    found = iter(torch.stack([*sums, *extremes, mask.sum(), rows.sum()]).tolist())
-    columns = (of_tokens, of_rows, maxima, minima)
-    return MismatchTotals(*({name: next(found) for name in column} for column in columns), *found)
+    *values, n_tokens, n_rows = torch.stack([*sums, *extremes, mask.sum(), rows.sum()]).tolist()
+    found = iter(values)
+    metrics: dict[str, Metric] = {name: Mean(next(found), n_tokens) for name in of_tokens}
+    metrics |= {name: Mean(next(found), n_rows) for name in of_rows}
+    metrics |= {name: Max(next(found)) for name in maxima}
+    return metrics | {name: Min(next(found)) for name in minima}
 
 
-def _larger(a: float, b: float) -> float:
-    """Return the larger number, or NaN if either is NaN."""
-    return a if math.isnan(a) or a >= b else b
+def mismatch_figures(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return the figures to log from ``mismatch_metrics``; empty without a sampled token.
+
+    kl and k3_kl are in nats per token, of the engine's policy to the trainer's; ppl_ratio is the
+    trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens and for
+    rows; ess, in (0, 1], is the effective share of samples (Kish) under weights rho, is_weight_ess
+    under the importance weights; is_ratio_high and is_ratio_low are the shares of tokens whose rho
+    is out of bounds.
+    """
+    figures = to_floats(metrics)
+    if "kl" not in figures:
+        return {}
+    rho_squared = figures.pop("rho_squared")
+    figures["chi2_token"] = rho_squared - 1
+    figures["chi2_sequence"] = figures.pop("sequence_rho_squared") - 1
+    figures["ess"] = figures.pop("rho") ** 2 / rho_squared
+    if "is_weight_mean" in figures:
+        squared = max(figures.pop("is_weight_squared"), 1e-30)
+        figures["is_weight_ess"] = figures["is_weight_mean"] ** 2 / squared
+    return figures

@@ -15,9 +15,9 @@ from openrl.cluster.group import WorkerContext
 from openrl.config.groups.placement import ModelPart
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepPlan
+from openrl.metrics import Metric
 from openrl.models.logits import Output
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
-from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed

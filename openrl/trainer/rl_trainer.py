@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.metrics import Last, Metric, to_floats
 from openrl.tracking.loggers import Trackers
-from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.placement import ModelPart
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
+from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.logits import Columns, Output
-from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.export import write_model
 from openrl.training.masters import Masters

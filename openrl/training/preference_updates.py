@@ -16,7 +16,7 @@ from openrl.algorithms.masked import masked_mean, masked_sum, step_loss
 from openrl.algorithms.preference_losses import pair_reward_loss, split_pairs
 from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
-from openrl.tracking.metrics import Mean, Metric
+from openrl.metrics import Mean, Metric
 from openrl.training.updates import Forward, Measured
 
 

@@ -18,8 +18,8 @@ from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan
 from openrl.extension_points import policy_losses
+from openrl.metrics import Max, Mean, Metric
 from openrl.models.logits import Columns, Output
-from openrl.tracking.metrics import Max, Mean, Metric
 
 
 class Forward(Protocol):
@@ -28,6 +28,10 @@ class Forward(Protocol):
 
     def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Columns: ...
 
+
+COMPARED = "mismatch/"
+"""Prefix of the metrics that compare the policy with the engine. They do not go into a log as they
+are, see ``mismatch_figures``."""
 
 Measured = tuple[Tensor, dict[str, Metric]]
 """The loss of a micro-batch, and its metrics."""
@@ -95,7 +99,8 @@ class PolicyUpdate:
             entropies = entropies.detach()  # frees the activations that its gradient would need
         metrics: dict[str, Metric] = {}
         if self.correction is not None:
-            weights, metrics["mismatch"] = weigh(batch, logprobs, self.correction)
+            weights, compared = weigh(batch, logprobs, self.correction)
+            metrics |= {f"{COMPARED}{name}": metric for name, metric in compared.items()}
             batch = batch.replace(is_weights=weights)
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         inputs = LossInputs(

@@ -30,7 +30,7 @@ LAYERS = (
     ("registry",),
     ("processes",),
     ("locks", "http_server"),
-    ("errors", "files", "lazy", "seeds"),
+    ("errors", "files", "lazy", "metrics", "seeds"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -86,6 +86,7 @@ ONLY = {  # part -> the libraries it may import beside the standard library
     "extension_points": set(),
     "registry": set(),
     "errors": set(),
+    "metrics": set(),
     "files": set(),
 }
 

@@ -13,7 +13,7 @@ from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.groups.algorithm import KLFlags
 from openrl.experience import ExperienceBatch
-from openrl.tracking.metrics import Last, Mean, Metric
+from openrl.metrics import Last, Mean, Metric
 
 
 class Credit:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
-from openrl.algorithms.off_policy import MismatchTotals, age_metrics, stale_tokens
+from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -22,12 +22,12 @@ from openrl.config.groups.model import Dtype
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
+from openrl.metrics import Last, Mean, Metric, merge_all
 from openrl.models.logits import Output
-from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.mismatch import correct_mismatch, mismatch_metrics
+from openrl.trainer.learning.mismatch import correct_mismatch, mismatch_of_update
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
@@ -42,7 +42,7 @@ from openrl.trainer.watching.profiling import Profiling
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
 from openrl.training.state import StateParts
-from openrl.training.updates import RoleUpdate
+from openrl.training.updates import COMPARED, RoleUpdate
 from openrl.types import Group
 
 
@@ -259,15 +259,12 @@ class Learner:
             reports = await update_rows(group, batch, plan, update, also)
         self.guard.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
-        # only the first optimizer step runs with the weights that sampled, so only it is compared
-        measured.pop("mismatch", None)
-        compared = merge_all(rank[0] for rank in reports).get("mismatch")
-        gaps = mismatch_metrics(compared.metrics() if isinstance(compared, MismatchTotals) else {})
+        own = {f"{role}/{n}": m for n, m in measured.items() if not n.startswith(COMPARED)}
         work: dict[str, Metric] = {}
         if role == "actor":
             work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)
             work |= left_out_metrics(batch, computed)
-        return {f"{role}/{name}": m for name, m in measured.items()} | gaps | work
+        return own | mismatch_of_update(reports) | work
 
     # -- leaving and returning ---------------------------------------------------------------------
 

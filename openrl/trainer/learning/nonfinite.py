@@ -15,7 +15,7 @@ from openrl.algorithms.batching import TrainingPlan
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
 from openrl.files import write_atomically
-from openrl.tracking.metrics import Metric
+from openrl.metrics import Metric
 
 Reports = Sequence[Sequence[Mapping[str, Metric]]]
 """The engines' metrics, indexed [rank][optimizer step]."""

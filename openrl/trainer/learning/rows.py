@@ -23,8 +23,8 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.experience import ExperienceBatch, StepPlan
+from openrl.metrics import Mean, Metric, merge_all
 from openrl.models.logits import Output
-from openrl.tracking.metrics import Mean, Metric, merge_all
 from openrl.trainer.learning.nonfinite import Reports
 from openrl.training.updates import LossOf
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.metrics import Last, Mean, Metric, Sum
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
-from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.tracking.renders import save_episodes
 from openrl.trainer.playing.metrics import agent_metrics
 from openrl.trainer.playing.reward_failures import failed_rewards

@@ -8,7 +8,7 @@ import math
 from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.errors import UserError
-from openrl.tracking.metrics import Mean, Metric, Sum
+from openrl.metrics import Mean, Metric, Sum
 from openrl.types import Group
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from openrl.algorithms.collate import trained_mask
 from openrl.algorithms.filtering import signal_metrics
-from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
+from openrl.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.trainer.playing.reward_failures import failure_metrics
 from openrl.types import Group, Image, Trajectory
 from openrl.vision.pictures import image_size

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.cluster.group import WorkerGroup
-from openrl.tracking.metrics import Metric
+from openrl.metrics import Metric
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from openrl.errors import UserError
+from openrl.metrics import Mean, Metric, Sum
 from openrl.rewards.combined import row_lines
-from openrl.tracking.metrics import Mean, Metric, Sum
 from openrl.types import Group, Trajectory
 
 SHOWN = 3  # failed rows of a batch that are shown

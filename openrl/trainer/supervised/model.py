@@ -14,7 +14,7 @@ from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, add_ref_logprobs
 from openrl.experience import ExperienceBatch
-from openrl.tracking.metrics import merge_all, to_floats
+from openrl.metrics import merge_all, to_floats
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.rows import (
     BatchingSpec,

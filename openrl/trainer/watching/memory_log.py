@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.cluster.group import WorkerGroup
+from openrl.metrics import Max, Metric, Min, merge_all
 from openrl.models.memory import MemoryUse
-from openrl.tracking.metrics import Max, Metric, Min, merge_all
 
 GIB = 2**30
 

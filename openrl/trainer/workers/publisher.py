@@ -11,7 +11,7 @@ from typing import Any
 
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.tracking.metrics import Last, Metric, Sum
+from openrl.metrics import Last, Metric, Sum
 from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
 from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning

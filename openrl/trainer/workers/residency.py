@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.placement import PlacementPlan
 from openrl.config.groups.placement import ENGINES
-from openrl.tracking.metrics import Metric, Sum
+from openrl.metrics import Metric, Sum
 from openrl.trainer.watching.memory_log import MemoryLog
 
 STAGES: dict[str, tuple[str, ...]] = {

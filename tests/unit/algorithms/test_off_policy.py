@@ -10,7 +10,8 @@ import torch
 from openrl.algorithms.off_policy import (
     age_metrics,
     correct_rollouts,
-    mismatch_totals,
+    mismatch_figures,
+    mismatch_metrics,
     stale_tokens,
     weigh,
 )
@@ -20,7 +21,7 @@ from openrl.config.groups.rollout_correction import (
     rejection_tests,
 )
 from openrl.errors import UserError
-from openrl.tracking.metrics import merge_all
+from openrl.metrics import merge_all
 from tests.batches import outcome_batch, random_batch
 
 CORRECTION = RolloutCorrectionFlags(enable_vllm_is_correction=True)
@@ -38,12 +39,12 @@ def rows(*log_rho):
     return outcome_batch([0.0] * len(log_rho), list(range(len(log_rho))), tokens=width, **columns)
 
 
-def figures(batch):
-    return totals(batch).metrics()
+def figures(*parts):
+    return mismatch_figures(merge_all(map(measured, parts)))
 
 
-def totals(batch):
-    return mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+def measured(batch):
+    return mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
 
 
 def corrected(batch, **flags):
@@ -78,8 +79,8 @@ def test_figures_of_weights_by_hand():
     }
     for cut in ([[0, 1, 2]], [[2], [1], [0]], [[1, -1], [0, 2]]):
         parts = [batch.select(part) for part in cut]
-        totals = [weigh(part, part.old_logprobs, CORRECTION)[1] for part in parts]
-        merged = merge_all({"mismatch": total} for total in totals)["mismatch"].metrics()
+        of_parts = [weigh(part, part.old_logprobs, CORRECTION)[1] for part in parts]
+        merged = mismatch_figures(merge_all(of_parts))
         assert {name: merged[name] for name in expected} == pytest.approx(expected)
 
 
@@ -257,8 +258,7 @@ def test_parts_of_a_batch_merge_to_the_whole():
     parts = [
         batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))
     ]
-    merged = merge_all({"mismatch": totals(part)} for part in parts)["mismatch"]
-    assert merged.metrics() == pytest.approx(figures(batch), rel=1e-12)
+    assert figures(*parts) == pytest.approx(figures(batch), rel=1e-12)
 
 
 def test_nothing_sampled_measures_nothing():

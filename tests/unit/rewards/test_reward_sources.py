@@ -14,10 +14,10 @@ from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
+from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.protocol import Failure
-from openrl.tracking.metrics import to_floats
 from openrl.trainer.playing.evaluation import eval_metrics
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.reward_failures import FailureGuard, failure_notes

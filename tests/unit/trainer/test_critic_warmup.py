@@ -10,7 +10,7 @@ import torch
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
 from openrl.errors import UserError
-from openrl.tracking.metrics import Sum
+from openrl.metrics import Sum
 from openrl.trainer.launch import build_learner
 from openrl.trainer.workers.roles import Roles, model_spec, role_models
 from tests.batches import outcome_batch

@@ -10,7 +10,7 @@ from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.tracking.metrics import Last
+from openrl.metrics import Last
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.tracking.metrics import Mean
+from openrl.metrics import Mean
 from openrl.trainer import rl_trainer
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.evaluation import PASS_RATE

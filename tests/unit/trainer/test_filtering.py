@@ -1,7 +1,7 @@
 import pytest
 
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
-from openrl.tracking.metrics import to_floats
+from openrl.metrics import to_floats
 from openrl.trainer.playing.evaluation import eval_metrics, metric_names
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from openrl.algorithms.batching import plan_steps
 from openrl.errors import UserError
-from openrl.tracking.metrics import Sum
+from openrl.metrics import Sum
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from tests.batches import outcome_batch, random_batch
 

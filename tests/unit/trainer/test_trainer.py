@@ -15,7 +15,7 @@ from openrl.config.groups.algorithm import KLFlags
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
-from openrl.tracking.metrics import Mean, Sum, to_floats
+from openrl.metrics import Mean, Sum, to_floats
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_names

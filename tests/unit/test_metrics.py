@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum, merge_all, to_floats
+from openrl.metrics import Last, Max, Mean, Metric, Min, Sum, merge_all, to_floats
 
 
 def test_mean_weighs_every_token_equally():
@@ -54,5 +54,5 @@ def test_two_kinds_under_one_name_are_refused():
 def test_values_travel_between_processes_without_torch():
     metric = Mean(1.0, 2)
     assert pickle.loads(pickle.dumps(metric)) == metric
-    code = "import sys, openrl.tracking.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, openrl.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
