@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, Literal
 
 from openrl.rewards.verifiers.base import Unavailable
 from openrl.rewards.verifiers.sandbox_child import CONTAINED, NO_MEMORY
+from openrl.rewards.verifiers.system_calls import filter_program
 
 Outcome = Literal["done", "error", "timeout", "memory", "output"]
 CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -120,7 +121,12 @@ def _start(
         stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         for _ in range(5)
     )
-    whole = task | {"limits": resources, "parent": os.getpid(), "path": packages}
+    whole = task | {
+        "limits": resources,
+        "parent": os.getpid(),
+        "path": packages,
+        "filter": filter_program().hex(),
+    }
     _fill(source, json.dumps(whole))
     _fill(given, stdin)
     fds = [source.fileno(), out.fileno(), -1 if link is None else link.fileno()]

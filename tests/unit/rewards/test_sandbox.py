@@ -24,13 +24,8 @@ from openrl.rewards.verifiers.programs import (
     same_value,
 )
 from openrl.rewards.verifiers.sandbox import Limits, run
-from openrl.rewards.verifiers.sandbox_child import (
-    CAPSET,
-    CLONE,
-    LANDLOCK_CREATE,
-    OPENING,
-    REFUSED,
-)
+from openrl.rewards.verifiers.sandbox_child import LANDLOCK_CREATE
+from openrl.rewards.verifiers.system_calls import CLONE, OPENING, REFUSED
 
 MB = 1 << 20
 # 20 s: a busy machine does not change an outcome
@@ -206,7 +201,6 @@ def test_system_calls_have_the_numbers_of_the_kernel():
     for name, numbers in {
         **REFUSED,
         "clone": CLONE,
-        "capset": CAPSET,
         "open": OPENING[0][0],
         "openat": OPENING[1][0],
     }.items():
@@ -269,7 +263,6 @@ def test_the_code_dies_with_the_process_that_waits_for_it():
     """The pool kills its workers, and the code runs in a session of its own."""
     call = f"""
 from openrl.rewards.verifiers.sandbox import Limits, run
-from openrl.rewards.verifiers.sandbox_child import CLONE, OPENING, REFUSED
 run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
 """
     waiting = psutil.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
