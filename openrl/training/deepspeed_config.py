@@ -3,7 +3,6 @@ as data what each flag turns on."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,30 +67,12 @@ def check_device(dtype: str, device: str) -> None:
         )
 
 
-def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
-    """Raise UserError if DeepSpeed rejects --ds_config_overrides, e.g. for an unknown field. This
-    imports DeepSpeed, which takes seconds, but only if there is something to check."""
-    if not flags.ds_config_overrides:
-        return
-    os.environ["DS_ACCELERATOR"] = device  # DeepSpeed reads it when it is imported
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    facts = EngineFacts(
-        parameters=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True
-    )
-    try:
-        DeepSpeedConfig(deepspeed_config(flags, facts))
-    except (ValueError, AssertionError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"--ds_config_overrides: DeepSpeed refuses it: {error}",
-            "see deepspeed.ai/docs/config-json",
-        ) from error
-
-
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings`` with its leaves replaced by those of ``changes``."""
     inner = {
-        key: merged(settings[key], value) if isinstance(settings.get(key), Mapping) else value
+        key: merged(settings[key], value)
+        if isinstance(settings.get(key), Mapping) and isinstance(value, Mapping)
+        else value
         for key, value in changes.items()
     }
     return {**settings, **inner}

@@ -1,6 +1,8 @@
 """Where DeepSpeed keeps things and in which type gradients add up, on one rank; on two in
 tests/invariance."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,7 +11,7 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.training.build import build_engine
-from openrl.training.deepspeed_config import check_overrides
+from openrl.training.overrides import check_overrides
 from openrl.training.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec, poison
 
@@ -103,10 +105,34 @@ def test_nan_is_found_in_weights_on_the_host(checkpoint):
     assert engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
 
 
-def test_settings_that_deepspeed_does_not_have_are_refused():
-    def asked(**section):
-        return DeepSpeedFlags(ds_config_overrides={"zero_optimization": section})
+def overrides(**settings):
+    return DeepSpeedFlags(ds_config_overrides=settings)
 
-    check_overrides(asked(reduce_bucket_size=5e7), "bf16", "cpu")
-    with pytest.raises(UserError, match="reduce_bucket_sze"):
-        check_overrides(asked(reduce_bucket_sze=5e7), "bf16", "cpu")
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nosuch": 1}, "DeepSpeed has no setting 'nosuch'"),
+        (
+            {"wall_clock_brekdown": True},
+            "no setting 'wall_clock_brekdown'; did you mean 'wall_clock_breakdown'",
+        ),
+        ({"flops_profiler": {"enabld": True}}, "'flops_profiler.enabld'; did you mean 'enabled'"),
+        ({"zero_optimization": {"nosuch": 5}}, "nosuch: Extra inputs are not permitted"),
+        ({"wall_clock_breakdown": "yes"}, "wall_clock_breakdown: expected true or false"),
+        ({"gradient_predivide_factor": "x"}, "gradient_predivide_factor: expected a number"),
+        ({"checkpoint": 4}, "checkpoint: expected a JSON object, got 4"),
+        ({"elasticity": {"enabled": True}}, "Elastic training has been removed"),
+        ({"communication_data_type": "bf8"}, "Invalid communication_data_type"),
+    ],
+)
+def test_settings_that_deepspeed_would_refuse_or_ignore(settings, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_overrides(overrides(**settings), "bf16", "cpu")
+
+
+def test_settings_that_deepspeed_has():
+    zero = {"reduce_bucket_size": 5e7, "stage3_max_live_parameters": 1e6}
+    further = {"prescale_gradients": True, "communication_data_type": "fp32", "aio": {}}
+    timers = {"timers": {"throughput": {"enabled": False}}, "steps_per_print": 5}
+    check_overrides(overrides(zero_optimization=zero, **further, **timers), "bf16", "cpu")

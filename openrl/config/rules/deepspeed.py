@@ -9,11 +9,14 @@ from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.placement import FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.values import show
 
 OWN_FLAGS = {
     "zero_optimization.stage": "zero_stage",
     "zero_optimization.offload_optimizer": "adam_offload",
     "zero_optimization.offload_param": "param_offload",
+    "zero_optimization.cpu_offload": "adam_offload",
+    "zero_optimization.cpu_offload_param": "param_offload",
     "zero_optimization.overlap_comm": "overlap_comm",
     "zero_optimization.zero_hpz_partition_size": "zpg",
     "tensor_parallel": "ds_tensor_parallel_size",
@@ -21,11 +24,16 @@ OWN_FLAGS = {
     "data_types": "grad_accum_dtype",
     "gradient_clipping": "max_norm",
     "bf16": "param_dtype",
+    "bfloat16": "param_dtype",
+    "torch_autocast": "param_dtype",
     "fp16.enabled": "param_dtype",
     "optimizer": "optimizer",
     "scheduler": "lr_scheduler",
     "train_batch_size": "train_batch_size",
     "train_micro_batch_size_per_gpu": "micro_train_batch_size",
+    "activation_checkpointing": "gradient_checkpointing",
+    "wandb": "use_wandb",
+    "tensorboard": "use_tensorboard",
 }
 """DeepSpeed setting -> the flag that sets it."""
 
@@ -33,6 +41,10 @@ RESERVED = (
     "gradient_accumulation_steps",
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
+    "managed_gradient_accumulation",
+    "gradient_allreduce_op",
+    "hybrid_engine",
+    "expert_parallel",
 )
 """Settings that the training engine depends on."""
 
@@ -40,22 +52,28 @@ SPLITS = ("ulysses_size", "ring_attn_size")
 TENSOR = "ds_tensor_parallel_size"
 
 
-def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of everything in nested settings, branches and leaves alike."""
+SECTIONS = {name.rpartition(".")[0] for name in OWN_FLAGS if "." in name}
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield everything in nested settings, branches and leaves alike, by dotted names."""
     for key, value in settings.items():
-        yield prefix + key
+        yield prefix + key, value
         if isinstance(value, Mapping):
-            yield from dotted_names(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
 
 
 @check
 def overrides_are_further_settings(config: TrainingConfig) -> Problems:
-    for name in dotted_names(config.deepspeed.ds_config_overrides):
+    for name, value in dotted(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
             yield Problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
         elif name in RESERVED:
             message = f"the training engine depends on {name}"
             yield Problem(("ds_config_overrides",), message, "leave it out")
+        elif name in SECTIONS and not isinstance(value, Mapping):
+            message = f"{name}: expected a JSON object, got {show(value)}"
+            yield Problem(("ds_config_overrides",), message, f'{{"{name}": {{NAME: VALUE}}}}')
 
 
 @check

@@ -49,7 +49,8 @@ from openrl.trainer.saving.checkpoints import find_start, step_of
 from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
 from openrl.trainer.workers.roles import agent_setup, check_ranks
-from openrl.training.deepspeed_config import check_device, check_overrides
+from openrl.training.deepspeed_config import check_device
+from openrl.training.overrides import check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
 from openrl.vision.processor import sees
