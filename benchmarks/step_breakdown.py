@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -39,11 +39,11 @@ from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
 from openrl.trainer.launch import StartRoles, build_trainer
 from openrl.trainer.planning.prepare import Inputs, prepare
-from openrl.trainer.rl_trainer import RLTrainer, StepResult
+from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.workers.roles import start_roles, worker_arguments
-from openrl.types import Prompt
+from openrl.types import Group, Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("rollout", "annotate", "train", "sync")
@@ -135,7 +135,6 @@ class Side:
     """The running pipeline, with what its last step saw."""
 
     trainer: RLTrainer
-    steps: AsyncGenerator[StepResult]
     policy: Recorder
     prompts: list[Prompt]
     values: dict[str, float]
@@ -143,9 +142,7 @@ class Side:
     async def step(self) -> dict[str, float]:
         """One training step as a run makes it, logs included. Its metrics."""
         self.trainer.progress.lap()
-        learned = await anext(self.steps)
-        self.prompts = [group.prompt for group in learned.groups]
-        await self.trainer.report(learned)
+        await self.trainer.run_step(self.trainer.step + 1)
         return self.values
 
     def ask_for(self, prompts: int | None = None, **sampling: object) -> None:
@@ -178,24 +175,32 @@ async def pipeline_side(
             roles = replace(roles, policy=policy)
             checkpoints = Checkpoints(config.checkpoint)
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, StopRequest())
-            side = Side(trainer, trainer.steps(), policy, [], {})
+            side = Side(trainer, policy, [], {})
             side.ask_for(ignore_eos=ignore_eos)
             _listen(side)
             await trainer.begin()
-            async with aclosing(side.steps):
+            try:
                 yield side
+            finally:
+                await trainer.rollouts.close()
             trainer.trackers.close()
 
 
 def _listen(side: Side) -> None:
-    """Keep the metrics of each step, which costs no time."""
-    log = side.trainer.trackers.log
+    """Keep the metrics and the prompts of each step, which costs no time."""
+    trackers = side.trainer.trackers
+    log, log_samples = trackers.log, trackers.log_samples
 
     def logging(step: int, values: dict[str, float]) -> None:
         side.values = values
         log(step, values)
 
-    side.trainer.trackers.log = logging  # type: ignore[method-assign]
+    def logging_samples(step: int, groups: list[Group]) -> None:
+        side.prompts = [group.prompt for group in groups]
+        log_samples(step, groups)
+
+    trackers.log = logging  # type: ignore[method-assign]
+    trackers.log_samples = logging_samples  # type: ignore[method-assign]
 
 
 # -- pairs -----------------------------------------------------------------------------------------

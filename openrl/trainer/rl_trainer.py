@@ -8,8 +8,8 @@ loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,15 +51,6 @@ class RunSettings:
     stop: StopRequest = field(default_factory=StopRequest)
     dump: RolloutDump | None = None
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The samples and metrics of one step."""
-
-    step: int
-    groups: list[Group]
-    metrics: dict[str, Metric]
 
 
 class RLTrainer:
@@ -106,9 +97,7 @@ class RLTrainer:
             self.totals.eval_pass_before = self.totals.eval_pass_after
             self.totals.eval_reward_before = self.totals.eval_reward_after
         self.progress.lap()
-        async with aclosing(self.steps()) as steps:
-            async for learned in steps:
-                await self.report(learned)
+        await self.run_steps()
         if self.stop.signal and self.step < self.progress.total:
             await self.save_and_stop()
         await self.export(Path(self.settings.checkpoint.save_path))
@@ -148,30 +137,38 @@ class RLTrainer:
         async with self.rollouts.generating():
             yield
 
-    async def steps(self) -> AsyncGenerator[StepResult]:
-        """Run the remaining steps and yield the result of each, which the caller passes to
-        ``report``. Raises the first error of anything that runs in the background."""
-        async with AsyncExitStack() as whole_run:
-            if self.rollouts.buffer.limits.steps_ahead:
-                await whole_run.enter_async_context(self.generating())
+    async def run_steps(self) -> None:
+        """Run the remaining steps, or those until a signal. Raises the first error of anything that
+        runs in the background."""
+        ahead = self.rollouts.buffer.limits.steps_ahead > 0
+        async with self.generating() if ahead else nullcontext():
             try:
-                for step in range(self.step + 1, self.progress.total + 1):
-                    if self.stop.signal:
-                        return
-                    with self.progress.stage("rollout") as tell:
-                        async with self.generating():
-                            taken = await self.stop.unless_stopped(self.rollouts.take(tell))
-                            if taken is None:
-                                await self.rollouts.close()  # nobody needs their answers
-                                return
-                    if self.settings.dump:
-                        self.settings.dump.taken(step, taken)
-                    yield await result_beside(self.learn(taken, step), [self.rollouts.failure])
+                while self.step < self.progress.total and not self.stop.signal:
+                    await self.run_step(self.step + 1)
             finally:
                 await self.rollouts.close()
 
-    async def learn(self, taken: RolloutBatch, step: int) -> StepResult:
-        """Train on the groups that a step has taken, and sync the engines if a sync is due."""
+    async def run_step(self, step: int) -> None:
+        """Play, learn and report. Does nothing more if the run is asked to stop while it plays."""
+        if (taken := await self.take()) is None:
+            return
+        if self.settings.dump:
+            self.settings.dump.taken(step, taken)
+        metrics = await result_beside(self.learn(taken, step), [self.rollouts.failure])
+        await self.report(step, taken.generated, metrics)
+
+    async def take(self) -> RolloutBatch | None:
+        """Return the groups of the next step; None if the run is asked to stop first."""
+        with self.progress.stage("rollout") as tell:
+            async with self.generating():
+                taken = await self.stop.unless_stopped(self.rollouts.take(tell))
+                if taken is None:
+                    await self.rollouts.close()  # nobody needs the answers that are under way
+                return taken
+
+    async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
+        """Train on the groups that a step has taken, and sync the engines if a sync is due. Returns
+        the step's metrics."""
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)
@@ -189,17 +186,17 @@ class RLTrainer:
         if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
         await self.rollouts.published(self.publisher.version)
-        return StepResult(step, taken.generated, measured | self.learner.residency.metrics())
+        return measured | self.learner.residency.metrics()
 
-    async def report(self, learned: StepResult) -> None:
+    async def report(self, step: int, groups: list[Group], metrics: dict[str, Metric]) -> None:
         """End a step: evaluate if due, log, then save a checkpoint if due. A run that is killed
         before its checkpoint is complete logs the step again when it resumes.
 
         Before an evaluation or a checkpoint the engines get the weights of this step. The
         evaluation judges those weights, and a resumed run sends the engines the saved ones."""
-        step, checkpoint = learned.step, self.settings.checkpoint
+        checkpoint, values = self.settings.checkpoint, to_floats(metrics)
         self.step = step
-        values = to_floats(learned.metrics) | self.perf_metrics(learned)
+        values |= self.perf_metrics(groups, values)
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
@@ -208,7 +205,7 @@ class RLTrainer:
         if evaluates:
             values |= await self.evaluate()
         self.trackers.log(step, values)
-        self.trackers.log_samples(step, learned.groups)
+        self.trackers.log_samples(step, groups)
         if saves:
             with self.progress.stage("checkpoint"):
                 await self.save(step, best_metric(values, checkpoint.best_metric_key))
@@ -225,12 +222,10 @@ class RLTrainer:
         self.unsent = 0
         return measured
 
-    def perf_metrics(self, learned: StepResult) -> dict[str, float]:
+    def perf_metrics(self, groups: list[Group], values: Mapping[str, float]) -> dict[str, float]:
         """Return the step's seconds by stage, and its throughput."""
-        samples, sampled = (
-            int(learned.metrics[f"rollout/{name}"].value or 0) for name in ("samples", "tokens")
-        )
-        rows = [s for g in learned.groups for t in g.trajectories for s in t.segments]
+        samples, sampled = (int(values[f"rollout/{name}"]) for name in ("samples", "tokens"))
+        rows = [s for g in groups for t in g.trajectories for s in t.segments]
         laps, gpus = self.progress.lap(), self.learner.residency.table.count
         pace = throughput(sum(len(row.token_ids) for row in rows), gpus, laps)
         if self.settings.most_tokens:

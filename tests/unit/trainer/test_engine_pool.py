@@ -135,8 +135,7 @@ async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
         progress,
         RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, {}),
     )
-    async for learned in trainer.steps():
-        await trainer.report(learned)
+    await trainer.run_steps()
     return learner.steps, [metrics for _, metrics in trackers.logged]
 
 

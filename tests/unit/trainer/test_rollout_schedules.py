@@ -178,8 +178,7 @@ class Run:
         await trainer.publisher.publish()
         await trainer.rollouts.published(self.version)
         asyncio.get_running_loop().call_at(self.snapshot_at, self.take_snapshot, trainer)
-        async for learned in trainer.steps():
-            await trainer.report(learned)
+        await trainer.run_steps()
         return self
 
     def take_snapshot(self, trainer):

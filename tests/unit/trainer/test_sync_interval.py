@@ -86,8 +86,7 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
     """(events, metrics of each step)"""
     run, trackers = Run(frozen), Trackers()
     trainer = trainer_of(run, trackers, interval, count, eval_steps, save_steps)
-    async for learned in trainer.steps():
-        await trainer.report(learned)
+    await trainer.run_steps()
     return run.events, [metrics for _, metrics in trackers.logged]
 
 
@@ -162,8 +161,7 @@ def test_a_step_that_fails_leaves_no_task_behind():
 
     async def scenario():
         with pytest.raises(UserError, match="no finite gradient"):
-            async for _ in trainer_of(Run(), Trackers(), learner=Failing).steps():
-                pass
+            await trainer_of(Run(), Trackers(), learner=Failing).run_steps()
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(scenario()) == set()
@@ -197,8 +195,7 @@ def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
         trainer.rollouts.buffer.limits = limits
         trainer.rollouts.pool = EnginePool(LocalGroup.create("vllm", 1, Breaking, run))
         with pytest.raises(ConnectionError, match="the engine is gone"):
-            async for _ in trainer.steps():
-                pass
+            await trainer.run_steps()
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(scenario()) == set()
