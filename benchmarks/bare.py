@@ -22,7 +22,7 @@ from openrl.experience import ExperienceBatch, StepPlan
 from openrl.rollout.engine import EngineSpec
 from openrl.training.optimizers import OptimSpec
 
-START_S, CALL_S = 180.0, 120.0  # patience, seconds
+START_S, CALL_S = 180.0, 600.0  # patience, seconds
 
 
 class Bare:
