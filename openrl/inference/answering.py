@@ -48,13 +48,13 @@ from openrl.rewards.build import (
 from openrl.rewards.combined import CombinedReward
 from openrl.rollout.build import (
     allow_images,
-    check_engine_kwargs,
     engine_spec,
     sampling_from_flags,
     start_engine,
 )
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
+from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Trajectory
 
@@ -111,8 +111,8 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     with collector:
         sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
         check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
-    with collector:
-        check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    if VLLM.holds(config):
+        collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
         check_models(config, reward_models)
     if reward_models or not VLLM.holds(config):

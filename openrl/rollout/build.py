@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.rollout_engine import OneEngineFlags, ParallelSizes
 from openrl.config.groups.sampling import DrawFlags
 from openrl.config.groups.vision import ImageFlags, VisionFlags
-from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Sampling
 
@@ -74,20 +71,6 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
 
         return await HFEngine.start(spec)
     raise ValueError(f"unknown rollout backend {backend!r}")
-
-
-def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raise UserError for names that vLLM's EngineArgs does not have."""
-    if not kwargs:
-        return
-    from openrl.rollout.vllm_start import engine_fields
-
-    known = engine_fields()
-    for name in kwargs:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            problem = f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}"
-            raise UserError(problem, f"{near[0]!r}" if near else "")
 
 
 def sampling_from_flags(flags: DrawFlags, max_tokens: int) -> Sampling:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from openrl.errors import UserError
@@ -100,22 +97,6 @@ def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_expert_parallel": spec.expert_parallel,
         "distributed_executor_backend": "ray" if spec.spans_nodes else "mp",
     }
-
-
-def engine_fields() -> frozenset[str]:
-    """Return the field names of vLLM's EngineArgs, read from its source, since importing vLLM takes
-    seconds and changes the process. Raises UserError if vLLM is not installed."""
-    found = find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
-        raise UserError("vLLM is not installed", "pip install vllm")
-    source = Path(found.submodule_search_locations[0]) / "engine" / "arg_utils.py"
-    return frozenset(
-        statement.target.id
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    )
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:

@@ -1,14 +1,25 @@
 """What vLLM is told of an engine, checked against the fields of the vLLM that is installed."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import NoneType
+from typing import Literal, get_origin
 
 import pytest
 
 from openrl.config.groups.rollout_engine import ParallelSizes
+from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_start import block_size, engine_arguments, engine_fields
+from openrl.rollout.vllm_fields import (
+    check_engine_kwargs,
+    engine_args,
+    fits,
+    has_fields,
+    members,
+)
+from openrl.rollout.vllm_start import block_size, engine_arguments
 
 GPU = EngineSpec("model", device="cuda", dtype="bf16", max_model_len=4096, seed=7)
 FULL = replace(
@@ -29,16 +40,83 @@ FULL = replace(
 )
 
 
-def test_the_fields_are_those_that_vllm_has_when_it_runs():
+ASK_VLLM = """
+import dataclasses, json, sys
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from vllm import AsyncEngineArgs
+
+def takes(kind, value):
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return False
+    except PydanticSchemaGenerationError:
+        return None
+    return True
+
+values = json.loads(sys.argv[1])
+kinds = {f.name: f.type for f in dataclasses.fields(AsyncEngineArgs)}
+asked = [name for name, kind in kinds.items() if not isinstance(kind, str)]
+answer = {name: [takes(kinds[name], value) for value in values] for name in asked}
+print(json.dumps([list(kinds), answer]))
+"""
+VALUES = [True, False, 0, 1, 7, 2.5, "x", "auto", ["x"], [1], {"nosuch": 1}, None]
+
+
+def is_plain(kind):
+    return kind in (bool, int, float, str, NoneType) or get_origin(kind) is Literal
+
+
+def test_fields_and_their_values_are_those_that_vllm_knows_when_it_runs():
     """In a process of its own: importing vLLM changes the one it is in."""
-    use = "import dataclasses as d, vllm; print(*(f.name for f in d.fields(vllm.AsyncEngineArgs)))"
-    listed = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
-    assert engine_fields() == {*listed.stdout.split("\n")[-2].split()}
+    words = [sys.executable, "-c", ASK_VLLM, json.dumps(VALUES)]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True)
+    names, verdicts = json.loads(listed.stdout.splitlines()[-1])
+    fields = engine_args().fields
+    assert set(names) == fields.keys() and len(verdicts) > 200
+    for name, theirs in verdicts.items():
+        kinds = members(fields[name])
+        for value, taken in zip(VALUES, theirs, strict=True):
+            ours = any(fits(value, kind) for kind in kinds)
+            assert ours or not taken, (name, value)
+            assert ours == taken or not all(map(is_plain, kinds)), (name, value)
+
+
+def test_sections_are_of_fields_that_vllm_has():
+    sections = {
+        n: k for n, of in engine_args().fields.items() for k in members(of) if has_fields(k)
+    }
+    assert {"compilation_config", "kv_transfer_config", "profiler_config"} < sections.keys()
+    assert {"mode", "cudagraph_mode", "pass_config"} < sections["compilation_config"].fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message", "remedy"),
+    [
+        ({"enable_chunked_prefil": True}, "no field 'enable_chunked_prefil'", "enable_chunked_pre"),
+        ({"enable_chunked_prefill": "x"}, "does not take 'x'", "true or false"),
+        ({"cpu_offload_gb": "x"}, "cpu_offload_gb: vLLM does not take 'x'", "a number"),
+        ({"kv_cache_dtype": "nosuch"}, "does not take 'nosuch'", "one of auto, float16, bfloat16"),
+        ({"compilation_config": {"mod": 3}}, "CompilationConfig has no field", "'mode'"),
+        ({"compilation_config": 3}, "compilation_config: vLLM does not take 3", "a JSON object"),
+        ({"cudagraph_capture_sizes": ["x"]}, "vLLM does not take 'x'", "a list"),
+    ],
+)
+def test_what_vllm_would_refuse_once_it_runs_is_refused_before(kwargs, message, remedy):
+    with pytest.raises(UserError) as caught:
+        check_engine_kwargs(kwargs)
+    assert message in caught.value.message and remedy in caught.value.remedy
+
+
+def test_what_vllm_takes():
+    compilation = {"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_quant": False}}
+    sizes = {"cudagraph_capture_sizes": [1, 2], "cpu_offload_gb": 2, "max_logprobs": 5.0}
+    check_engine_kwargs({"compilation_config": compilation, "kv_cache_dtype": "fp8", **sizes})
 
 
 @pytest.mark.parametrize("spec", [GPU, FULL, replace(FULL, spans_nodes=True, deterministic=True)])
 def test_every_argument_is_a_field_of_vllm(spec):
-    assert set(engine_arguments(spec)) <= engine_fields()
+    assert set(engine_arguments(spec)) <= engine_args().fields.keys()
 
 
 def test_what_is_not_asked_for_keeps_the_default_of_vllm():

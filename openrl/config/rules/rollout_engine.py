@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from openrl.config.commands import AnsweringConfig, PPOConfig
@@ -9,11 +10,13 @@ from openrl.config.derived import longest_sequence
 from openrl.config.rules.machine import output_problems
 from openrl.flags.checks import Problem, Problems, check, check_environment, in_use
 from openrl.flags.schema import collect_flags
+from openrl.flags.values import convert
 
 OTHER_NAMES = {
     "model": "pretrain",
     "tokenizer": "tokenizer_path",
     "hf_overrides": "model_config_overrides",
+    "limit_mm_per_prompt": "max_images_per_prompt",
 }
 """Field of vLLM's EngineArgs -> the flag that sets it, if the flag is not called like the field or
 vllm_ and the field."""
@@ -31,18 +34,28 @@ RESERVED = (
     "max_lora_rank",
     "max_loras",
     "max_cpu_loras",
+    "runner",
+    "convert",
+    "skip_tokenizer_init",
+    "tokens_only",
+    "device_ids",
+    "nnodes",
+    "node_rank",
+    "data_parallel_rank",
 )
 """Fields that training, weight sync and placement depend on."""
 
 
 @check
 def engine_kwargs_are_further_ones(config: PPOConfig | AnsweringConfig) -> Problems:
-    flags = {spec.name for spec in collect_flags(type(config))}
+    specs = {spec.name: spec for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
-        own = flags.intersection((OTHER_NAMES.get(name, name), f"vllm_{name}"))
-        for flag in own:
-            message = f"{name} has its own flag"
-            yield Problem(("vllm_engine_kwargs", flag), message, f"--{flag} {value}")
+        for flag in specs.keys() & {OTHER_NAMES.get(name, name), f"vllm_{name}"}:
+            message, fix = f"{name} has its own flag", f"--{flag}"
+            with suppress(ValueError):  # what vLLM calls bfloat16 is bf16 here
+                convert(str(value), specs[flag].type)
+                fix = f"--{flag} {value}"
+            yield Problem(("vllm_engine_kwargs", flag), message, fix)
         if name in RESERVED:
             message = f"training and placement depend on {name}"
             yield Problem(("vllm_engine_kwargs",), message, "leave it out")

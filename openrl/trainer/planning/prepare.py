@@ -15,6 +15,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.difficulty import add_difficulty
@@ -40,8 +41,8 @@ from openrl.models.stored import (
     load_config,
 )
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
-from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
+from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
 from openrl.trainer.playing.evaluation import metric_names
 from openrl.trainer.playing.rollout_files import check_steps_kept
@@ -86,7 +87,8 @@ def prepare(config: PPOConfig) -> Inputs:
     collector.run(check_critic_adapters, config)
     with collector:
         check_models_split(config, model_paths(config))
-    collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
+    if VLLM.holds(config):
+        collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
         sizes, expert = config.engine.sizes, config.engine.vllm_enable_expert_parallel
         check_parallel(path, sizes, expert, device, trusted)
