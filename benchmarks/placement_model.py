@@ -24,6 +24,7 @@ from openrl.cluster.gate import Gate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt, Sampling
@@ -249,12 +250,10 @@ class ModelledRun:
         count = rollout_gpus // work.engine_gpus
         engines = LocalGroup.create("vllm", count, Engine, self, timeout=None)  # virtual hours
         self.rollouts = Rollouts(
-            engines,
+            EnginePool(engines, interrupts=placement.partial),
             RolloutBuffer(Prompts(), placement.limits(work.prompts)),
             Residency(),
-            RolloutSettings(
-                RolloutRequest(work.per_prompt, Sampling(1)), None, 1.0, placement.partial
-            ),
+            RolloutSettings(RolloutRequest(work.per_prompt, Sampling(1))),
         )
         self.version, self.train_busy = 0, 0.0
 

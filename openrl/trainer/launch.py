@@ -35,7 +35,7 @@ from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.planning.start_lines import start_lines, write_config
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EngineRepair
+from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.replay import NoEngines, Replay
@@ -117,9 +117,10 @@ def build_trainer(
     learner, publisher = build_learner(config, inputs, roles), build_publisher(config, roles)
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
     repair = EngineRepair(restarts, publisher, progress) if restarts else None
+    pool = EnginePool(roles.engines, repair, config.asynchrony.partial_rollout)
     dump = config.collecting.rollout_dump_dir
     return RLTrainer(
-        build_rollouts(config, inputs, roles, learner, repair),
+        build_rollouts(config, inputs, roles, learner, pool),
         learner,
         publisher,
         build_evaluation(config, inputs),
@@ -180,7 +181,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
 
 
 def build_rollouts(
-    config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner, repair: EngineRepair | None
+    config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner, pool: EnginePool
 ) -> Rollouts:
     wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
     filtered = config.filtering.dynamic_filtering
@@ -211,13 +212,12 @@ def build_rollouts(
         ),
         run_seed=config.debug.seed if config.debug.full_determinism else None,
         max_failure_rate=config.reward.max_reward_failure_rate,
-        interrupts=config.asynchrony.partial_rollout,
     )
     buffer, residency = RolloutBuffer(stream, limits, chosen), roles.residency
     if (directory := config.collecting.rollout_replay_dir) is not None:
-        return Replay(Path(directory).expanduser(), roles.engines, buffer, residency, settings)
+        return Replay(Path(directory).expanduser(), pool, buffer, residency, settings)
     rewards = build_reward_models(config, roles, learner)
-    return Rollouts(roles.engines, buffer, residency, settings, rewards, repair)
+    return Rollouts(pool, buffer, residency, settings, rewards)
 
 
 def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:

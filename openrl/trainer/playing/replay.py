@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from openrl.cluster.group import WorkerGroup
 from openrl.metrics import Metric
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell
 from openrl.trainer.workers.publisher import CallEngines, Publisher
@@ -20,12 +20,12 @@ class Replay(Rollouts):
     def __init__(
         self,
         directory: Path,
-        engines: WorkerGroup,
+        pool: EnginePool,
         buffer: RolloutBuffer,
         residency: Residency,
         settings: RolloutSettings,
     ) -> None:
-        super().__init__(engines, buffer, residency, settings)
+        super().__init__(pool, buffer, residency, settings)
         self.directory = directory
         self.prompts = {prompt.id: prompt for prompt in buffer.prompts.items}
 

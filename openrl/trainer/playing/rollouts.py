@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
-from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.reward_failures import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.watching.waiting import all_or_first_error, cancel_all
@@ -30,7 +29,6 @@ class RolloutSettings:
     request: RolloutRequest
     run_seed: int | None = None  # None: the engines choose seeds
     max_failure_rate: float = 1.0  # share of a step's rewards that may fail
-    interrupts: bool = False  # a weight sync interrupts running answers instead of waiting for them
 
 
 class Rollouts:
@@ -38,19 +36,16 @@ class Rollouts:
 
     def __init__(
         self,
-        engines: WorkerGroup,
+        pool: EnginePool,
         buffer: RolloutBuffer,
         residency: Residency,
         settings: RolloutSettings,
         reward_models: RewardModels | None = None,
-        repair: EngineRepair | None = None,
     ) -> None:
-        """``repair`` None: an engine that dies ends the run."""
-        self.buffer, self.residency = buffer, residency
+        self.pool, self.buffer, self.residency = pool, buffer, residency
         self.settings, self.reward_models = settings, reward_models
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
-        self.pool = EnginePool(engines, repair, settings.interrupts)
         self._playing: dict[Slot, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)

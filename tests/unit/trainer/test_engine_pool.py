@@ -121,11 +121,10 @@ async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
     publisher, progress = Engines(run, group), silent_progress(STEPS)
     trainer = RLTrainer(
         Rollouts(
-            group,
+            EnginePool(group, EngineRepair(deaths, publisher, progress) if deaths else None),
             RolloutBuffer(numbered_prompts(), limits),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1))),
-            repair=EngineRepair(deaths, publisher, progress) if deaths else None,
         ),
         learner,
         publisher,

@@ -9,6 +9,7 @@ from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.metrics import Mean
 from openrl.trainer import rl_trainer
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.evaluation import PASS_RATE
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
@@ -34,7 +35,7 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
     async def scenario():
         trainer = RLTrainer(
             Rollouts(
-                SimpleNamespace(size=1),
+                EnginePool(SimpleNamespace(size=1)),
                 RolloutBuffer(None, BufferLimits(1)),
                 Residency(),
                 RolloutSettings(RolloutRequest(1, Sampling(1))),

@@ -14,6 +14,7 @@ from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
@@ -94,7 +95,7 @@ def rollouts(score, names, wanted, **limits):
     buffer = RolloutBuffer(stream, BufferLimits(wanted, **limits), chosen)
     settings = RolloutSettings(RolloutRequest(2, Sampling(4)))
     engines = LocalGroup.create("vllm", 1, Engine)
-    return Rollouts(engines, buffer, Residency(), settings, models(score, 1))
+    return Rollouts(EnginePool(engines), buffer, Residency(), settings, models(score, 1))
 
 
 def test_a_failing_model_ends_the_step():

@@ -20,6 +20,7 @@ from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.order import SeededStream
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBatch, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency
@@ -203,11 +204,11 @@ class Trainer(RLTrainer):
         async def save(step, *state):
             await run.seconds("checkpoint", step)
 
-        settings = RolloutSettings(
-            RolloutRequest(2, Sampling(4)), run_seed=7, interrupts=schedule.interrupts
-        )
+        engines = LocalGroup.create("vllm", 2, Engine, run)
+        pool = EnginePool(engines, interrupts=schedule.interrupts)
+        settings = RolloutSettings(RolloutRequest(2, Sampling(4)), run_seed=7)
         super().__init__(
-            Rollouts(LocalGroup.create("vllm", 2, Engine, run), run.buffer, Residency(), settings),
+            Rollouts(pool, run.buffer, Residency(), settings),
             Learner(run),
             Engines(run),
             SimpleNamespace(run=evaluate, answered=()),

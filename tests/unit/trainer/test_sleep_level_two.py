@@ -14,6 +14,7 @@ from openrl.rollout.sleep_record import SleepRecord
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.residency import Residency, ResidencyTable
 from openrl.trainer.workers.roles import assign_roles, sleep_parts
@@ -134,7 +135,7 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
         publisher.route = Route()
         buffer = RolloutBuffer(None, BufferLimits(1))
         settings = RolloutSettings(RolloutRequest(1, Sampling(4), scored=False))
-        rollouts = Rollouts(roles.engines, buffer, residency, settings)
+        rollouts = Rollouts(EnginePool(roles.engines), buffer, residency, settings)
 
         async def answer():
             await publisher.resend_if_dropped()

@@ -93,7 +93,7 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
 def trainer_of(run, trackers, interval=1, count=9, eval_steps=-1, save_steps=-1, learner=Learner):
     return RLTrainer(
         Rollouts(
-            LocalGroup.create("vllm", 1, Engine, run),
+            EnginePool(LocalGroup.create("vllm", 1, Engine, run)),
             RolloutBuffer(numbered_prompts(), BufferLimits(1)),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1))),

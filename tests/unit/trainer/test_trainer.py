@@ -18,6 +18,7 @@ from openrl.extension_points import advantage_estimators
 from openrl.metrics import Mean, Sum, to_floats
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_names
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
@@ -308,7 +309,8 @@ def play(names: str, engines: int) -> tuple[list[Group], list[tuple[int, int]], 
         prompts = [Prompt(name, [1], name) for name in names.split()]
         request = RolloutRequest(2, Sampling(max_tokens=1))
         buffer = RolloutBuffer(None, BufferLimits(1))
-        rollouts = Rollouts(players, buffer, Residency(), RolloutSettings(request))
+        pool = EnginePool(players)
+        rollouts = Rollouts(pool, buffer, Residency(), RolloutSettings(request))
         try:
             tell = lambda done, total: told.append((done, total))  # noqa: E731
             return await rollouts.play_all(prompts, request, tell)
