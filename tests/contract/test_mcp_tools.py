@@ -14,6 +14,7 @@ from mcp.server import MCPServer
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools import mcp
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.mcp import McpFailed, find_tools
 from openrl.agents.tools.parsers import parser_for
@@ -101,8 +102,9 @@ class PlainServer:
 
     def __init__(self):
         self.sessions, self.ended, self.app = {}, [], FastAPI()
-        self.speaks = asyncio.Event()
+        self.speaks, self.lets_go = asyncio.Event(), asyncio.Event()
         self.speaks.set()
+        self.lets_go.set()
         self.app.post("/mcp")(self.post)
         self.app.delete("/mcp")(self.delete)
 
@@ -135,6 +137,16 @@ class PlainServer:
                 else {"tools": [tool("count"), tool("shows"), tool("ends")], "nextCursor": "2"},
             )  # fmt: skip
         self.sessions[session] += 1
+        if params["name"] in UNREADABLE:
+            return UNREADABLE[params["name"]]()
+        if params["name"] == "shapeless":
+            return self.json(message, {"content": [{"type": "hologram"}]})
+        if params["name"] == "paints":
+            picture = {"type": "image", "data": "A" * 2 * 2**20, "mimeType": "image/png"}
+            answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [picture]}}
+            return StreamingResponse(
+                iter([f"data: {json.dumps(answer)}\n\n"]), media_type="text/event-stream"
+            )
         if params["name"] == "fails":
             error = {"code": -32602, "message": "nothing can be done"}
             return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -152,6 +164,7 @@ class PlainServer:
         )
 
     async def delete(self, request: Request):
+        await self.lets_go.wait()
         self.ended.append(request.headers["mcp-session-id"])
         return Response(status_code=204)
 
@@ -179,6 +192,64 @@ class PlainServer:
 
 def tool(name):
     return {"name": name, "description": name, "inputSchema": {"type": "object"}}
+
+
+UNREADABLE = {
+    "garbles": lambda: Response("{no JSON", media_type="application/json"),
+    "garbles_events": lambda: StreamingResponse(
+        iter(["data: {no JSON\n\n"]), media_type="text/event-stream"
+    ),
+    "shows_a_page": lambda: Response("<html>log in</html>", media_type="text/html"),
+    "sends_elsewhere": lambda: Response(
+        status_code=307, headers={"Location": "http://elsewhere.invalid/mcp"}
+    ),
+    "accepts": lambda: Response(status_code=202),
+}
+
+
+@pytest.mark.parametrize("name", [*UNREADABLE, "shapeless"])
+def test_an_answer_that_cannot_be_read_is_not_the_policys_fault(name):
+    async def play():
+        async with serve(PlainServer().app) as url:
+            toolset = (await find_tools(url))()
+            with pytest.raises(McpFailed, match=r"^http://127.*/mcp: \w"):
+                await toolset.call(name, {})
+            await toolset.close()
+
+    asyncio.run(play())
+
+
+def test_a_picture_of_two_megabytes_in_an_event():
+    async def play():
+        async with serve(PlainServer().app) as url:
+            toolset = (await find_tools(url))()
+            shown = await toolset.call("paints", {})
+            await toolset.close()
+            return shown
+
+    picture, _ = asyncio.run(play())
+    assert picture["image"] == "data:image/png;base64," + "A" * 2 * 2**20
+
+
+@pytest.mark.parametrize("silent", ["speaks", "lets_go"])
+def test_nobody_waits_for_a_server_that_is_silent(silent, monkeypatch):
+    """Whether it says nothing when a session begins or when it ends."""
+    monkeypatch.setattr(mcp, "TIMEOUT", 0.5)
+
+    async def play():
+        server = PlainServer()
+        async with serve(server.app) as url:
+            getattr(server, silent).clear()
+            if silent == "speaks":
+                with pytest.raises(UserError, match=r"/mcp: no answer within 0.5 s"):
+                    await open_toolbox(url, 0.0)
+            else:
+                toolbox = (await open_toolbox(url, 0.0))()
+                assert await toolbox.call("count", {}) == '{"count": 1}'
+                await toolbox.close()
+            getattr(server, silent).set()
+
+    asyncio.run(play())
 
 
 def test_what_the_protocol_also_allows():

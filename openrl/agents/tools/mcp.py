@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache, partial
 from ssl import SSLContext
 from typing import Any
@@ -13,13 +13,18 @@ from typing import Any
 import httpx2
 from mcp import ClientSession, MCPError, types
 from mcp.client.streamable_http import streamable_http_client
+from pydantic import ValidationError
 
 from openrl.agents.base import ToolError, Toolset
+from openrl.agents.ending import time_limit
 from openrl.agents.tools.calls import schema_in_chat
 from openrl.errors import UserError
 from openrl.vision.parts import Content, Part
 
-TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools
+TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools, to end a session
+LARGEST = 64 * 2**20  # bytes of an event; pictures take more than the default of 1 MiB
+# no answer came, or none that can be read; any other error is the tool's
+_NO_ANSWER = (types.CONNECTION_CLOSED, types.PARSE_ERROR, types.INVALID_REQUEST)
 _CLIENT = types.Implementation(name="openrl", version="1")
 
 
@@ -31,7 +36,7 @@ async def find_tools(url: str) -> Callable[[], McpTools]:
     """Return a function that makes the tools of an episode from the server at ``url``. Raises
     UserError that names the URL."""
     try:
-        async with _open_session(url) as session, asyncio.timeout(TIMEOUT):
+        async with _open_session(url) as session, _in_time():
             page = await session.list_tools()
             tools = page.tools
             while page.next_cursor:
@@ -68,8 +73,10 @@ class McpTools(Toolset):
         request = types.CallToolRequest(params=params)
         try:
             answer = await self._opened.result().send_request(request, types.CallToolResult)
+        except ValidationError as error:
+            raise McpFailed(f"{self.url}: {name} answers what no tool may: {error}") from error
         except MCPError as error:
-            if error.code != types.CONNECTION_CLOSED:
+            if error.code not in _NO_ANSWER:
                 raise ToolError(error.message) from error
             await self.close()
             raise self._loss(error.message) from error
@@ -100,15 +107,16 @@ async def _open_session(url: str) -> AsyncIterator[ClientSession]:
     answers with an HTTP error, or breaks the protocol."""
     # no limit for reading: the toolbox limits the time of a call
     limits = httpx2.Timeout(TIMEOUT, read=None)
-    hooks = {"response": [_refuse_error]}
+    hooks: dict[str, list[Callable[..., Any]]]
+    hooks = {"request": [_limit_end], "response": [_refuse_error]}
     http = httpx2.AsyncClient(timeout=limits, verify=_certificates(), event_hooks=hooks)
     try:
         async with (
             http,
-            streamable_http_client(url, http_client=http) as streams,
+            streamable_http_client(url, http_client=http, max_sse_event_size=LARGEST) as streams,
             ClientSession(*streams, client_info=_CLIENT) as session,
         ):
-            async with asyncio.timeout(TIMEOUT):
+            async with _in_time():
                 await session.initialize()
             yield session
     except Exception as error:
@@ -116,6 +124,16 @@ async def _open_session(url: str) -> AsyncIterator[ClientSession]:
         while isinstance(why, BaseExceptionGroup):  # of the tasks that the transport runs
             why = why.exceptions[0]
         raise McpFailed(f"{url}: {str(why) or type(why).__name__}") from error
+
+
+def _in_time() -> AbstractAsyncContextManager[None]:
+    return time_limit(TIMEOUT, McpFailed(f"no answer within {TIMEOUT:g} s"))
+
+
+async def _limit_end(request: httpx2.Request) -> None:
+    """Limit the time of the request that ends a session, which nobody else limits."""
+    if request.method == "DELETE":
+        request.extensions["timeout"]["read"] = TIMEOUT
 
 
 async def _refuse_error(reply: httpx2.Response) -> None:
