@@ -32,6 +32,7 @@ from openrl.agents.endpoint.records import MODEL, Json
 from openrl.agents.endpoint.server import Endpoint, OpenSession
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
+from openrl.waiting import cancel_all
 
 START_TIMEOUT = 120.0  # seconds; the server may still load its environment
 KEY_VARIABLE = "OPENRL_API_KEY"  # servers want the name of a variable; the key is in the path
@@ -129,9 +130,7 @@ class EnvironmentServer:
         done, late = await asyncio.wait(
             pings, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
-        for ping in late:  # a server does not answer a ping that it does not understand
-            ping.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await cancel_all(late)  # a server does not answer a ping that it does not understand
         if not done:
             raise UserError(
                 f"verifiers:{self.address}: no environment server answers within"
@@ -141,8 +140,7 @@ class EnvironmentServer:
         self._wire: Wire = pings[done.pop()]
 
     async def close(self) -> None:
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        await cancel_all([self._receiving])
         self._context.destroy()
 
     async def run(self, prompt: Prompt, base_url: str, sampling: Sampling) -> Outcome:

@@ -24,7 +24,7 @@ from openrl.training.distributed import init_distributed
 from openrl.training.profiler import ProfileTool, StepProfiler
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
-from openrl.training.updates import LossOf, StepPart
+from openrl.training.updates import LossOf, Share, StepPart
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
@@ -100,10 +100,10 @@ class ModelWorker:
         batch: ExperienceBatch,
         plans: list[StepPlan],
         loss_of: LossOf,
-        also: tuple[ExperienceBatch, list[StepPlan], LossOf] | None = None,
+        also: Share | None = None,
     ) -> list[dict[str, Metric]]:
-        """Take one optimizer step per plan and return this rank's metrics of each. ``also`` holds a
-        second batch with its own plans and loss; its i-th plan joins the i-th step."""
+        """Take one optimizer step per plan and return this rank's metrics of each. The i-th
+        plan of ``also`` joins the i-th step."""
         if also is None:
             return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
         others, their_plans, their_loss = also

@@ -27,6 +27,7 @@ from openrl.rollout.sleep_record import EnginePart
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.vision.travel import without_pixels
+from openrl.waiting import cancel_all
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -79,9 +80,7 @@ async def first_successful(
             if len(sound) >= wanted:
                 break
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
     done = [i for i, task in enumerate(tasks) if not task.cancelled()]
     chosen = sorted(done, key=lambda i: (i not in sound, i))[:wanted]
     return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from openrl.waiting import cancel_all
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -28,6 +30,4 @@ async def in_order(
         while running:
             yield await running.popleft()
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(running)

@@ -15,6 +15,7 @@ from openrl.rewards.protocol import REWARDS, SCORES, Failure, ScoreRequest, read
 from openrl.rewards.reward_rows import RewardRows, join
 from openrl.rewards.sources import Results, retry_failed
 from openrl.vision.pictures import data_url
+from openrl.waiting import cancel_all
 
 CONNECTIONS = 8  # concurrent requests per URL
 ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
@@ -53,9 +54,7 @@ class HttpSource:
                 self._queue.remove(mine)
 
     async def close(self) -> None:
-        for task in self._sending:
-            task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        await cancel_all(self._sending)
         await self._client.close()
 
     def _take(self) -> list[PendingCall]:

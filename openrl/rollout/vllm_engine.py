@@ -20,6 +20,7 @@ from openrl.rollout.vllm_start import start_llm
 from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
+from openrl.waiting import cancel_all
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, bucket_lost, tensors_changed
@@ -172,8 +173,7 @@ class VLLMEngine(RolloutEngine):
             self._dead = f"a process of vLLM died; {why}"
             raise EngineDied(self._dead) from error
         finally:
-            task.cancel()
-            await asyncio.wait({task})  # the cancelled task tells vLLM to abort its request
+            await cancel_all([task])  # a cancelled task tells vLLM to abort its request
 
     async def _final_output(
         self, token_ids: list[int], images: Sequence[PlacedImage], params: Any, name: str

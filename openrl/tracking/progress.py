@@ -23,9 +23,11 @@ from rich.text import Text
 from openrl.errors import printable
 from openrl.tracking.console import PlainConsole
 
-Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""``with stage("train") as tell: ...`` shows the stage and counts the time spent inside;
-``tell(done, total)`` shows how far it is."""
+Tell = Callable[[int, int], None]
+"""``tell(done, total)`` shows how far something is."""
+
+Stage = Callable[[str], AbstractContextManager[Tell]]
+"""``with stage("train") as tell: ...`` shows the stage and counts the time spent inside."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Progress:
         self._live.stop()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Callable[[int, int], None]]:
+    def stage(self, name: str) -> Iterator[Tell]:
         """Count the time inside under ``name``. Stages may nest or overlap; each counts its own
         wall time.
 

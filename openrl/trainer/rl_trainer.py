@@ -34,9 +34,9 @@ from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.watching.supervision import how_to_resume
-from openrl.trainer.watching.waiting import result_beside
 from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group
+from openrl.waiting import result_beside
 
 
 @dataclass(frozen=True)

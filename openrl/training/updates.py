@@ -42,6 +42,10 @@ micro-batch, divided by the counts of the whole optimizer step and multiplied by
 gradients, summed over micro-batches and averaged over ranks, are those of the whole step."""
 
 
+Share = tuple[ExperienceBatch, list[StepPlan], LossOf]
+"""What a rank trains: its rows, their plan in each optimizer step, and their loss."""
+
+
 @dataclass(frozen=True)
 class StepPart:
     """The part of an optimizer step that one loss trains: rows of the rank's shard, with their own

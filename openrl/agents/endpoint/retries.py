@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.agents.endpoint.records import Answer
+from openrl.waiting import cancel_all
 
 
 @dataclass
@@ -79,7 +80,4 @@ class Exchanges:
 
     async def cancel(self) -> None:
         """Cancel the replies that are still being sampled."""
-        running = [e.reply for of_one in self._all.values() for e in of_one if not e.reply.done()]
-        for reply in running:
-            reply.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(e.reply for of_one in self._all.values() for e in of_one)

@@ -20,6 +20,7 @@ from openrl.agents.ending import time_limit
 from openrl.agents.tools.calls import schema_in_chat
 from openrl.errors import UserError
 from openrl.vision.parts import Content, Part
+from openrl.waiting import cancel_all
 
 TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools, to end a session
 LARGEST = 64 * 2**20  # bytes of an event; pictures take more than the default of 1 MiB
@@ -97,8 +98,7 @@ class McpTools(Toolset):
 
     async def close(self) -> None:
         if self._session is not None:
-            self._session.cancel()
-            await asyncio.gather(self._session, return_exceptions=True)
+            await cancel_all([self._session])
 
 
 @asynccontextmanager

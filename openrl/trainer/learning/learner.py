@@ -39,11 +39,11 @@ from openrl.trainer.learning.rows import (
     work_metrics,
 )
 from openrl.trainer.watching.profiling import Profiling
-from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
 from openrl.training.state import StateParts
 from openrl.training.updates import COMPARED, RoleUpdate
 from openrl.types import Group
+from openrl.waiting import all_or_first_error
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from openrl.cluster.model_worker import ModelChoice
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
-from openrl.experience import ExperienceBatch, StepPlan
+from openrl.experience import ExperienceBatch
 from openrl.metrics import Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.trainer.learning.nonfinite import Reports
-from openrl.training.updates import LossOf
+from openrl.training.updates import LossOf, Share
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,12 @@ async def columns_of_rows(
     return {name: join_rows(split.shards, column, shape) for name, column in by_name.items()}
 
 
-@dataclass(frozen=True)
-class Training:
-    """Rows, the plan of which rank trains which of them when, and their loss."""
-
-    batch: ExperienceBatch
-    plan: TrainingPlan
-    loss_of: LossOf
-
-    def of(self, rank: int) -> tuple[ExperienceBatch, list[StepPlan], LossOf]:
-        own_steps = [ranks[rank] for ranks in self.plan.steps]
-        return self.batch.select(self.plan.shards[rank]), own_steps, self.loss_of
+def shares(batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:
+    """Return what each rank trains of a batch."""
+    return [
+        (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
+        for rank, rows in enumerate(plan.shards)
+    ]
 
 
 async def update_rows(
@@ -118,12 +113,12 @@ async def update_rows(
     batch: ExperienceBatch,
     plan: TrainingPlan,
     loss_of: LossOf,
-    also: Training | None = None,
+    also: list[Share] | None = None,
 ) -> Reports:
     """Take all optimizer steps of the plan and return metrics by rank and step. Each step also
     trains on the corresponding step of ``also``."""
-    main, ranks = Training(batch, plan, loss_of), range(len(plan.shards))
-    work = [(*main.of(rank), *([also.of(rank)] if also else [])) for rank in ranks]
+    own = shares(batch, plan, loss_of)
+    work = own if also is None else [(*o, more) for o, more in zip(own, also, strict=True)]
     return await group.scatter("update", work)
 
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from openrl.cluster.group import WorkerDied, WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.tracking.progress import Progress
-from openrl.trainer.watching.waiting import all_or_first_error, cancel_all
 from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group, Prompt
+from openrl.waiting import all_or_first_error, cancel_all
 
 Result = TypeVar("Result")
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from openrl.metrics import Metric
+from openrl.tracking.progress import Tell
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.publisher import CallEngines, Publisher
 from openrl.trainer.workers.residency import Residency
 

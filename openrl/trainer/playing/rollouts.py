@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.tracking.progress import Tell
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.reward_failures import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
-from openrl.trainer.watching.waiting import all_or_first_error, cancel_all
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt
 from openrl.vision.travel import with_pixels
-
-Tell = Callable[[int, int], None]
-"""``tell(done, total)`` is called for each group that completes."""
+from openrl.waiting import all_or_first_error, cancel_all
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from openrl.algorithms.batching import TrainingPlan
 from openrl.algorithms.masked import masked_sum
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, add_ref_logprobs
 from openrl.experience import ExperienceBatch
 from openrl.metrics import merge_all, to_floats
+from openrl.tracking.progress import Tell
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.rows import (
     BatchingSpec,
@@ -29,8 +31,6 @@ from openrl.training.build import ModelSpec
 CHUNK = 1024  # examples per batch where no optimizer step determines the number
 # training examples whose rewards are measured if there are no evaluation examples
 STATISTICS = 1000
-
-Tell = Callable[[int, int], None]
 
 
 class SupervisedModel:
@@ -49,10 +49,7 @@ class SupervisedModel:
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
         """Take one optimizer step over the batch and return its metrics."""
-        batch = await self.task.annotate(batch, self.forward)
-        plan = self.task.plan(
-            batch, data_ranks(self.group), self.batching.train, self.batching.cost
-        )
+        batch, plan = await self._planned(batch)
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
@@ -64,16 +61,18 @@ class SupervisedModel:
         """Return the task's metrics over all examples, under eval/."""
         parts = []
         for batch in self._batches(examples, tell):
-            batch = await self.task.annotate(batch, self.forward)
-            plan = self.task.plan(
-                batch, data_ranks(self.group), self.batching.train, self.batching.cost
-            )
+            batch, plan = await self._planned(batch)
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))
         return {
             f"eval/{name}": value
             for name, value in (values | self.task.from_evaluation(values)).items()
         }
+
+    async def _planned(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, TrainingPlan]:
+        """Return the batch with all columns that the task needs, and the plan of a single step."""
+        batch, spec = await self.task.annotate(batch, self.forward), self.batching
+        return batch, self.task.plan(batch, data_ranks(self.group), spec.train, spec.cost)
 
     async def add_reference(
         self, spec: ModelSpec, examples: Sequence[PreferenceExample], tell: Tell

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from openrl.cluster.group import RankGroup
 from openrl.config.groups.logging import DebugFlags
-from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.training.profiler import ProfileTool
+from openrl.waiting import all_or_first_error
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from openrl.errors import Interrupted
-from openrl.trainer.watching.waiting import cancel_all
+from openrl.waiting import cancel_all
 
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Slurm and Kubernetes send the first, Ctrl-C the second

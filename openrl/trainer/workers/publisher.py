@@ -12,8 +12,8 @@ from typing import Any
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.metrics import Last, Metric, Sum
-from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.roles import Roles
+from openrl.waiting import all_or_first_error
 from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning
 
 CallEngines = Callable[..., Awaitable[list[Any]]]

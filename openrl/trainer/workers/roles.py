@@ -38,10 +38,10 @@ from openrl.rollout.vllm_process import preload_engine
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
-from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
+from openrl.waiting import all_or_first_error
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import is_due
-from openrl.trainer.watching.waiting import all_or_first_error
 from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from openrl.waiting import all_or_first_error
 from tests.batches import outcome_batch
 
 
