@@ -8,11 +8,13 @@ here knows about Ray."""
 from __future__ import annotations
 
 import math
-from bisect import bisect
+from bisect import bisect, bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from rich.console import Console
 from rich.table import Table
@@ -59,9 +61,28 @@ class PlacementPlan:
         count = sum(self.node_groups)
         return {resource: amount * count for resource, amount in self.bundle.items()}
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The bundle after the last of each node group."""
+        return list(accumulate(self.node_groups))
+
+    @cached_property
+    def _tenants(self) -> Counter[int]:
+        """How many ranks each bundle has."""
+        return Counter(chain.from_iterable(self.rows.values()))
+
+    @cached_property
+    def _roles(self) -> list[list[str]]:
+        """The roles with a rank in each node group."""
+        roles: list[list[str]] = [[] for _ in self.node_groups]
+        for role, row in self.rows.items():
+            for group in self.groups_of(row):
+                roles[group].append(role)
+        return roles
+
     def group_of(self, bundle: int) -> int:
         """Return the node group that a bundle lies in."""
-        return bisect(list(accumulate(self.node_groups)), bundle)
+        return bisect(self._ends, bundle)
 
     def width(self, role: str) -> int:
         """Return the number of bundles that each rank of a role has."""
@@ -79,8 +100,7 @@ class PlacementPlan:
     def share(self, bundle: int) -> float:
         """Return the share of a bundle that each rank on it takes. Ray counts in ten-thousandths;
         we round down so that the shares never add up to more than the bundle."""
-        tenants = sum(row.count(bundle) for row in self.rows.values())
-        return math.floor(1e4 / tenants) / 1e4
+        return math.floor(1e4 / self._tenants[bundle]) / 1e4
 
     def groups_of(self, bundles: Iterable[int]) -> list[int]:
         """Return the node groups that the bundles lie in, in order of first appearance."""
@@ -98,13 +118,15 @@ class PlacementPlan:
     def joined_groups(self) -> list[tuple[int, ...]]:
         """Partition the node groups. Groups that one rank spans belong together, since Ray must
         grant them as one placement group."""
-        joined = [{group} for group in range(len(self.node_groups))]
+        parts = [{group} for group in range(len(self.node_groups))]  # the part of each group
         for role in self.sizes:
             for rank in range(self.size(role)):
                 groups = self.groups_of(self.of_rank(role, rank))
-                touched = [part for part in joined if part.intersection(groups)]
-                joined = [part for part in joined if part not in touched] + [set().union(*touched)]
-        return sorted(tuple(sorted(part)) for part in joined)
+                if len(groups) > 1:
+                    joined = set().union(*(parts[group] for group in groups))
+                    for group in joined:
+                        parts[group] = joined
+        return sorted(tuple(sorted(part)) for part in {id(part): part for part in parts}.values())
 
     def show_places(self, role: str, rank: int) -> str:
         """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
@@ -115,7 +137,7 @@ class PlacementPlan:
 
     def roles_of(self, group: int) -> str:
         """Return the names of the roles with a rank in this node group, joined by "and"."""
-        return " and ".join(r for r, row in self.rows.items() if group in self.groups_of(row))
+        return " and ".join(self._roles[group])
 
     def places(self, role: str) -> frozenset[int]:
         """Return the bundles that a role's ranks occupy."""
@@ -162,21 +184,17 @@ class PlacementPlan:
     def _scattered(self, cluster: Sequence[Node]) -> list[str]:
         """Describe the first node group that finds no node, although the cluster has enough in
         all; empty if all fit."""
-        left = [{resource: node.free(resource) for resource in self.bundle} for node in cluster]
-        main = UNIT[self.device]
+        # bundles that each node still has room for
+        left = sorted(min(node.free(r) // a for r, a in self.bundle.items()) for node in cluster)
         for group, size in sorted(enumerate(self.node_groups), key=lambda g: -g[1]):
-            fitting = [
-                n for n in left if all(n[r] >= size * amount for r, amount in self.bundle.items())
-            ]
-            if not fitting:
-                rest = ", ".join(f"{n[main]:g}" for n in left)
+            best = bisect_left(left, size)
+            if best == len(left):
+                rest = ", ".join(f"{bundles:g}" for bundles in left)
                 return [
-                    f"needs {_count(size, main)} on one node for {self.roles_of(group)}, "
-                    f"after the other roles the nodes have {rest} free"
+                    f"needs {_count(size, UNIT[self.device])} on one node for"
+                    f" {self.roles_of(group)}, after the other roles the nodes have {rest} free"
                 ]
-            best = min(fitting, key=lambda n: n[main])
-            for resource, amount in self.bundle.items():
-                best[resource] -= size * amount
+            insort(left, left.pop(best) - size)
         return []
 
     def notes(self, cores: int) -> list[str]:

@@ -11,6 +11,8 @@ from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, Pla
 from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
 
+PROCESS = 256 * 2**20  # bytes of a rank's process before it loads a model
+
 
 @dataclass(frozen=True)
 class RoleRequest:
@@ -144,3 +146,13 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
                 f" nodes ({where}), although {sizes.tensor} places fit on one",
                 "a size that divides the GPUs of a node",
             )
+
+
+def check_room(plan: PlacementPlan, memory: int) -> None:
+    """Raise UserError if the processes of a plan cannot all be on one machine with this much
+    memory, whatever model they hold."""
+    ranks = sum(map(plan.size, plan.rows))
+    if ranks * PROCESS > memory:
+        need, has = f"{ranks * PROCESS / 2**30:.0f} GiB", f"{memory / 2**30:.0f}"
+        problem = f"{ranks} ranks are as many processes, which take at least {need} of memory"
+        raise UserError(f"{problem}, but this machine has {has}", "fewer ranks, or --ray_address")

@@ -42,7 +42,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from openrl.cluster import caretaker
 from openrl.cluster.address import check_address, no_cluster
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
-from openrl.cluster.planner import RoleRequest, plan_placement
+from openrl.cluster.planner import RoleRequest, check_room, plan_placement
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
@@ -271,6 +271,7 @@ def open_cluster(
         return cluster, plan_placement(requests, device, cluster.nodes())
     machine = this_machine()
     plan = plan_placement(requests, device, [machine])
+    check_room(plan, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     # Ray's CPUs are only bookkeeping: there may be more worker slots than cores
     cpus = max(int(plan.need["CPU"]), int(machine.cpus))
     return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0), plan

@@ -71,7 +71,7 @@ def simulate_stages(
     table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes, dropped: Collection[str]
 ) -> list[StageMemory]:
     """Simulate two steps and return the stages of the second, which is like all later ones."""
-    places = frozenset().union(*table.places.values())
+    places = unlike_places(table)
     awake: frozenset[RolePart] = frozenset()
     found = []
     for name, role in stages * 2:
@@ -86,6 +86,15 @@ def simulate_stages(
         )
         found.append(StageMemory(f"{name} {role}".strip(), slept, woken, peak, host))
     return found[len(stages) :]
+
+
+def unlike_places(table: ResidencyTable) -> list[int]:
+    """Return one place for each set of roles that share a place."""
+    roles: dict[int, tuple[str, ...]] = {}
+    for role, places in table.places.items():
+        for place in places:
+            roles[place] = (*roles.get(place, ()), role)
+    return list({shared: place for place, shared in roles.items()}.values())
 
 
 def bytes_on_place(

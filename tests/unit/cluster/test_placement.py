@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from openrl.cluster.placement import Node, text_table
-from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
+from openrl.cluster.placement import Node, PlacementPlan, text_table
+from openrl.cluster.planner import RoleRequest, check_room, plan_placement, role_requests
 from openrl.config.groups.placement import HybridFlags, PlacementFlags
-from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
 
 
@@ -249,3 +249,25 @@ def test_placement_that_cannot_be_read(text, reason):
 def test_no_cell_of_a_table_is_cut():
     cells = [letter * 30 for letter in "abcdef"]
     assert text_table("Wide", cells, [cells]).split() == ["Wide", *cells, *cells]
+
+
+def test_a_plan_of_a_hundred_thousand_ranks():
+    """Each engine of 16 places spans two of the nodes, which the actor shares with none."""
+    models, count = tuple(range(100_000)), 25_000
+    engines = tuple(range(100_000, 200_000))
+    sizes = {"vllm": ParallelSizes(16)}
+    rows = {"actor": models, "vllm": engines}
+    plan = PlacementPlan("cuda", (8,) * count, rows, sizes)
+    nodes = [Node(f"n{i}", 8, 8, 8, 8) for i in range(count)]
+    assert plan.problems(nodes) == []
+    assert plan.problems(nodes[1:])[0].startswith("needs 200000 GPUs in all, but the cluster has")
+    assert plan.joined_groups()[12_500:12_502] == [(12_500, 12_501), (12_502, 12_503)]
+    assert plan.roles_of(12_499) == "actor" and plan.roles_of(12_500) == "vllm"
+    assert sum(map(plan.share, models)) == 100_000 and "12500 x 8" in plan.render()
+
+
+def test_a_machine_without_memory_for_the_processes_starts_none():
+    plan = PlacementPlan("cpu", (30,), {"actor": tuple(range(20)), "vllm": tuple(range(20, 30))})
+    check_room(plan, 8 * 2**30)
+    with pytest.raises(UserError, match=r"30 ranks .* at least 8 GiB of memory, but .* has 7"):
+        check_room(plan, 7 * 2**30)
