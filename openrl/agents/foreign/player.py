@@ -93,6 +93,7 @@ class EnvironmentPlayer(Player):
         self, seed: int, prompt: Prompt, sampling: Sampling
     ) -> tuple[Any, Mapping[str, str]]:
         """Begin an episode. Return the first observation, and how metrics are reduced."""
+        self._environment = None  # the last episode's is closed, also if there is no other
         seed_everything(seed)
         self._environment = _make_environment(self._found, sampling)
         return await self._environment.reset(seed, prompt), self._environment.reductions
@@ -104,7 +105,8 @@ class EnvironmentPlayer(Player):
         return await self._environment.frame()
 
     async def close(self) -> None:
-        await self._environment.close()
+        if self._environment is not None:
+            await self._environment.close()
 
 
 def _make_environment(found: AgentClass, sampling: Sampling) -> Any:

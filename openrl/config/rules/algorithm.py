@@ -46,6 +46,18 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 
 @check
+def clips_are_distances_from_one(config: PPOConfig) -> Problems:
+    low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
+    if low > 1:
+        message = (
+            f"L is {low:g}, but a ratio cannot fall by more than 1: both values are distances"
+            " from 1, not percentages"
+        )
+        fix = f"--eps_clip_low_high 1 {high:g} for no limit below"
+        yield Problem(("eps_clip_low_high",), message, fix)
+
+
+@check
 def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:

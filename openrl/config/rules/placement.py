@@ -140,8 +140,13 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
 
 
 @check
-def sleep_names_states(config: PPOConfig) -> Problems:
-    states = config.hybrid.deepspeed_sleep_states
+def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
+    states, name = config.hybrid.deepspeed_sleep_states, "deepspeed_sleep_states"
     if not states or len({*states}) < len(states):
         message = "is empty, or names a state twice"
-        yield Problem(("deepspeed_sleep_states",), message, "--deepspeed_sleep_states optim grad")
+        yield Problem((name,), message, f"--{name} optim grad")
+    for state, flag in {"param": "param_offload", "optim": "adam_offload"}.items():
+        if name in given and state in states and getattr(config.deepspeed, flag):
+            others = " ".join(other for other in states if other != state) or "grad"
+            message = f"{state} is already in host memory"
+            yield Problem((name, flag), message, f"--{name} {others}")

@@ -145,6 +145,34 @@ def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
         raise failure
 
 
+FRAIL = """
+class Game:
+    made = 0
+
+    def __init__(self):
+        Game.made += 1
+        assert Game.made != 2, "no seat is free"
+
+    def reset(self, seed):
+        return "go", {{}}
+
+    def step(self, action):
+        return "on", 1.0, True, False, {{}}
+
+    def close(self):
+        with open({log!r}, "a") as file:
+            print("closed", file=file)
+"""
+
+
+def test_an_environment_that_cannot_be_made_closes_no_other(tmp_path):
+    path, log = tmp_path / "game.py", tmp_path / "log"
+    path.write_text(FRAIL.format(log=str(log)))
+    first, failure, last = play(path, policy_of("a"), policy_of("b"), policy_of("c"))
+    assert first.end is last.end is End.STOP and "no seat is free" in str(failure)
+    assert log.read_text() == "closed\nclosed\n"
+
+
 def test_a_seed_that_is_ignored_shows(tmp_path):
     """The siblings' first observations differ, which is what their trajectories begin with."""
     path = Path(tmp_path, "game.py")

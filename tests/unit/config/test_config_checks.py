@@ -76,6 +76,7 @@ def test_sound_flags_have_no_problems(words):
          "the expected gradient of log p under the policy is zero", "--kl_estimator k2"),
         ("--kl_target 0.1 --kl_horizon 200", "kl_horizon, --rollout_batch_size, --n_samples_per_prompt",
          "with 1024 samples per step and a horizon of 200, the KL coefficient could fall to 0 or below", "--kl_horizon 1024"),
+        ("--eps_clip_low_high 20 28", "eps_clip_low_high", "distances from 1, not percentages", "--eps_clip_low_high 1 28"),
         ("--rl_loss_coef 0", "rl_loss_coef", "the actor's loss has no terms", "--sft_loss_coef 1"),
         ("--advantage_estimator reinforce --reward_norm_mean group", "reward_norm_mean, --reward_norm_std, "
          "--n_samples_per_prompt", "every reward would become 0", "--n_samples_per_prompt 8"),

@@ -44,6 +44,10 @@ def test_sound_sleep(words):
         (f"{ALL} {DEEPSPEED} --deepspeed_sleep_states optim optim", "deepspeed_sleep_states", "twice", "optim grad"),
         (f"{ALL} {VLLM} --vllm_sleep_level 2 --weight_sync_interval 2 --enable_vllm_is_correction",
          "vllm_sleep_level, --weight_sync_interval", "not sent after every step", "--vllm_sleep_level 1"),
+        (f"{ALL} {DEEPSPEED} --deepspeed_sleep_states param grad --param_offload --zero_stage 3",
+         "deepspeed_sleep_states, --param_offload", "already in host memory", "--deepspeed_sleep_states grad"),
+        (f"{ALL} {DEEPSPEED} --deepspeed_sleep_states optim --adam_offload", "deepspeed_sleep_states, --adam_offload",
+         "already in host memory", "--deepspeed_sleep_states grad"),
         (f"{ALL} {VLLM} --vllm_sleep_level 2 --lora_rank 4 --lora_sync adapter", "vllm_sleep_level, --lora_sync",
          "never sent", "--vllm_sleep_level 1"),
         (f"{GRPO} --colocate_all_models --actor_num_gpus_per_node 1 {VLLM} --vllm_sleep_level 2 --vllm_quantization fp8"
