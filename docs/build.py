@@ -110,7 +110,7 @@ def _row(spec: FlagSpec, known: set[str]) -> str:
     notes = [f"Must be {spec.bounds}."] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
     others = known - {spec.name}
-    words = [condition.words for condition in spec.only_if if not spec.owner]
+    words = [condition.words for condition in spec.only_if if not spec.components]
     words = [w for w in words if {*re.findall(r"--(\w+)", w)} <= others]
     notes += [f"Acts {' and '.join(words)}."] if words else []
     cells = [
@@ -135,9 +135,7 @@ def algorithms_page() -> str:
         ]
         for entry in chooser.registry.entries():
             own = [
-                s.name
-                for s in specs
-                if s.owner and s.owner.flag == chooser.name and entry.name in s.owner.names
+                s.name for s in specs if s.path[0] == chooser.name and entry.name in s.components
             ]
             cells = [
                 f"`{entry.name}`",

@@ -47,7 +47,7 @@ def dump_yaml(config: Any) -> str:
     lines: list[str] = []
     section = ""
     for spec in specs:
-        if spec.owner and chosen[spec.owner.flag] not in spec.owner.names:
+        if spec.components and chosen[spec.path[0]] not in spec.components:
             continue
         if spec.section != section:
             section = spec.section
@@ -65,7 +65,7 @@ def effective_flags(config: Any) -> dict[str, Any]:
 def value_of(config: Any, spec: FlagSpec) -> Any:
     """Return the value of a flag in a config object."""
     part, name = spec.path
-    return getattr(config.options[part] if spec.owner else getattr(config, part), name)
+    return getattr(config.options[part] if spec.components else getattr(config, part), name)
 
 
 def _line(name: str, value: Any) -> str:

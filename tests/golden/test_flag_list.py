@@ -23,14 +23,14 @@ READ_BY_PARSER = {"plugin"}  # by name, before there is a config
 
 def line(spec: FlagSpec) -> str:
     default = "required" if spec.default is REQUIRED else show(spec.default)
-    owner = f"  only {spec.owner.flag} {' | '.join(spec.owner.names)}" if spec.owner else ""
+    only = f"  only {spec.path[0]} {' | '.join(spec.components)}" if spec.components else ""
     choices = f"  one of {', '.join(spec.registry.names())}" if spec.registry else ""
     alias = "".join(f"  also --{name}" for name in spec.alias)
     alias += "".join(f"  --{name} for {value}" for name, value in spec.shorthands.items())
     bounds = f"  {spec.bounds}" if spec.bounds else ""
     return (
         f"--{spec.name} {placeholder(spec.type) or 'SWITCH'} ="
-        f" {default}{bounds}{choices}{alias}{owner}"
+        f" {default}{bounds}{choices}{alias}{only}"
     )
 
 

@@ -27,8 +27,8 @@ def settle(words: str):
 def test_flags_exist_and_belong_to_the_chosen_components(name):
     preset = PRESETS[name]
     for flag in preset:
-        owner = SPECS[flag].owner
-        assert owner is None or preset[owner.flag] in owner.names, flag
+        spec = SPECS[flag]
+        assert not spec.components or preset[spec.path[0]] in spec.components, flag
 
 
 @pytest.mark.parametrize("name", PRESETS)
