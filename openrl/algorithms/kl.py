@@ -22,7 +22,7 @@ _ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "k2": (lambda d: d.square() / 2, -math.sqrt(2 * RESULT_LIMIT), math.sqrt(2 * RESULT_LIMIT)),
     "k3": (lambda d: torch.expm1(-d) + d, -2.610868638149876, 10.999983298020256),
 }
-ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "low_var": "k3"}
+ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:

@@ -113,13 +113,15 @@ def clipped_surrogate(
 
 # -- clipped surrogates of coarser ratios ----------------------------------------------------------
 
+OF_SEQUENCES: dict[str, Any] = {
+    "options": ClipOptions,
+    "needs": ("advantages", "sequence_mean"),
+    "suggests": {"loss_agg_mode": "seq-mean-token-mean"},
+}
+"""What every loss with one ratio per sequence registers."""
 
-@policy_losses.register(
-    "gspo",
-    options=ClipOptions,
-    needs=("advantages", "sequence_mean"),
-    suggests={"loss_agg_mode": "seq-mean-token-mean"},
-)
+
+@policy_losses.register("gspo", **OF_SEQUENCES)
 def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071
     eq. 7. A sequence is a row: what was sampled in one context, not the whole trajectory.
@@ -130,12 +132,7 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     return clipped_surrogate(ratio, inputs.advantages, options.low_high)
 
 
-@policy_losses.register(
-    "gspo_token",
-    options=ClipOptions,
-    needs=("advantages", "sequence_mean"),
-    suggests={"loss_agg_mode": "seq-mean-token-mean"},
-)
+@policy_losses.register("gspo_token", **OF_SEQUENCES)
 def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """GSPO's ratio with the gradient through each token's own log-prob, for advantages that differ
     between tokens; https://arxiv.org/abs/2507.18071 section 4.3."""
@@ -152,12 +149,7 @@ def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     return clipped_surrogate(ratio, inputs.advantages, options.low_high, options.dual)
 
 
-@policy_losses.register(
-    "geo_mean",
-    options=ClipOptions,
-    needs=("advantages", "sequence_mean"),
-    suggests={"loss_agg_mode": "seq-mean-token-mean"},
-)
+@policy_losses.register("geo_mean", **OF_SEQUENCES)
 def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of the ratios times the sequence's
     mean advantage. Each token's ratio is first clipped to [exp(-L), exp(H)] on the side where it

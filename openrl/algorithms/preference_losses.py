@@ -40,11 +40,6 @@ class DPOOptions(ReferenceOptions):
 
 
 @dataclass(frozen=True)
-class IPOOptions(ReferenceOptions):
-    pass
-
-
-@dataclass(frozen=True)
 class SimPOOptions(Options):
     simpo_gamma: float = flag(0.5, "Reward margin of SimPO.", bounds=">= 0")
 
@@ -68,8 +63,8 @@ def dpo(answers: AnswerInputs, options: DPOOptions) -> AnswerLosses:
     return AnswerLosses(losses, answers.beta * answers.log_ratios)
 
 
-@preference_losses.register("ipo", options=IPOOptions, needs=("reference",))
-def ipo(answers: AnswerInputs, options: IPOOptions) -> AnswerLosses:
+@preference_losses.register("ipo", options=ReferenceOptions, needs=("reference",))
+def ipo(answers: AnswerInputs, options: ReferenceOptions) -> AnswerLosses:
     """Squared distance of the difference of log-ratios from 1 / (2 beta),
     https://arxiv.org/abs/2310.12036 eq. 17, on sums over tokens as the paper derives it."""
     chosen, rejected = split_pairs(answers.log_ratios)

@@ -144,12 +144,12 @@ def place_scores(
     gets the rest, so that a trajectory still sums to its score. ``scores`` are (B,), equal on the
     rows of a trajectory.
     """
-    mask, trajectories = batch.loss_mask, Trajectories.of(batch)
+    mask = batch.loss_mask
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
     if keep_process_rewards and batch.process_rewards is not None:
         earned = batch.process_rewards.to(scores.dtype).masked_fill(~mask, 0)
-    rest = scores - trajectories.spread(trajectories.total(earned.sum(-1)))
-    return torch.where(trajectories.last, earned + rest[:, None], earned)
+    rest = scores - batch.trajectory_sums(earned.sum(-1))
+    return torch.where(Trajectories.of(batch).last, earned + rest[:, None], earned)
 
 
 def token_rewards(

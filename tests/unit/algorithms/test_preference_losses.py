@@ -7,8 +7,8 @@ import torch
 
 from openrl.algorithms.preference_losses import (
     DPOOptions,
-    IPOOptions,
     KTOOptions,
+    ReferenceOptions,
     SimPOOptions,
     dpo,
     ipo,
@@ -53,7 +53,7 @@ def test_dpo_by_hand():
 
 def test_ipo_wants_a_margin_of_half_over_beta():
     answers = sums(of(5.0, 3.0), of(0.0, 0.0), 0.1)
-    assert ipo(answers, IPOOptions()).losses.tolist() == [0, 4]
+    assert ipo(answers, ReferenceOptions()).losses.tolist() == [0, 4]
 
 
 def test_kto_by_hand():
@@ -90,7 +90,7 @@ def test_pair_reward_losses_agree_and_take_a_margin():
 
 PAIRS = {
     "dpo": lambda c, r: dpo(sums(c, r, 0.1), DPOOptions(label_smoothing=0.1)).losses,
-    "ipo": lambda c, r: ipo(sums(c, r, 0.1), IPOOptions()).losses,
+    "ipo": lambda c, r: ipo(sums(c, r, 0.1), ReferenceOptions()).losses,
     "orpo": lambda c, r: orpo(means(c, r, 0.1), None).losses,
     "simpo": lambda c, r: simpo(means(c, r, 2.0), SimPOOptions()).losses,
     "sigmoid": lambda c, r: pair_reward_loss(c, r),

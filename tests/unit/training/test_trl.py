@@ -27,8 +27,8 @@ from openrl.algorithms.batching import plan_pairs, plan_steps
 from openrl.algorithms.masked import masked_mean, masked_sum
 from openrl.algorithms.preference_losses import (
     DPOOptions,
-    IPOOptions,
     KTOOptions,
+    ReferenceOptions,
     SimPOOptions,
     orpo,
     simpo,
@@ -260,7 +260,7 @@ def test_ipo_is_on_sums_as_in_the_paper_and_on_means_in_trl(places, models, pair
     by_mean = torch.sub(*split_pairs(ratios / lengths)) - 1 / (2 * BETA)
     assert float(by_mean.square().mean()) == pytest.approx(expected, abs=1e-5)
     by_sum = torch.sub(*split_pairs(ratios)) - 1 / (2 * BETA)
-    assert pair_loss(models, pairs, "ipo", IPOOptions(), BETA) == pytest.approx(
+    assert pair_loss(models, pairs, "ipo", ReferenceOptions(), BETA) == pytest.approx(
         float(by_sum.square().mean()), rel=1e-5
     )
 
