@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import load_blend
 from openrl.data.images import RowImages, without_binary
-from openrl.data.loading import RowSource, load_sources
+from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import BadRow, require_column
 from openrl.data.templates import Templates
@@ -299,8 +299,15 @@ def load_answers(
 ) -> tuple[list[Example], list[str]]:
     """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError for
     rows that cannot be used."""
-    split, probs, most = flags.dataset_split, flags.dataset_probs, flags.max_samples
-    return load_blend(flags.dataset, split, probs, most, builder.build, seed, flag="dataset")
+    return load_blend(
+        flags.dataset,
+        flags.dataset_split,
+        builder.build,
+        flag="dataset",
+        max_samples=flags.max_samples,
+        probs=flags.dataset_probs,
+        seed=seed,
+    )
 
 
 def load_held_out(
@@ -309,7 +316,4 @@ def load_held_out(
     """Return the examples of --eval_dataset, source by source; none without the flag."""
     if names is None:
         return [], []
-    parts, reports = builder.build(
-        load_sources(names, split, None, flag="eval_dataset"), "eval_dataset"
-    )
-    return [example for part in parts for example in part], reports
+    return load_blend(names, split, builder.build, flag="eval_dataset")

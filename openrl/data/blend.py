@@ -1,46 +1,49 @@
-"""Blending: several datasets are loaded, built into rows of some kind, and mixed by probabilities
-into one pass."""
+"""One or more datasets are loaded, built into rows of some kind, and joined into one pass: one after
+the other, or mixed by probabilities."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from openrl.config.groups.data import probabilities
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import draw_sources, interleave
 
 T = TypeVar("T")
 
-
-Build = Callable[[list[RowSource]], tuple[list[list[T]], list[str]]]
-"""Sources -> the rows built from each, and a line on each for people to read."""
+Build = Callable[[list[RowSource], str], tuple[list[list[T]], list[str]]]
+"""Sources, and the flag that gave them -> the rows built from each, and a line on each for people to
+read."""
 
 
 def load_blend(
     names: str,
     split: str,
-    probs: str | None,
-    max_samples: int,
     build: Build[T],
-    seed: int,
     *,
     flag: str,
+    max_samples: int | None = None,
+    probs: str | None = None,
+    seed: int = 0,
 ) -> tuple[list[T], list[str]]:
     """Return the rows of one pass, unshuffled, and a line on each source and on the blend.
     ``names`` and ``probs`` are comma lists, and ``flag`` is the flag that gave the names.
+    ``max_samples`` None takes all rows.
 
     With probabilities, a row of a small source may occur several times; without them, one dataset
     follows the other. Raises UserError for sources that cannot be read, and whatever ``build``
     raises.
     """
     sources = load_sources(names, split, max_samples, flag=flag, mixed=probs is not None)
-    parts, reports = build(sources)
+    parts, reports = build(sources, flag)
     if probs is None:
         return [row for part in parts for row in part], reports
     sizes = [len(part) for part in parts]
-    pairs = interleave(sizes, draw_sources(probabilities(probs), seed), max_samples)
+    blend = interleave(sizes, draw_sources(probabilities(probs), seed))
+    pairs = list(islice(blend, max_samples))
     draws = Counter(source for source, _ in pairs)
     shares = (
         f"{draws[i]} from {source.name} ({sizes[i]} rows, {draws[i] / len(pairs):.0%})"
@@ -48,3 +51,25 @@ def load_blend(
     )
     line = f"one pass: {len(pairs)} rows, {', '.join(shares)}"
     return [parts[source][row] for source, row in pairs], [*reports, line]
+
+
+def draw_sources(probabilities: Sequence[float], seed: int) -> Iterator[int]:
+    """Yield source numbers without end, each drawn with its probability."""
+    rng = random.Random(f"{seed}/blend")
+    while True:
+        yield from rng.choices(range(len(probabilities)), probabilities, k=1000)
+
+
+def interleave(sizes: Sequence[int], draws: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Yield (source, row) for each draw until every source has given all its rows at least once.
+
+    A source that is used up starts again at its first row. This is ``datasets.interleave_datasets``
+    with ``stopping_strategy="all_exhausted"``.
+    """
+    taken = [0] * len(sizes)
+    unfinished = len(sizes)
+    while unfinished:
+        source = next(draws)
+        yield source, taken[source] % sizes[source]
+        taken[source] += 1
+        unfinished -= taken[source] == sizes[source]

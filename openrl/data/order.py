@@ -1,46 +1,18 @@
-"""The order in which rows are read: blends of several sources, reshuffled in each pass, and resumed
-exactly.
-
-Everything here is a pure function of sizes, probabilities, seed and pass. Needs only the standard
-library.
-"""
+"""The order in which rows are read: reshuffled in each pass, and resumed exactly. It follows from
+the number of rows, the seed and the pass alone."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from openrl.errors import UserError
 
 T = TypeVar("T")
 OrderState = dict[str, int | str | bool]
-
-
-def draw_sources(probabilities: Sequence[float], seed: int) -> Iterator[int]:
-    """Yield source numbers without end, each drawn with its probability."""
-    rng = random.Random(f"{seed}/blend")
-    while True:
-        yield from rng.choices(range(len(probabilities)), probabilities, k=1000)
-
-
-def interleave(sizes: Sequence[int], draws: Iterator[int], limit: int) -> list[tuple[int, int]]:
-    """Return (source, row) for each draw until every source has given all its rows at least once.
-
-    A source that is used up starts again at its first row. This is ``datasets.interleave_datasets``
-    with ``stopping_strategy="all_exhausted"``, cut at ``limit``.
-    """
-    taken = [0] * len(sizes)
-    pairs: list[tuple[int, int]] = []
-    unfinished = len(sizes)
-    while unfinished and len(pairs) < limit:
-        source = next(draws)
-        pairs.append((source, taken[source] % sizes[source]))
-        taken[source] += 1
-        unfinished -= taken[source] == sizes[source]
-    return pairs
 
 
 def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:

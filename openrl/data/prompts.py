@@ -1,8 +1,16 @@
-"""Rows become prompts."""
+"""Rows become prompts.
+
+A prompt that is too long is shortened as --prompt_overflow says. Only what the row itself
+contributes is cut: its text, or the text of the last user message of its chat. Everything around it
+stays whole (--input_template, the system prompt, earlier turns, the chat template with the header
+of the answer, the token that begins a text), so a shortened prompt is still well-formed. The text
+is cut in characters and the prompt tokenised again as a whole; as many characters stay as fit. A
+prompt is left out if its surroundings alone are too long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import partial
@@ -14,15 +22,23 @@ from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
 from openrl.data.images import RowImages, flatten_parts, without_binary
-from openrl.data.loading import RowSource, load_sources
+from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
-from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
-from openrl.types import Image, Message, Prompt
+from openrl.types import Image, Prompt
+
+KEEP: dict[str, Callable[[str, int], str]] = {
+    "truncate_left": lambda content, n: content[len(content) - n :],
+    "truncate_right": lambda content, n: content[:n],
+    "truncate_middle": (
+        lambda content, n: content[: (n + 1) // 2] + content[len(content) - n // 2 :]
+    ),
+}
+"""--prompt_overflow -> what is left of a content of which n characters stay."""
 
 
 def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[str]]:
@@ -33,11 +49,11 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
     return load_blend(
         flags.prompt_data,
         flags.prompt_split,
-        flags.prompt_data_probs,
-        flags.max_samples,
-        partial(builder.build, flag="prompt_data", kind="train"),
-        seed,
+        partial(builder.build, kind="train"),
         flag="prompt_data",
+        max_samples=flags.max_samples,
+        probs=flags.prompt_data_probs,
+        seed=seed,
     )
 
 
@@ -47,14 +63,13 @@ def load_eval_prompts(
     """Return the prompts of --eval_dataset, which must be given. Columns and templates are those of
     training."""
     assert evaluation.eval_dataset is not None
-    sources = load_sources(
+    return load_blend(
         evaluation.eval_dataset,
         evaluation.eval_split,
-        evaluation.eval_max_samples,
+        partial(builder.build, kind="eval"),
         flag="eval_dataset",
+        max_samples=evaluation.eval_max_samples,
     )
-    parts, reports = builder.build(sources, flag="eval_dataset", kind="eval")
-    return [prompt for part in parts for prompt in part], reports
 
 
 @dataclass(frozen=True)
@@ -68,20 +83,13 @@ class ReadPrompt:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A row's prompt before it is tokenised."""
+    """A row and its prompt as text."""
 
+    number: int
+    row: dict[str, Any]
     parts: PromptParts
-    text: str
+    text: str  # ``parts`` as the model sees them
     images: list[Image]
-
-
-@dataclass(frozen=True)
-class _FittedPrompt:
-    """A prompt within --prompt_max_len."""
-
-    text: str
-    token_ids: list[int]
-    messages: tuple[Message, ...]  # the chat that ``text`` was rendered from, if any
 
 
 class PromptBuilder:
@@ -103,7 +111,7 @@ class PromptBuilder:
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 
     def build(
-        self, sources: list[RowSource], *, flag: str, kind: str
+        self, sources: list[RowSource], flag: str, kind: str
     ) -> tuple[list[list[Prompt]], list[str]]:
         """Return the prompts of each source and a line on its rows. ``flag`` is the flag that
         gave the sources, for errors.
@@ -142,29 +150,39 @@ class PromptBuilder:
     def read(self, rows: Numbered, *, columns: Columns, prefix: str, tag: str) -> Chunk[ReadPrompt]:
         """Return the prompts of some rows, in their order, and the rows that cannot be used."""
         chunk: Chunk[ReadPrompt] = Chunk()
-        good: list[tuple[int, dict[str, Any], _Draft]] = []
+        drafts = []
         for number, row in rows:
             try:
-                good.append((number, row, self._draft(row, columns)))
+                drafts.append(self._draft(number, row, columns))
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
-        all_ids = self._tokenise([draft.text for *_, draft in good]) if good else []
-        for (number, row, draft), ids in zip(good, all_ids, strict=True):
+        all_ids = self._tokenise([draft.text for draft in drafts]) if drafts else []
+        for draft, ids in zip(drafts, all_ids, strict=True):
             try:
                 ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
-                fitting = self._fit(draft, ids)
+                kept = self._fit(draft, len(ids))
             except BadRow as reason:
-                chunk.bad.append((number, str(reason)))
+                chunk.bad.append((draft.number, str(reason)))
                 continue
-            if fitting is None:
+            if kept is None:
                 chunk.items.append(ReadPrompt(None, len(ids)))
                 continue
-            prompt = self._prompt(f"{prefix}:{number}", row, fitting, columns, tag)
-            shortened = fitting.text != draft.text
-            chunk.items.append(ReadPrompt(replace(prompt, images=placed), len(ids), shortened))
+            shortened = kept is not draft
+            token_ids = self._tokenise([kept.text])[0] if shortened else ids
+            prompt = Prompt(
+                id=f"{prefix}:{draft.number}",
+                token_ids=token_ids,
+                text=kept.text,
+                messages=tuple(kept.parts.messages(kept.parts.content)),
+                label="" if columns.label_key is None else value_of(draft.row, columns.label_key),
+                source=self._source(draft.row, tag),
+                meta=self._meta(draft.row, columns),
+                images=placed,
+            )
+            chunk.items.append(ReadPrompt(prompt, len(ids), shortened))
         return chunk
 
-    def _draft(self, row: dict[str, Any], columns: Columns) -> _Draft:
+    def _draft(self, number: int, row: dict[str, Any], columns: Columns) -> _Draft:
         """Return the prompt and the images of a row; its label must exist too. Raises BadRow."""
         value = value_of(row, columns.input_key)
         if columns.label_key is not None and value_of(row, columns.label_key) is None:
@@ -176,7 +194,8 @@ class PromptBuilder:
             parts = self.templates.prompt(value)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
-        return _Draft(parts, parts.text(), self.images.of(row, cells) if self.images else [])
+        images = self.images.of(row, cells) if self.images else []
+        return _Draft(number, row, parts, parts.text(), images)
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
         return [
@@ -184,48 +203,35 @@ class PromptBuilder:
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 
-    def _fit(self, draft: _Draft, ids: list[int]) -> _FittedPrompt | None:
-        """Return the prompt within --prompt_max_len, shortened if necessary; None if it is left
-        out. A prompt with images is never shortened, because the cut might go through them. Raises
-        BadRow."""
-        parts = draft.parts
-        if len(ids) <= self.limit:
-            return _FittedPrompt(draft.text, ids, tuple(parts.messages(parts.content)))
-        if self.flags.prompt_overflow == "error":
+    def _fit(self, draft: _Draft, length: int) -> _Draft | None:
+        """Return the draft, which has ``length`` tokens, shortened if it is longer than
+        --prompt_max_len; None if it is left out. A prompt with images is never shortened, because
+        the cut might go through them. Raises BadRow."""
+        parts, overflow = draft.parts, self.flags.prompt_overflow
+        if length <= self.limit:
+            return draft
+        if overflow == "error":
             raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
-        if self.flags.prompt_overflow not in KEEP or draft.images:
+        if overflow not in KEEP or draft.images:
             return None
 
         def fits(content: str) -> bool:
             return len(self._tokenise([parts.render(content)])[0]) <= self.limit
 
-        content = shorten(parts.content, self.flags.prompt_overflow, fits)
+        content = shorten(parts.content, overflow, fits)
         if content is None:
             return None
-        shorter = parts.render(content)
-        return _FittedPrompt(shorter, self._tokenise([shorter])[0], tuple(parts.messages(content)))
+        return replace(draft, parts=replace(parts, content=content), text=parts.render(content))
 
-    def _prompt(
-        self,
-        id: str,
-        row: dict[str, Any],
-        fitting: _FittedPrompt,
-        columns: Columns,
-        tag: str,
-    ) -> Prompt:
-        shown = self.images.top_column if self.images else None
-        rest = row.keys() - {columns.input_key, columns.label_key, shown}
-        return Prompt(
-            id=id,
-            token_ids=fitting.token_ids,
-            text=fitting.text,
-            messages=fitting.messages,
-            label="" if columns.label_key is None else value_of(row, columns.label_key),
-            source=self._source(row, tag),
-            meta={
-                name: json_like(row[name]) for name in row if name in rest and row[name] is not None
-            },
-        )
+    def _meta(self, row: dict[str, Any], columns: Columns) -> dict[str, Any]:
+        """Return the other columns of a row, as rewards get them."""
+        used = {columns.input_key, columns.label_key}
+        used |= {self.images.top_column} if self.images else set()
+        return {
+            name: json_like(value)
+            for name, value in row.items()
+            if name not in used and value is not None
+        }
 
     def _source(self, row: dict[str, Any], tag: str) -> str:
         for key in (self.flags.datasource_key, "data_source", "tag"):
@@ -255,6 +261,20 @@ class PromptBuilder:
         if shortened := sum(item.shortened for item in items):
             text += f"; {shortened} shortened to {limit}"
         return "; ".join([text, *notes])
+
+
+def shorten(content: str, overflow: str, fits: Callable[[str], bool]) -> str | None:
+    """Find by bisection the longest part of ``content`` that fits, at least one character; None if
+    not even one fits."""
+    keep = KEEP[overflow]
+    low, high = 0, len(content)  # low characters fit, high characters do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(keep(content, middle)):
+            low = middle
+        else:
+            high = middle
+    return keep(content, low) if low else None
 
 
 def json_like(value: Any) -> Any:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from datasets import Dataset, interleave_datasets
 
-from openrl.data.order import SeededStream, draw_sources, fingerprint, interleave
+from openrl.data.blend import draw_sources, interleave
+from openrl.data.order import SeededStream, fingerprint
 from openrl.data.prompts import prompts_fingerprint
 from openrl.errors import UserError
 from openrl.types import Prompt
-
-EVERYTHING = 10**9
 
 
 def test_a_pass_goes_through_all_rows_and_differs_from_the_next():
@@ -54,12 +53,12 @@ def test_interleaving_is_that_of_datasets(sizes, shares):
     theirs = interleave_datasets(parts, list(shares), seed=11, stopping_strategy="all_exhausted")
     rng = np.random.default_rng(11)
     draws = (int(i) for _ in iter(int, 1) for i in rng.choice(len(sizes), size=1000, p=shares))
-    assert interleave(sizes, draws, EVERYTHING) == [tuple(at) for at in theirs["at"]]
+    assert list(interleave(sizes, draws)) == [tuple(at) for at in theirs["at"]]
 
 
 def test_a_blend_by_hand():
     draws = [0, 1, 1, 0, 1, 0, 0, 0]
-    assert interleave((3, 2), iter(draws), EVERYTHING) == [
+    assert list(interleave((3, 2), iter(draws))) == [
         (0, 0),
         (1, 0),
         (1, 1),
@@ -67,14 +66,11 @@ def test_a_blend_by_hand():
         (1, 0),
         (0, 2),
     ]
-    assert interleave((3, 2), iter(draws), 4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
 
-def blended(parts, shares, seed, limit=EVERYTHING):
-    return [
-        parts[s][r]
-        for s, r in interleave([len(part) for part in parts], draw_sources(shares, seed), limit)
-    ]
+def blended(parts, shares, seed):
+    places = interleave([len(part) for part in parts], draw_sources(shares, seed))
+    return [parts[s][r] for s, r in places]
 
 
 def test_blends_keep_the_shares_and_leave_no_row_out():
@@ -85,7 +81,6 @@ def test_blends_keep_the_shares_and_leave_no_row_out():
     assert share == pytest.approx(0.25, abs=0.06)  # 2.8 deviations of 400 draws
     assert blended(parts, (0.75, 0.25), seed=3) == rows
     assert blended(parts, (0.75, 0.25), seed=4) != rows
-    assert blended(parts, (0.75, 0.25), seed=3, limit=50) == rows[:50]
 
 
 def test_draws_follow_from_the_seed_alone():

@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
-from openrl.data.overflow import shorten
-from openrl.data.prompts import PromptBuilder
+from openrl.data.prompts import PromptBuilder, shorten
 from openrl.errors import UserError
 from tests.tiny import BOS, tiny_tokenizer
 
