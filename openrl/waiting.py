@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
@@ -32,6 +34,26 @@ async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future
         return task.result()
     finally:
         await cancel_all([task])
+
+
+async def in_order(
+    jobs: Iterable[Job], work: Callable[[Job], Awaitable[Result]], width: int
+) -> AsyncIterator[Result]:
+    """Yield the result of ``work`` for each job, in the order of the jobs. At most ``width`` jobs
+    run or wait to be taken at a time.
+
+    The first error ends the iteration and cancels the jobs that still run.
+    """
+    running: deque[asyncio.Task[Result]] = deque()
+    try:
+        for job in jobs:
+            if len(running) == width:
+                yield await running.popleft()
+            running.append(asyncio.ensure_future(work(job)))
+        while running:
+            yield await running.popleft()
+    finally:
+        await cancel_all(running)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -1,5 +1,5 @@
-"""One or more datasets are loaded, built into rows of some kind, and joined into one pass: one after
-the other, or mixed by probabilities."""
+"""Datasets are loaded, built into rows of some kind, and joined into one pass: one after the other,
+or mixed by probabilities."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from openrl.data.loading import RowSource, load_sources
 T = TypeVar("T")
 
 Build = Callable[[list[RowSource], str], tuple[list[list[T]], list[str]]]
-"""Sources, and the flag that gave them -> the rows built from each, and a line on each for people to
-read."""
+"""Sources, and the flag that gave them -> the rows built from each, and a line on each for people
+to read."""
 
 
 def load_blend(

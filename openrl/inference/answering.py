@@ -30,9 +30,7 @@ from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector
 from openrl.flags.dump import effective_flags
-from openrl.inference.columns import rows_of
-from openrl.inference.ordered import in_order
-from openrl.inference.output import Output, Row
+from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
@@ -57,6 +55,7 @@ from openrl.rollout.parallel import check_parallel
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Trajectory
+from openrl.waiting import in_order
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is

@@ -26,13 +26,11 @@ from openrl.inference.answering import (
     run_units,
     score,
 )
-from openrl.inference.columns import rows_of
-from openrl.inference.output import Output, Row
-from openrl.inference.post_process import POST_PROCESSORS
+from openrl.inference.output import Output, Row, rows_of
+from openrl.inference.post_process import ONE_OF_MANY, post_process
 from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
-ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
 NO_LIMIT = 2**31  # tokens of a prompt that already has its response
 
 
@@ -203,12 +201,3 @@ class Tally:
                 f" --max_reward_failure_rate {most:g}; first {self.example}",
                 "fix the reward, then remove the output or give another --output_path",
             )
-
-
-def post_process(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
-    """Apply --post_processor to the rows. Rows without a reward take no part."""
-    task = config.task
-    if task.post_processor is None:
-        return rows
-    scored = [row for row in rows if row.get("reward") is not None]
-    return POST_PROCESSORS[task.post_processor](scored, config) if scored else []

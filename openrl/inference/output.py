@@ -1,5 +1,5 @@
 """JSONL output from which a killed run resumes: it holds every unit of work once and whole, in the
-order of the work."""
+order of the work. Trajectories become its rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.groups.data import EvaluateDataFlags
 from openrl.errors import UserError
 from openrl.files import write_atomically
+from openrl.types import Group, Trajectory
 
 Row = dict[str, Any]  # its "id" is the id of its unit
 
@@ -106,3 +110,39 @@ class Output:
 
 def _line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def rows_of(
+    unit: str, group: Group, flags: EvaluateDataFlags, tokenizer: PreTrainedTokenizerBase
+) -> list[Row]:
+    """Return one row per answer: prompt, response without special tokens, how it ended, and label
+    and reward if there are any, in the columns that the flags name."""
+    return [
+        {
+            "id": unit,
+            "sample": sample,
+            flags.input_key: group.prompt.text,
+            flags.output_key: tokenizer.decode(t.response_ids, skip_special_tokens=True),
+            "finish": t.end.value,
+            "source": group.prompt.source,
+        }
+        | ({} if group.prompt.label == "" else {flags.label_key or "label": group.prompt.label})
+        | reward_columns(t)
+        for sample, t in enumerate(group.trajectories)
+    ]
+
+
+def reward_columns(trajectory: Trajectory) -> Row:
+    """Return ``reward`` (null if it or the episode failed; ``failure`` then says why), ``passed``
+    and the reward's parts."""
+    given = trajectory.score
+    if trajectory.end.is_failure:
+        return {"reward": None, "failure": trajectory.failure}
+    if given is None:
+        return {}
+    columns: Row = {"reward": None if given.dropped else given.reward}
+    if given.failure is not None:
+        columns["failure"] = given.failure
+    if given.passed is not None:
+        columns["passed"] = given.passed
+    return columns | ({"parts": dict(given.parts)} if given.parts else {})

@@ -47,3 +47,13 @@ POST_PROCESSORS: dict[str, Callable[[list[Row], BatchInferenceConfig], list[Row]
     "csft": conditional_sft,
     "iter_dpo": best_and_worst,
 }
+ONE_OF_MANY = ("rs", "iter_dpo")  # those that compare the responses to a prompt
+
+
+def post_process(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
+    """Apply --post_processor to the rows. Rows without a reward take no part."""
+    task = config.task
+    if task.post_processor is None:
+        return rows
+    scored = [row for row in rows if row.get("reward") is not None]
+    return POST_PROCESSORS[task.post_processor](scored, config) if scored else []

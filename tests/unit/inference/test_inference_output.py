@@ -8,8 +8,8 @@ from rich.console import Console
 
 from openrl.errors import UserError
 from openrl.inference.evaluate import summarise, table
-from openrl.inference.ordered import in_order
 from openrl.inference.output import Output
+from openrl.waiting import in_order
 
 UNITS = [f"row:{i}" for i in range(5)]
 FLAGS = {"temperature": 1.0, "stop": []}
