@@ -41,6 +41,17 @@ def packs(config: TrainingConfig) -> bool:
     return asked or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
 
 
+def trained_ranks(config: TrainingConfig) -> int | None:
+    """Return the ranks of the trained model (the actor); None if only the cluster or a launcher
+    knows."""
+    if isinstance(config, PPOConfig):
+        return config.placement.ranks_of("actor", config.device.device)
+    ranks = config.ranks
+    if ranks.under_ray and ranks.num_gpus_per_node:
+        return ranks.num_nodes * ranks.num_gpus_per_node
+    return None
+
+
 def loaded(config: TrainingConfig) -> ModelFlags:
     """Return how models are loaded; with shared prefixes, the only attention that supports them is
     chosen."""

@@ -31,19 +31,12 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from openrl.config.groups.data import data_items, name_and_subset
+from openrl.config.groups.data import FILE_FORMATS, data_items, name_and_subset
 from openrl.errors import UserError
 from openrl.files import is_lfs_pointer
 
 disable_progress_bars()  # its progress bars would disturb ours
 
-FILE_FORMATS = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
 STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

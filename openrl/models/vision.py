@@ -8,7 +8,9 @@ right. So the images of a micro-batch are one list, whether its rows are padded 
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from openrl.config.groups.vision import VisionFlags
-from openrl.models.stopwatch import Stopwatch
 from openrl.models.towers import tower_parameters
 from openrl.types import PlacedImage
 from openrl.vision.pictures import png_image
@@ -28,6 +29,38 @@ Media = Mapping[str, Tensor]
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 BLANK_SIDE = 64  # pixels of the image used where a micro-batch has none
+
+
+class Stopwatch:
+    """Times work on a device without waiting for it."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._under_way: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def running(self, on_gpu: bool) -> Iterator[None]:
+        """Time the calls inside. Calls to a GPU return before their work is done, so events go into
+        its queue."""
+        if not on_gpu:
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+            return
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        yield
+        last.record()
+        self._under_way.append((first, last))
+
+    def take(self) -> float:
+        """Return the seconds measured since the last call."""
+        for first, last in self._under_way:
+            last.synchronize()
+            self._seconds += first.elapsed_time(last) / 1000
+        found, self._seconds = self._seconds, 0.0
+        self._under_way.clear()
+        return found
 
 
 class Vision:

@@ -12,6 +12,15 @@ PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_
 
 JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
 
+FILE_FORMATS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Ending of a data file -> its format, by its name in ``datasets``."""
+
 SOURCES = (
     "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of these"
     " files or written by save_to_disk. NAME@SUBSET: a split of that name, else a configuration,"

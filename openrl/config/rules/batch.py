@@ -4,6 +4,7 @@ must hold the longest row."""
 from __future__ import annotations
 
 from openrl.config.commands import DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
+from openrl.config.derived import trained_ranks
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Problem, Problems, check
 
@@ -24,7 +25,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
 
 @check
 def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
-    world = config.placement.ranks_of("actor", config.device.device)
+    world = trained_ranks(config)
     if world is not None:
         yield from ranks_share_a_step(config, world)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
+from openrl.config.derived import trained_ranks
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.placement import FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -105,17 +106,6 @@ def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
         message = f"{ranks} ranks do not divide evenly into groups of {flags.zpg}"
         yield Problem(("zpg",), message, f"--zpg {fitting}")
-
-
-def trained_ranks(config: TrainingConfig) -> int | None:
-    """Return the ranks of the trained model (the actor); None if only the cluster or a launcher
-    knows."""
-    if isinstance(config, PPOConfig):
-        return config.placement.ranks_of("actor", config.device.device)
-    ranks = config.ranks
-    if ranks.under_ray and ranks.num_gpus_per_node:
-        return ranks.num_nodes * ranks.num_gpus_per_node
-    return None
 
 
 @check

@@ -21,14 +21,13 @@ from openrl.config.commands import (
     TrainingConfig,
 )
 from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
-from openrl.config.groups.data import JINJA_SUFFIXES, data_items, name_and_subset
+from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, check_environment
 from openrl.locks import owner_of, refusal
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
-DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
 
@@ -107,9 +106,9 @@ def data_problems(flag: str, names: str) -> Problems:
         yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
     for item in data_items(names):
         name, _ = name_and_subset(item)
-        a_file = is_local(name) or name.endswith(DATA_SUFFIXES)
+        a_file = is_local(name) or name.endswith(tuple(FILE_FORMATS))
         if a_file and not Path(name).expanduser().exists():
-            fix = f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
+            fix = f"one of *{' *'.join(FILE_FORMATS)}, or a Hub name"
             yield Problem((flag,), f"no such file or directory: {name}", fix)
 
 
@@ -159,10 +158,15 @@ def output_problems(flag: str, name: str | None) -> Problems:
         yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
 
 
+def is_later_rank(config: TrainingConfig) -> bool:
+    """Return whether a launcher started this process beside one that begins the run."""
+    return isinstance(config, SupervisedConfig) and os.environ.get("RANK", "0") != "0"
+
+
 @check_environment
 def no_other_run_writes_there(config: TrainingConfig) -> Problems:
-    if hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0":
-        return  # under a launcher: rank 0 of this same run has it
+    if is_later_rank(config):
+        return  # rank 0 of this same run has it
     for flag in ("save_path", "ckpt_path"):
         directory = Path(getattr(config.checkpoint, flag)).expanduser()
         if owner := owner_of(directory):
@@ -183,8 +187,8 @@ def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
 @check_environment
 def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags, name = config.checkpoint, config.checkpoint.save_path
-    if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
-        return  # under a launcher: rank 0 of this same run may have begun
+    if not name or is_later_rank(config):
+        return  # rank 0 of this same run may have begun
     directory = Path(name).expanduser()
     # resolve() would raise for a link to itself
     place = os.path.realpath(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import ref_reward_sleeps
+from openrl.config.derived import ref_reward_sleeps, trained_ranks
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problem, Problems, check, in_use
 
@@ -69,7 +69,7 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
     apart = config.asynchrony.async_train
     for role, leader in config.hybrid.leaders(config.model_roles, apart).items():
         if role == ENGINES:
-            world = config.placement.ranks_of("actor", config.device.device)
+            world = trained_ranks(config)
             if world is not None:
                 yield from _engines_fill(config, world, ("colocate_all_models",))
             continue

@@ -8,16 +8,14 @@ from openrl.config.commands import (
     EvaluateConfig,
     PPOConfig,
     ServeConfig,
-    SupervisedConfig,
+    TrainingConfig,
 )
+from openrl.config.rules.deepspeed import asked
 from openrl.flags.checks import Problem, Problems, check
-
-Shown = PPOConfig | SupervisedConfig | AnsweringConfig
-Seeing = PPOConfig | SupervisedConfig
 
 
 @check
-def images_stand_in_chats(config: Shown) -> Problems:
+def images_stand_in_chats(config: TrainingConfig | AnsweringConfig) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "only the model's chat template can place images"
         flags = ("max_images_per_prompt", "apply_chat_template")
@@ -25,7 +23,7 @@ def images_stand_in_chats(config: Shown) -> Problems:
 
 
 @check
-def pixels_have_a_range(config: Shown | ServeConfig) -> Problems:
+def pixels_have_a_range(config: TrainingConfig | AnsweringConfig | ServeConfig) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
         flags = ("image_min_pixels", "image_max_pixels")
@@ -33,14 +31,12 @@ def pixels_have_a_range(config: Shown | ServeConfig) -> Problems:
 
 
 @check
-def rows_with_images_stay_whole(config: Seeing) -> Problems:
+def rows_with_images_stay_whole(config: TrainingConfig) -> Problems:
     if not config.vision.max_images_per_prompt:
         return
-    parallel = config.parallel
-    for name in ("ring_attn_size", "ulysses_size", "ds_tensor_parallel_size"):
-        if getattr(parallel, name) > 1:
-            message = "image features need whole rows and layers"
-            yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
+    for name in asked(config.parallel):
+        message = "image features need whole rows and layers"
+        yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
     if config.packing.shares_prefixes:
         message = "rows with images cannot share a prefix"
         yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
