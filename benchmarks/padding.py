@@ -59,11 +59,9 @@ def figures(
     packed: bool,
 ) -> Figures:
     """Rows dealt by one cost, weighed by another."""
-    split = split_rows(RowSizes(lengths, dealt), ranks, size)
+    shards, of_ranks = split_rows(RowSizes(lengths, dealt), ranks, size)
     counts = StepCounts(sum(lengths), len(lengths), ranks)
-    plan = TrainingPlan(
-        split.shards, [[StepPlan(micro_batches, counts) for micro_batches in split.micro_batches]]
-    )
+    plan = TrainingPlan(shards, [[StepPlan(micro_batches, counts) for micro_batches in of_ranks]])
     metrics = work_metrics(RowSizes(lengths, cost), plan, BatchingSpec(size, size, cost, packed))
     return Figures(
         *(

@@ -225,26 +225,21 @@ def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
     return cut
 
 
-@dataclass(frozen=True)
-class RowSplit:
-    """Rows dealt to ranks for a forward pass."""
-
-    shards: list[list[int]]  # [rank]: rows of the batch; [-1], a dummy, if it has none
-    # [rank][micro-batch]: indices into the shard, -1 is a dummy row
-    micro_batches: list[list[list[int]]]
-
-
 def split_rows(
     sizes: RowSizes,
     dp_size: int,
     micro_batch_size: MicroBatchSize,
     rows: Sequence[int] | None = None,
-) -> RowSplit:
-    """Deal ``rows``, or all of them, to ranks as ``plan_steps`` deals the rows of one optimizer
-    step."""
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Deal ``rows``, or all of them, to ranks for a forward pass, as ``plan_steps`` deals those of
+    one optimizer step.
+
+    Returns the rows of each rank's shard, [-1], a dummy, if it has none; and, [rank][micro-batch],
+    indices into the shard, where -1 is a dummy row.
+    """
     rows = list(range(len(sizes.lengths)) if rows is None else rows)
     shards, (cut,) = _indexed([_cut(rows, sizes, dp_size, micro_batch_size)], dp_size)
-    return RowSplit(shards, cut)
+    return shards, cut
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], shape: tuple[int, int]) -> Tensor:

@@ -67,20 +67,24 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
 
 
 class PairBuilder(PreferenceBuilder):
-    """Pairs of a chosen and a rejected answer. With ``margins``, each row also says by how much the
-    chosen one is better."""
+    """Pairs of a chosen and a rejected answer."""
 
     noun = "pairs"
-    margins = False
+
+    def __init__(self, *args: Any, margins: bool = False, **kwargs: Any) -> None:
+        """With ``margins``, each row also says by how much the chosen answer is better. The other
+        arguments are those of every builder."""
+        super().__init__(*args, **kwargs)
+        self.margins = margins
 
     def columns(self) -> dict[str, str | None]:
         flags = self.flags
-        keys = {
+        return {
             "prompt_key": flags.prompt_key,
             "chosen_key": flags.chosen_key,
             "rejected_key": flags.rejected_key,
+            "margin_loss": MARGIN_KEY if self.margins else None,
         }
-        return keys | ({"margin_loss": MARGIN_KEY} if self.margins else {})
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
@@ -88,10 +92,6 @@ class PairBuilder(PreferenceBuilder):
 
     def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
         return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in drafts]
-
-
-class MarginBuilder(PairBuilder):
-    margins = True
 
 
 class RatedBuilder(PreferenceBuilder):

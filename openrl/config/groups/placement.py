@@ -71,14 +71,8 @@ OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
 REWARD_MODEL = given("reward_pretrain")
 
 
-def nodes(role: str, only_if: Conditions) -> Any:
-    help = f"Nodes of the {role} group. None: as the actor."
-    return flag(None, help, bounds="> 0", only_if=only_if)
-
-
-def gpus_per_node(role: str, only_if: Conditions) -> Any:
-    help = f"GPUs per node of the {role} group. None: as the actor."
-    return flag(None, help, bounds="> 0", only_if=only_if)
+def as_the_actor(what: str, only_if: Conditions) -> Any:
+    return flag(None, f"{what} group. None: as the actor.", bounds="> 0", only_if=only_if)
 
 
 @group("Placement")
@@ -95,12 +89,14 @@ class PlacementFlags(ClusterFlags):
         " on a CPU.",
         bounds="> 0",
     )
-    critic_num_nodes: int | None = nodes("critic", CRITIC)
-    critic_num_gpus_per_node: int | None = gpus_per_node("critic", CRITIC)
-    ref_num_nodes: int | None = nodes("reference", OWN_REFERENCE)
-    ref_num_gpus_per_node: int | None = gpus_per_node("reference", OWN_REFERENCE)
-    reward_num_nodes: int | None = nodes("reward", REWARD_MODEL)
-    reward_num_gpus_per_node: int | None = gpus_per_node("reward", REWARD_MODEL)
+    critic_num_nodes: int | None = as_the_actor("Nodes of the critic", CRITIC)
+    critic_num_gpus_per_node: int | None = as_the_actor("GPUs per node of the critic", CRITIC)
+    ref_num_nodes: int | None = as_the_actor("Nodes of the reference", OWN_REFERENCE)
+    ref_num_gpus_per_node: int | None = as_the_actor(
+        "GPUs per node of the reference", OWN_REFERENCE
+    )
+    reward_num_nodes: int | None = as_the_actor("Nodes of the reward", REWARD_MODEL)
+    reward_num_gpus_per_node: int | None = as_the_actor("GPUs per node of the reward", REWARD_MODEL)
     placement: str | None = flag(
         None,
         'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles with common'

@@ -91,13 +91,14 @@ async def columns_of_rows(
     outputs, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
     computed and hold 0."""
     rows = None if only is None else only.nonzero()[:, 0].tolist()
-    split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
-    ranks = zip(split.shards, split.micro_batches, strict=True)
-    work = [(batch.select(rows), micro, model, *outputs) for rows, micro in ranks]
+    sizes = RowSizes.of(batch, spec.cost)
+    shards, micro_batches = split_rows(sizes, data_ranks(group), spec.forward, rows)
+    ranks = zip(shards, micro_batches, strict=True)
+    work = [(batch.select(shard), micro, model, *outputs) for shard, micro in ranks]
     parts = await group.scatter("columns", work)
     by_name = {name: [part[name] for part in parts] for name in parts[0]}
     shape = batch.loss_mask.shape
-    return {name: join_rows(split.shards, column, shape) for name, column in by_name.items()}
+    return {name: join_rows(shards, column, shape) for name, column in by_name.items()}
 
 
 def shares(batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:

@@ -19,7 +19,7 @@ from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedCon
 from openrl.config.groups.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.images import image_budget, row_images
-from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
+from openrl.data.preference import PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.models.experts import check_mixture
@@ -91,12 +91,11 @@ def _add_balance_loss(config: SupervisedConfig, update: LossOf) -> LossOf:
 
 def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     loss = config.reward_loss
-    builder = MarginBuilder if loss.margin_loss else PairBuilder
     return Task(
         name="rm",
         kind="rewards",
         update=_add_balance_loss(config, PairRewardUpdate(loss.loss, loss.margin_loss)),
-        builder=builder(**_builder_arguments(config, tokenizer)),
+        builder=PairBuilder(**_builder_arguments(config, tokenizer), margins=loss.margin_loss),
         columns=(Column("accuracy", "accuracy {:.3f}"),),
         collate=collate_preferences,
         plan=plan_pairs,

@@ -279,13 +279,11 @@ def test_a_row_beyond_the_cap_is_refused(plan):
 
 def test_forward_passes_keep_to_their_cap_and_to_cost():
     lengths = [64, 32, 16, 16, 8, 8, 8, 8, 4, 4]
-    split = split_rows(RowSizes(lengths, RowCost(0.01)), 2, TokenCap(64))
-    assert sorted(row for shard in split.shards for row in shard) == list(range(10))
-    for shard, micros in zip(split.shards, split.micro_batches, strict=True):
+    shards, micro_batches = split_rows(RowSizes(lengths, RowCost(0.01)), 2, TokenCap(64))
+    assert sorted(row for shard in shards for row in shard) == list(range(10))
+    for shard, micros in zip(shards, micro_batches, strict=True):
         assert all(sum(lengths[shard[i]] for i in rows if i >= 0) <= 64 for rows in micros)
-    loads = [
-        sum(n + 0.01 * n * n for n in (lengths[row] for row in shard)) for shard in split.shards
-    ]
+    loads = [sum(n + 0.01 * n * n for n in (lengths[row] for row in shard)) for shard in shards]
     assert max(loads) / sum(loads) < 0.51
 
 
@@ -328,10 +326,10 @@ def test_a_rank_without_rows_gets_a_dummy_that_can_be_selected():
 @pytest.mark.parametrize("dp_size", [1, 2, 4, 20])
 def test_forward_passes_come_back_in_order(dp_size, micro):
     batch = random_batch(3)
-    split = split_rows(RowSizes(batch.lengths.tolist()), dp_size, micro)
-    assert len({len(rank) for rank in split.micro_batches}) == 1
+    shards, micro_batches = split_rows(RowSizes(batch.lengths.tolist()), dp_size, micro)
+    assert len({len(rank) for rank in micro_batches}) == 1
     columns = []
-    for shard, micros in zip(split.shards, split.micro_batches, strict=True):
+    for shard, micros in zip(shards, micro_batches, strict=True):
         part = batch.select(shard)
         column = torch.zeros(part.token_ids.shape, dtype=torch.long)
         for rows in micros:
@@ -340,16 +338,16 @@ def test_forward_passes_come_back_in_order(dp_size, micro):
                 if row >= 0:
                     column[row, : len(values)] = values
         columns.append(column)
-    joined = join_rows(split.shards, columns, batch.token_ids.shape)
+    joined = join_rows(shards, columns, batch.token_ids.shape)
     real_tokens = batch.attention_mask
     assert torch.equal(joined * real_tokens, batch.token_ids * real_tokens)
-    per_row = [batch.select(shard).rewards for shard in split.shards]
-    assert torch.equal(join_rows(split.shards, per_row, (len(batch), 0)), batch.rewards)
+    per_row = [batch.select(shard).rewards for shard in shards]
+    assert torch.equal(join_rows(shards, per_row, (len(batch), 0)), batch.rewards)
 
 
 def test_forward_work_is_spread_by_length():
-    split = split_rows(RowSizes([9, 1, 8, 2, 7, 3, 6, 4]), 2, 8)
-    loads = [sum([9, 1, 8, 2, 7, 3, 6, 4][row] for row in shard) for shard in split.shards]
+    shards, _ = split_rows(RowSizes([9, 1, 8, 2, 7, 3, 6, 4]), 2, 8)
+    loads = [sum([9, 1, 8, 2, 7, 3, 6, 4][row] for row in shard) for shard in shards]
     assert loads == [20, 20]
 
 

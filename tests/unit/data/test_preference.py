@@ -2,6 +2,7 @@
 together."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from openrl.algorithms.batching import plan_pairs
 from openrl.config.groups.data import PreferenceDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.preference import (
-    MarginBuilder,
     PairBuilder,
     RatedBuilder,
     add_ref_logprobs,
@@ -24,6 +24,7 @@ from tests.tiny import PAD, tiny_tokenizer
 from tests.unit.data.test_supervised import CHAT, learned, text
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+with_margins = partial(PairBuilder, margins=True)
 
 
 def build(rows, builder=PairBuilder, template=None, max_len=50, **flags):
@@ -77,11 +78,11 @@ def test_pairs_that_cannot_be_told_apart_are_left_out_and_counted():
 
 
 def test_margins_and_ratings_are_checked_row_by_row():
-    assert build([{**PAIR, "margin": 1}], MarginBuilder)[0][0].margin == 1.0
+    assert build([{**PAIR, "margin": 1}], with_margins)[0][0].margin == 1.0
     with pytest.raises(UserError, match="row 1: margin is not a number"):
-        build([{**PAIR, "margin": 1.0}, {**PAIR, "margin": None}], MarginBuilder)
+        build([{**PAIR, "margin": 1.0}, {**PAIR, "margin": None}], with_margins)
     with pytest.raises(UserError, match=r"--margin_loss: rows.jsonl has no key 'margin'"):
-        build([PAIR], MarginBuilder)
+        build([PAIR], with_margins)
     rated = [
         {"prompt": str(i), "chosen": "a", "label": label}
         for i, label in enumerate(["true", "0", "False", "1"])
@@ -116,7 +117,7 @@ def test_mismatched_answers_belong_to_other_prompts():
 
 def test_batches_keep_pairs_side_by_side():
     examples, _ = build(
-        [{**PAIR, "margin": 0.5}, {**PAIR, "prompt": "2+2+2=", "margin": 2.0}], MarginBuilder
+        [{**PAIR, "margin": 0.5}, {**PAIR, "prompt": "2+2+2=", "margin": 2.0}], with_margins
     )
     examples = add_ref_logprobs(examples, torch.tensor([-1.0, -2.0, -3.0, -4.0]))
     batch = collate_preferences(examples, PAD)

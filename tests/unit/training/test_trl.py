@@ -4,6 +4,7 @@ agree, and where not, why.
 TRL is asked through its trainers' ``compute_loss``, on batches of their own data loaders.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +39,6 @@ from openrl.config.groups.data import PreferenceDataFlags, SupervisedDataFlags, 
 from openrl.config.groups.model import ModelFlags
 from openrl.data.loading import RowSource
 from openrl.data.preference import (
-    MarginBuilder,
     PairBuilder,
     RatedBuilder,
     add_ref_logprobs,
@@ -209,7 +209,7 @@ def test_reward_model(places, reward_model_dir, margin):
     )
     flags = ModelFlags(pretrain=str(reward_model_dir), param_dtype="fp32")
     model = load_scalar_model(RewardModel, str(reward_model_dir), Loading(flags, "cpu"), "score")
-    batch = collate_preferences(ours(MarginBuilder if margin else PairBuilder, PAIRS), PAD)
+    batch = collate_preferences(ours(partial(PairBuilder, margins=margin), PAIRS), PAD)
     found = loss_of(PairRewardUpdate("sigmoid", margin), model, batch, plan_pairs(batch, 1, 3))
     assert found == pytest.approx(expected, abs=1e-5)
 
