@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 
+OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(...) is such a name
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -29,10 +30,12 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 
 
 def read_text(name: str) -> str:
-    """Return the text of a file. Raises UnicodeDecodeError, and OSError also for a pipe or a
-    device, which might never end."""
+    """Return the text of a file. Raises UnicodeDecodeError, and OSError also for a directory, and
+    for a device or a pipe, which might never end, unless the shell has opened it for us."""
     path = Path(name).expanduser()
-    if path.exists() and not path.is_file():
+    if not name:
+        raise OSError(errno.ENOENT, "no file is named", name)
+    if path.exists() and not path.is_file() and not (path.is_fifo() and name.startswith(OPENED)):
         raise OSError(errno.EINVAL, "not a regular file", name)
     return path.read_text(encoding="utf-8")
 

@@ -17,7 +17,7 @@ from openrl.errors import UserError
 
 CONNECT_TIMEOUT = 5.0  # seconds
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-MODEL_FLAGS = (*MODELS, "tokenizer_path")
+MODEL_FLAGS = (*MODELS, "tokenizer_path", "lora_adapter_path")
 
 
 def settle_for_cache(config: Any) -> str:

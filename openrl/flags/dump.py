@@ -1,5 +1,5 @@
 """Writes a config as YAML: every effective flag under its section, with its help. Loading it gives
-an equal config."""
+an equal config, or asks for the secrets that were left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from openrl.flags.schema import FlagSpec, collect_flags
-from openrl.flags.values import NONE
+from openrl.flags.values import NONE, without_secrets
 
 
 class _Dumper(yaml.SafeDumper):
@@ -41,7 +41,8 @@ _QuotingDumper.add_representer(str, _QuotingDumper.represent_text)
 
 
 def dump_yaml(config: Any) -> str:
-    """Return the flags of a config object in the form that --config reads."""
+    """Return the flags of a config object in the form that --config reads. Secrets are left
+    out."""
     specs = collect_flags(type(config))
     chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
     lines: list[str] = []
@@ -53,7 +54,8 @@ def dump_yaml(config: Any) -> str:
             section = spec.section
             lines.append(f"\n# --- {section} ---")
         lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
-        lines.append(_line(spec.name, value_of(config, spec)))
+        value = value_of(config, spec)
+        lines.append(_line(spec.name, without_secrets(value) if spec.may_hold_secrets else value))
     return "\n".join(lines).lstrip() + "\n"
 
 

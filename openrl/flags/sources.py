@@ -64,7 +64,8 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
     """Return the settings of one YAML file of ``flag: value`` lines, and its problems."""
     try:
-        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+        text = read_text("/dev/stdin" if path == "-" else path)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return [], [Problem(("config",), f"cannot read {path}: {reason}")]
@@ -73,7 +74,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
     except RecursionError:
         return [], [Problem(("config",), f"{path} has values that are nested too deeply")]
     if root is None:
-        return [], []
+        return [], [Problem(("config",), f"{path} holds no flags", fatal=False)]
     if not isinstance(root, yaml.MappingNode):
         return [], [Problem(("config",), f"{path} holds no  flag: value  lines")]
     problems = [

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from openrl.files import read_text
+
 NONE = "None"  # not "none", which is a choice of some flags
 BOOL_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -22,6 +24,8 @@ SECRET_WORDS = {
     *("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
     *("CREDENTIALS", "AUTH", "AUTHORIZATION", "BEARER", "SIG", "SIGNATURE"),
 }
+
+LEFT_OUT = "***"  # is written in place of a secret
 
 
 class Quoted(str):
@@ -77,11 +81,13 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
         return {key: _json_value(value) for key, value in raw.items()}
     if not isinstance(raw, str):
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
-    file = Path(raw).expanduser()
-    is_name = not raw.lstrip().startswith("{") and file.is_file()
-    source = f" in {raw}" if is_name else ""
+    source = ""
     try:
-        value = json.loads(file.read_text(encoding="utf-8") if is_name else raw)
+        if not raw.lstrip().startswith("{") and Path(raw).expanduser().exists():
+            source = f" in {raw}"
+        value = json.loads(read_text(raw) if source else raw)
+    except OSError as error:
+        raise ValueError(f"cannot read {raw[:60]}: {error.strerror}") from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}: {error}{source}") from error
     if not isinstance(value, dict):
@@ -223,15 +229,41 @@ def looks_secret(name: str) -> bool:
     return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
 
 
+def _is_secret(key: str, value: Any) -> bool:
+    return looks_secret(key) and bool(value) and not isinstance(value, (bool, int, float))
+
+
 def secrets_in(value: Any) -> Iterator[str]:
     """Yield what looks like a secret in the value of a flag: names of keys, at any depth, and of
     URLs' queries, and URLs' passwords."""
     if isinstance(value, dict):
-        yield from filter(looks_secret, value)
-    if isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
+        for key, inner in value.items():
+            yield from (key,) if _is_secret(key, inner) else secrets_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
             yield from secrets_in(inner)
     elif isinstance(value, str) and "://" in value:
         yield from filter(looks_secret, re.findall(r"[?&]([^=&\s]+)=", value))
         if re.search(r"://[^/\s@]*:[^/\s@]+@", value):
             yield "a URL's password"
+
+
+def without_secrets(value: Any) -> Any:
+    """Return the value of a flag with LEFT_OUT in place of what looks like a secret."""
+    if isinstance(value, dict):
+        return {
+            key: LEFT_OUT if _is_secret(key, inner) else without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(inner) for inner in value]
+    return LEFT_OUT if isinstance(value, str) and any(secrets_in(value)) else value
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what objects and lists hold, at any depth."""
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    else:
+        yield value

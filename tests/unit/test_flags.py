@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from openrl.flags.checks import Given, Problem, check
-from openrl.flags.dump import dump_yaml
+from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.help import help_text, summary
 from openrl.flags.parser import GENERAL, import_plugins, load, read_request, resolve
 from openrl.flags.schema import (
@@ -26,7 +30,7 @@ from openrl.flags.schema import (
     part,
 )
 from openrl.flags.sources import read_file
-from openrl.flags.values import convert, within
+from openrl.flags.values import convert, secrets_in, within, without_secrets
 from openrl.registry import Registry
 
 losses = Registry("loss", "openrl.registry")
@@ -78,6 +82,7 @@ class TrainGroup:
     span: tuple[float, float] = flag((-10.0, 10.0), "Low and high.", bounds="increasing")
     stop: tuple[str, ...] = flag((), "Stop texts.")
     extra: dict[str, Any] = flag({}, "More settings.")
+    guarded: dict[str, Any] = flag({}, "Settings with keys.", may_hold_secrets=True)
     plugin: tuple[str, ...] = flag((), "Modules.")
     shuffle: bool = flag(True, "Shuffle.")
     whiten: bool | None = flag(None, "Whiten.")
@@ -340,8 +345,56 @@ def test_files_are_read_as_text_not_as_yaml_guesses(tmp_path):
     assert (config.train.shuffle, config.train.whiten) == (False, None)
     file.write_text("pretrain: m\ntemplate: 'None'\n")
     assert good("--config", str(file)).model.template == "None"
-    file.write_text("")
-    assert read_file(str(file)) == ([], [])
+    file.write_text("# nothing but words\n")
+    settings, (problem,) = read_file(str(file))
+    assert not settings and not problem.fatal and "holds no flags" in problem.message
+
+
+def test_a_file_may_be_a_pipe_that_the_shell_has_opened(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.write(writing, b"pretrain: piped\nstage: 1\n")
+    os.close(writing)
+    assert good("--config", f"/dev/fd/{reading}").model == ModelGroup(pretrain="piped", stage=1)
+    os.close(reading)
+    os.mkfifo(tmp_path / "pipe")  # nobody would ever write to it
+    for path, reason in {tmp_path / "pipe": "not a regular", tmp_path: "not a regular"}.items():
+        assert f"cannot read {path}: {reason}" in said("--config", str(path), "--pretrain", "m")
+    assert "no file is named" in said("--config", "", "--pretrain", "m")
+
+
+def test_the_standard_input_is_a_file_called_dash():
+    words = [sys.executable, "-c", READ_DASH]
+    told = subprocess.run(words, input="seed: 3\n", capture_output=True, text=True, check=True)
+    assert told.stdout == "[('seed', '3')] []\n"
+
+
+READ_DASH = """
+from openrl.flags.sources import read_file
+settings, problems = read_file("-")
+print([(s.name, s.raw) for s in settings], problems)
+"""
+
+
+SECRET = {"wandb": {"settings": [{"api_key": "s3cr3t"}, "https://me:s3cr3t@host"], "tags": ["a"]}}
+HIDDEN = {"wandb": {"settings": [{"api_key": "***"}, "***"], "tags": ["a"]}}
+
+
+def test_secrets_are_left_out_of_what_is_written(tmp_path, monkeypatch):
+    typed = json.dumps(SECRET)
+    monkeypatch.setattr(sys, "argv", ["p", f"--guarded={typed}", "--seed", "1"])
+    config = good("--pretrain", "m", "--guarded", typed)
+    assert config.train.guarded == SECRET  # the run itself has them
+    assert sys.argv == ["p", f"--guarded={json.dumps(HIDDEN)}", "--seed", "1"]
+    (tmp_path / "run.yaml").write_text(text := dump_yaml(config))
+    assert "s3cr3t" not in text and effective_flags(config)["guarded"] == HIDDEN
+    dumped = ["--config", str(tmp_path / "run.yaml")]
+    assert "--guarded: *** stands for a secret that was left out" in said(*dumped)
+    assert good(*dumped, "--guarded", typed) == config
+
+
+def test_numbers_and_switches_are_no_secrets():
+    kept = {"eos_token": 5, "use_auth": True, "token": None, "password": ""}
+    assert without_secrets(kept) == kept and list(secrets_in(kept)) == []
 
 
 def test_json_objects_are_typed_read_from_a_file_or_from_yaml(tmp_path):

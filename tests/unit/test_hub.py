@@ -28,12 +28,13 @@ def config(monkeypatch, tmp_path):
         monkeypatch.setenv(name, "")  # and afterwards as it was
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # nobody answers there
     words = f"{PPO} --pretrain some/model --tokenizer_path some/words"
-    words += f" --reward_pretrain {tmp_path},some/judge"
+    words += f" --reward_pretrain {tmp_path},some/judge --lora_adapter_path some/adapter"
     return settle(PPOConfig, f"{words} --prompt_data some/data")[0]
 
 
 def test_names_that_are_no_paths(config):
-    assert {"some/model", "some/words", "some/judge", "some/data"} == {*hub_names(config)}
+    named = {"some/model", "some/words", "some/judge", "some/data", "some/adapter"}
+    assert named == {*hub_names(config)}
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(config, monkeypatch):
@@ -87,10 +88,14 @@ def test_names_of_modelscope_become_directories(tmp_path):
     own = tmp_path / "judge"
     own.mkdir()
     words = f"{PPO} --use_ms --pretrain some/model --reward_pretrain {own},some/judge"
+    words += " --lora_adapter_path some/adapter"
     found = from_modelscope(settle(PPOConfig, f"{words} --prompt_data some/data@hard,some/data")[0])
-    flags = dict(given_names(found, ("pretrain", "reward_pretrain", "prompt_data")))
+    names = ("pretrain", "reward_pretrain", "prompt_data", "lora_adapter_path")
+    flags = dict(given_names(found, names))
     assert hub_names(found) == []
     assert (Path(flags["pretrain"]) / "a.json").read_text() == "models/some/model"
+    adapter = Path(flags["lora_adapter_path"]) / "a.json"
+    assert adapter.read_text() == "models/some/adapter"
     kept, fetched = flags["reward_pretrain"].split(",")
     assert kept == str(own) and (Path(fetched) / "a.json").read_text() == "models/some/judge"
     subset, whole = flags["prompt_data"].split(",")

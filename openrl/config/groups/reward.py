@@ -45,6 +45,7 @@ class RewardFunctionFlags:
         {},
         'Keyword arguments for reward functions and verifiers: {"name": {...}} for each source,'
         " or one object for all.",
+        may_hold_secrets=True,
     )
     reward_num_workers: int = flag(
         16,

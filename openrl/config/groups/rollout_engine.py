@@ -72,7 +72,9 @@ class OneEngineFlags:
         None, "Quantise the engine's weights at each sync. None: off."
     )
     vllm_engine_kwargs: dict[str, Any] = flag(
-        {}, 'Other fields of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
+        {},
+        'Other fields of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.',
+        may_hold_secrets=True,
     )
     enforce_eager: bool = flag(
         False, "Run vLLM without CUDA graphs: slower, but needs less memory."

@@ -121,17 +121,6 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
 
 
 @check_environment
-def adapter_exists(config: MergeConfig) -> Problems:
-    adapter = Path(config.merge.lora_path)
-    missing = [
-        name for name in ("adapter_config.json", "adapter_model.*") if not any(adapter.glob(name))
-    ]
-    if missing:
-        message = f"{config.merge.lora_path} has no {' and no '.join(missing)}"
-        yield Problem(("lora_path",), message, "a directory that peft saved")
-
-
-@check_environment
 def output_is_free(config: MergeConfig) -> Problems:
     output = Path(config.merge.output_path)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import PPOConfig, TrainingConfig
+from openrl.config.commands import AnsweringConfig, PPOConfig, TrainingConfig
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, unknown_names
-from openrl.flags.values import secrets_in
+from openrl.flags.dump import value_of
+from openrl.flags.schema import collect_flags
+from openrl.flags.values import LEFT_OUT, secrets_in
 
 WRITTEN = "but flags are written to config.yaml, checkpoints and trackers"
+HIDDEN = f"config.yaml, checkpoints and trackers get {LEFT_OUT} in its place"
 
 
 @check
@@ -16,15 +19,12 @@ def trackers_are_known(config: TrainingConfig) -> Problems:
 
 
 @check
-def arguments_hold_no_secret(config: TrainingConfig) -> Problems:
-    reward = getattr(config, "reward", None)
-    settings = {"tracker_kwargs": config.logging.tracker_kwargs}
-    settings |= {"reward_func_kwargs": reward.reward_func_kwargs} if reward else {}
-    for flag, values in settings.items():
-        for name in secrets_in(values):
-            message = f"{name} looks like a secret, {WRITTEN}"
+def secrets_are_better_kept_elsewhere(config: TrainingConfig | AnsweringConfig) -> Problems:
+    for spec in collect_flags(type(config)):
+        for name in secrets_in(value_of(config, spec)) if spec.may_hold_secrets else ():
+            message = f"{name} looks like a secret: {HIDDEN}"
             fix = "an environment variable, which workers get too"
-            yield Problem((flag,), message, fix, fatal=False)
+            yield Problem((spec.name,), message, fix, fatal=False)
 
 
 @check

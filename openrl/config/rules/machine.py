@@ -96,6 +96,17 @@ def other_models_exist(
 
 
 @check_environment
+def adapter_exists(config: TrainingConfig | MergeConfig) -> Problems:
+    for flag, name in given_names(config, ("lora_path", "lora_adapter_path")):
+        if flag == "lora_adapter_path" and not is_local(name):  # it may be on the Hub
+            continue
+        directory, files = Path(name).expanduser(), ("adapter_config.json", "adapter_model.*")
+        if missing := [file for file in files if not any(directory.glob(file))]:
+            message = f"{name} has no {' and no '.join(missing)}"
+            yield Problem((flag,), message, "a directory that peft saved")
+
+
+@check_environment
 def data_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag, names in given_names(config, DATA):
         yield from data_problems(flag, names)
