@@ -17,33 +17,39 @@ def mix():
     return SupervisedMix(ROWS, pad_id=0, seed=3, coef=0.1)
 
 
+def token_ids(shares):
+    """Those of a single rank."""
+    ((rows, _, _),) = shares
+    return rows.token_ids
+
+
 def test_every_step_of_a_rollout_gets_its_rows():
     """Ten samples in steps of four make three optimizer steps, the last one smaller; each gets four
     supervised rows."""
     rollout = plan_steps(outcome_batch([1.0] * 10, [0] * 10), 2, 4, 1, epochs=2)
-    training = mix().rows_for(rollout, 2, 4, CUT)
-    assert len(training.plan.steps) == len(rollout.steps) == 6 and len(training.batch) == 24
-    tokens = training.batch.loss_mask.sum(-1)
-    for number, ranks in enumerate(training.plan.steps):
-        assert {plan.counts.dp_size for plan in ranks} == {2} and {
-            plan.counts.trajectories for plan in ranks
-        } == {4}
-        rows = [
-            training.plan.shards[r][i] for r, plan in enumerate(ranks) for [i] in plan.micro_batches
-        ]
-        assert rows and ranks[0].counts.tokens == int(tokens[rows].sum()), number
-    shards, plans, update = zip(*(training.of(rank) for rank in (0, 1)), strict=True)
-    assert [len(shard) for shard in shards] == [12, 12] and [len(p) for p in plans] == [6, 6]
-    assert {u.coef for u in update} == {0.1}
+    shares = mix().rows_for(rollout, 2, 4, CUT)
+    assert [(len(rows), len(plans), update.coef) for rows, plans, update in shares] == [
+        (12, 6, 0.1)
+    ] * 2
+    assert len(rollout.steps) == 6
+    for number in range(6):
+        counts = [plans[number].counts for _, plans, _ in shares]
+        assert {(c.dp_size, c.trajectories) for c in counts} == {(2, 4)}
+        tokens = sum(
+            int(rows.loss_mask[i].sum())
+            for rows, plans, _ in shares
+            for [i] in plans[number].micro_batches
+        )
+        assert counts[0].tokens == counts[1].tokens == tokens > 0, number
 
 
 def test_a_resume_goes_on_with_the_next_rows():
     rollout = plan_steps(outcome_batch([1.0] * 4, [0] * 4), 1, 4, 1)
     whole = mix()
-    first, second = (whole.rows_for(rollout, 1, 4, CUT).batch.token_ids for _ in range(2))
+    first, second = (token_ids(whole.rows_for(rollout, 1, 4, CUT)) for _ in range(2))
     begun = mix()
     begun.rows_for(rollout, 1, 4, CUT)
     resumed = mix()
     resumed.stream.load_state(begun.stream.state())
-    assert torch.equal(resumed.rows_for(rollout, 1, 4, CUT).batch.token_ids, second)
+    assert torch.equal(token_ids(resumed.rows_for(rollout, 1, 4, CUT)), second)
     assert first.shape != second.shape or not torch.equal(first, second)
