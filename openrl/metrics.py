@@ -21,6 +21,12 @@ class Mean:
     total: float
     weight: float
 
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        """Return the mean of values that weigh the same."""
+        listed = list(values)
+        return cls(float(sum(listed)), len(listed))
+
     def merge(self, other: Mean) -> Mean:
         return Mean(self.total + other.total, self.weight + other.weight)
 

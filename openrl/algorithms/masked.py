@@ -6,11 +6,13 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.experience import StepCounts
 from openrl.lazy import torch
+from openrl.metrics import Mean, Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +80,14 @@ def standardise(values: Tensor, index: Tensor, valid: Tensor) -> Tensor:
     mean, std, count = grouped_moments(values, index, valid)
     standard = (values.double() - mean) / (std + STD_EPS)
     return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
+
+
+def masked_metrics(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, Metric]:
+    """Return the means of columns over ``mask`` as metrics, with a single transfer from the device.
+    Columns and mask have one shape."""
+    kept = [masked_sum(column.detach().double(), mask) for column in columns.values()]
+    *totals, count = torch.stack([*kept, mask.sum()]).tolist()
+    return {name: Mean(total, count) for name, total in zip(columns, totals, strict=True)}
 
 
 def step_loss(

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from openrl.algorithms.masked import masked_mean, masked_sum, step_loss
+from openrl.algorithms.masked import masked_mean, masked_metrics, masked_sum, step_loss
 from openrl.algorithms.preference_losses import pair_reward_loss, split_pairs
 from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
-from openrl.metrics import Mean, Metric
+from openrl.metrics import Metric
 from openrl.training.updates import Forward, Measured
 
 
@@ -51,13 +51,12 @@ class PreferenceUpdate:
         paired = "ratings" not in entry.needs
         valid = split_pairs(batch.valid)[0] if paired else batch.valid
         loss = mean_over_step(result.losses, valid, counts)
-        metrics = _mean("loss", result.losses, valid) | _reward_metrics(
-            result.rewards, batch, paired
-        )
+        metrics = masked_metrics({"loss": result.losses}, valid)
+        metrics |= _reward_metrics(result.rewards, batch, paired)
         if self.nll_coef:
             nll = -split_pairs(answers.mean_logprobs)[0]
             loss = loss + self.nll_coef * mean_over_step(nll, valid, counts)
-            metrics |= _mean("nll_loss", nll, valid)
+            metrics |= masked_metrics({"nll_loss": nll}, valid)
         return loss, metrics
 
 
@@ -75,7 +74,8 @@ class PairRewardUpdate:
         margin = split_pairs(batch.margins)[0] if self.margin else None
         losses = pair_reward_loss(*split_pairs(rewards), margin, self.kind)
         valid = split_pairs(batch.valid)[0]
-        metrics = _mean("loss", losses, valid) | _reward_metrics(rewards, batch, paired=True)
+        metrics = masked_metrics({"loss": losses}, valid)
+        metrics |= _reward_metrics(rewards, batch, paired=True)
         return mean_over_step(losses, valid, counts), metrics
 
 
@@ -85,21 +85,14 @@ def mean_over_step(values: Tensor, valid: Tensor, counts: StepCounts) -> Tensor:
     return step_loss(values[:, None], valid[:, None], counts, "seq-mean-token-sum")
 
 
-@torch.no_grad()
 def _reward_metrics(rewards: Tensor, batch: PreferenceBatch, paired: bool) -> dict[str, Metric]:
     """Return the mean rewards of the better and the worse answers from ``rewards`` (b,). For pairs,
     add how often and by how much the better answer leads."""
-    better = _mean("rewards/chosen", rewards, batch.valid & (batch.passed == 1))
-    metrics = better | _mean("rewards/rejected", rewards, batch.valid & (batch.passed == 0))
+    metrics: dict[str, Metric] = {}
+    for name, passed in (("rewards/chosen", 1), ("rewards/rejected", 0)):
+        metrics |= masked_metrics({name: rewards}, batch.valid & (batch.passed == passed))
     if paired:
         chosen, rejected = split_pairs(rewards)
-        valid = split_pairs(batch.valid)[0]
-        metrics |= _mean("accuracy", (chosen > rejected).float(), valid)
-        metrics |= _mean("rewards/margin", chosen - rejected, valid)
+        columns = {"accuracy": chosen > rejected, "rewards/margin": chosen - rejected}
+        metrics |= masked_metrics(columns, split_pairs(batch.valid)[0])
     return metrics
-
-
-@torch.no_grad()
-def _mean(name: str, values: Tensor, valid: Tensor) -> dict[str, Metric]:
-    kept = values[valid].double()
-    return {name: Mean(float(kept.sum()), len(kept))}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.kl import kl_estimate
-from openrl.algorithms.masked import step_loss
+from openrl.algorithms.masked import masked_metrics, step_loss
 from openrl.algorithms.off_policy import weigh
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
@@ -136,7 +136,7 @@ class PolicyUpdate:
             terms["sft_loss"] = (self.sft_coef, self._divided(-logprobs * good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
         metrics |= {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
-        metrics |= _means(columns, batch.loss_mask)
+        metrics |= masked_metrics(columns, batch.loss_mask)
         return total, metrics | _largest_ratio(logprobs - old_logprobs, batch.loss_mask)
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
@@ -199,7 +199,9 @@ class ValueUpdate:
             trajectory_tokens=batch.trajectory_tokens,
         )
         columns = token_losses.metrics | {"values": values, "returns": returns}
-        return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)
+        return loss, {"value_loss": _share(loss, batch, counts)} | masked_metrics(
+            columns, batch.loss_mask
+        )
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
         return batch.valid
@@ -256,7 +258,7 @@ class SupervisedUpdate:
     def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         logprobs, _ = forward(batch)
         loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
-        return self.coef * loss, _means({self.name: -logprobs}, batch.loss_mask)
+        return self.coef * loss, masked_metrics({self.name: -logprobs}, batch.loss_mask)
 
 
 def _needed(batch: ExperienceBatch, column: str) -> Tensor:
@@ -281,16 +283,6 @@ def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
     else:
         weight = 1 / counts.dp_size if counts.left_out else 0
     return Mean(float(loss.detach()) / counts.dp_size, weight)
-
-
-@torch.no_grad()
-def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
-    """Return token-weighted means of (b, T) columns, with a single transfer from the device."""
-    totals = torch.stack(
-        [column.masked_fill(~mask, 0).sum() for column in columns.values()]
-    ).tolist()
-    tokens = int(mask.sum())
-    return {name: Mean(total, tokens) for name, total in zip(columns, totals, strict=True)}
 
 
 @torch.no_grad()

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.kl import KLCoefficient, reference_kl
-from openrl.algorithms.masked import masked_mean
+from openrl.algorithms.masked import masked_metrics
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.groups.algorithm import KLFlags
 from openrl.experience import ExperienceBatch
-from openrl.metrics import Last, Mean, Metric
+from openrl.metrics import Last, Metric
 
 
 class Credit:
@@ -38,10 +38,10 @@ class Credit:
         kl = reference_kl(batch, self.plan.kl_estimator)
         if kl is None:
             return {}
-        measured = _mean(kl, batch.loss_mask & rows[:, None])
-        # verl's name for a KL that is subtracted from the reward
-        penalty = {"actor/reward_kl_penalty": measured} if self.flags.in_reward else {}
-        return {"actor/kl": measured, **penalty}
+        columns = {"actor/kl": kl}
+        if self.flags.in_reward:  # verl's name for a KL that is subtracted from the reward
+            columns["actor/reward_kl_penalty"] = kl
+        return masked_metrics(columns, batch.loss_mask & rows[:, None])
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:
         """Update the controller with this step's KL, if it was measured."""
@@ -55,9 +55,4 @@ def credit_metrics(batch: ExperienceBatch) -> dict[str, Metric]:
     columns = {"rollout/advantage_abs": batch.advantages.abs(), "rollout/return": batch.returns}
     if batch.values is not None:
         columns["critic/value"] = batch.values
-    return {name: _mean(column, batch.loss_mask) for name, column in columns.items()}
-
-
-def _mean(column: Tensor, mask: Tensor) -> Mean:
-    tokens = int(mask.sum())
-    return Mean(float(masked_mean(column, mask)) * tokens, tokens)
+    return masked_metrics(columns, batch.loss_mask)

@@ -127,13 +127,13 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
             figures[f"val-core/{source}/{kind}/{name}"] += of_prompt
     lengths = [t.response_length for group in groups for t in group.trajectories]
     metrics: dict[str, Metric] = {
-        name: Mean(sum(values), len(values))
+        name: Mean.of(values)
         for name, values in figures.items()
         if compared or not name.endswith(f"/maj@{samples}")
     }
-    metrics[PASS_RATE] = Mean(sum(verdicts), len(verdicts))
-    metrics[REWARD] = Mean(sum(rewards), len(rewards))
-    metrics[LENGTH] = Mean(sum(lengths), len(lengths))
+    metrics[PASS_RATE] = Mean.of(verdicts)
+    metrics[REWARD] = Mean.of(rewards)
+    metrics[LENGTH] = Mean.of(lengths)
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
     played = agent_metrics([t for group in groups for t in group.trajectories])
     return metrics | {f"eval/{name.removeprefix('rollout/')}": m for name, m in played.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from openrl.algorithms.collate import trained_mask
 from openrl.algorithms.filtering import signal_metrics
@@ -24,10 +23,10 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
             sum(not _is_trained(t, g) for g in groups for t in g.trajectories)
         ),
         "rollout/tokens": Sum(sum(lengths)),
-        "rollout/prompt_length": mean(t.segments[0].context_length for t in rows),
-        "rollout/response_length": mean(lengths),
+        "rollout/prompt_length": Mean.of(t.segments[0].context_length for t in rows),
+        "rollout/response_length": Mean.of(lengths),
         "rollout/response_length_max": Max(max(lengths)),
-        "rollout/truncated_share": mean(t.end.is_truncated for t in rows),
+        "rollout/truncated_share": Mean.of(t.end.is_truncated for t in rows),
     }
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
@@ -46,7 +45,7 @@ def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
     return {
         "rollout/images": Sum(len(different)),
         "rollout/image_pixels": Sum(sum(width * height for width, height in sizes)),
-        "rollout/image_tokens": mean(sum(p.end - p.start for p in images) for images in shown),
+        "rollout/image_tokens": Mean.of(sum(p.end - p.start for p in images) for images in shown),
     }
 
 
@@ -60,7 +59,7 @@ def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
     mean reward of each named agent. A metric name without a namespace gets the prefix rollout/."""
     measured = [{**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.end.is_failure]
     return {
-        name if "/" in name else f"rollout/{name}": mean(m[name] for m in measured if name in m)
+        name if "/" in name else f"rollout/{name}": Mean.of(m[name] for m in measured if name in m)
         for name in sorted({name for metrics in measured for name in metrics})
     }
 
@@ -90,22 +89,17 @@ def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Me
     if not scores:
         return {}
     metrics: dict[str, Metric] = {
-        "rollout/reward": mean(s.reward for s in scores),
+        "rollout/reward": Mean.of(s.reward for s in scores),
         "rollout/reward_max": Max(max(s.reward for s in scores)),
         "rollout/reward_min": Min(min(s.reward for s in scores)),
     }
     passed = [of_one.mean_pass for group in groups for of_one in group.of_agents]
     verdicts = [share for share in passed if share is not None]
     if verdicts:
-        metrics["rollout/pass_rate"] = mean(verdicts)
+        metrics["rollout/pass_rate"] = Mean.of(verdicts)
     metrics |= {
         f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()
     }
     for part in sorted({name for s in scores for name in s.parts}):
-        metrics[f"reward/{part}"] = mean(s.parts[part] for s in scores if part in s.parts)
+        metrics[f"reward/{part}"] = Mean.of(s.parts[part] for s in scores if part in s.parts)
     return metrics
-
-
-def mean(values: Iterable[float]) -> Mean:
-    listed = list(values)
-    return Mean(float(sum(listed)), len(listed))

@@ -4,12 +4,14 @@ import torch
 from openrl.algorithms.masked import (
     grouped_moments,
     masked_mean,
+    masked_metrics,
     masked_std,
     segment_mean,
     standardise,
     step_loss,
 )
 from openrl.experience import StepCounts
+from openrl.metrics import Mean
 
 LOSSES = torch.tensor([[1.0, 2, 3, 9], [4, 9, 9, 9], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
@@ -27,6 +29,15 @@ def test_step_loss_by_hand(mode, expected):
     assert float(step_loss(LOSSES, MASK, COUNTS, mode, 4)) == pytest.approx(expected)
     twice = StepCounts(COUNTS.tokens, COUNTS.trajectories, dp_size=2)
     assert float(step_loss(LOSSES, MASK, twice, mode, 4)) == pytest.approx(2 * expected)
+
+
+def test_means_as_metrics_by_hand():
+    """Of columns with a gradient, in half precision, and of nothing."""
+    halves = LOSSES.half()
+    halves[2, 3] = torch.nan
+    columns = {"a": LOSSES.clone().requires_grad_(), "b": halves, "c": LOSSES > 2}
+    assert masked_metrics(columns, MASK) == {"a": Mean(10, 4), "b": Mean(10, 4), "c": Mean(2, 4)}
+    assert masked_metrics({"a": LOSSES}, MASK & False) == {"a": Mean(0, 0)}
 
 
 def test_one_sequence_is_its_own_mean():
