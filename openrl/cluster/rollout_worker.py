@@ -22,8 +22,7 @@ from openrl.errors import UserError
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.rewards.build import RewardSetup, build_reward
 from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineDied, EngineSpec
-from openrl.rollout.sleep_record import EnginePart
+from openrl.rollout.engine import EngineDied, EnginePart, EngineSpec
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.vision.travel import without_pixels

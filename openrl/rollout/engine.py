@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from openrl.config.groups.model import Dtype
 from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout.sleep_record import EnginePart, SleepRecord
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are imported
     from openrl.models.memory import MemoryUse
     from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
+
+EnginePart = Literal["weights", "cache"]
+"""The parts of an engine that sleep and wake independently."""
 
 CPU_CACHE = 2**30  # bytes of the key-value cache on a CPU; pages are allocated on first use
 
@@ -96,6 +98,39 @@ class Request:
             elif span.end > span.start:
                 moved = VersionSpan(start + span.start, start + span.end, span.version)
                 self.versions = (*self.versions, moved)
+
+
+class SleepRecord:
+    """The sleeping parts of one engine. It refuses whatever needs one of them."""
+
+    def __init__(self) -> None:
+        self.parts: set[EnginePart] = set()
+        self.dropped = False
+        """The weights fell asleep without a copy, and no sync has brought new ones since."""
+
+    def require(self, what: str, *parts: EnginePart) -> None:
+        """Raise RuntimeError if one of ``parts``, which ``what`` needs, is asleep."""
+        if asleep := [part for part in parts if part in self.parts]:
+            raise RuntimeError(
+                f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
+            )
+
+    def require_all(self, what: str) -> None:
+        """Raise RuntimeError unless the whole engine is awake and has weights."""
+        self.require(what, "weights", "cache")
+        if self.dropped:
+            raise RuntimeError(
+                "this engine dropped its weights when it slept, and none were sent since"
+            )
+
+    def add(self, *parts: EnginePart) -> None:
+        self.require("sleep", *parts)
+        self.parts |= {*parts}
+
+    def remove(self, *parts: EnginePart) -> None:
+        if awake := [part for part in parts if part not in self.parts]:
+            raise RuntimeError(f"{' and '.join(awake)} of this engine is awake already")
+        self.parts -= {*parts}
 
 
 class RolloutEngine(ABC):

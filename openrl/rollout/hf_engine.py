@@ -20,9 +20,8 @@ from openrl.models.memory import MemoryUse, memory_use
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class, tower_weights
 from openrl.models.vision import Vision
-from openrl.rollout.engine import EngineSpec, Request, RolloutEngine, banned_tokens
+from openrl.rollout.engine import EnginePart, EngineSpec, Request, RolloutEngine, banned_tokens
 from openrl.rollout.sampler import sample_token
-from openrl.rollout.sleep_record import EnginePart
 from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver

@@ -12,8 +12,14 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
-from openrl.rollout.engine import EngineDied, EngineSpec, Request, RolloutEngine, banned_tokens
-from openrl.rollout.sleep_record import EnginePart
+from openrl.rollout.engine import (
+    EngineDied,
+    EnginePart,
+    EngineSpec,
+    Request,
+    RolloutEngine,
+    banned_tokens,
+)
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm

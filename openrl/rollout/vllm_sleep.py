@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from openrl.rollout.sleep_record import EnginePart, SleepRecord
+from openrl.rollout.engine import EnginePart, SleepRecord
 
 TAGS = {"weights": "weights", "cache": "kv_cache"}
 """Our name of each part -> vLLM's."""

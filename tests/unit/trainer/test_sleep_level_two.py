@@ -10,7 +10,7 @@ import pytest
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.placement import ENGINES
-from openrl.rollout.sleep_record import SleepRecord
+from openrl.rollout.engine import SleepRecord
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
