@@ -6,7 +6,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openrl.algorithms.batching import plan_pairs, plan_steps
-from openrl.algorithms.preference_losses import DPOOptions, IPOOptions, KTOOptions, SimPOOptions
+from openrl.algorithms.preference_losses import (
+    DPOOptions,
+    KTOOptions,
+    ReferenceOptions,
+    SimPOOptions,
+)
 from openrl.data.answers import SupervisedRow
 from openrl.data.preference import PreferenceExample, collate_preferences
 from openrl.models.causal_lm import CausalLM
@@ -16,7 +21,7 @@ from tests.tiny import PAD, tiny_model_dir
 
 UPDATES = {
     "dpo": PreferenceUpdate("dpo", DPOOptions(label_smoothing=0.1), 0.3, nll_coef=0.2),
-    "ipo": PreferenceUpdate("ipo", IPOOptions(), 0.3),
+    "ipo": PreferenceUpdate("ipo", ReferenceOptions(), 0.3),
     "kto": PreferenceUpdate("kto", KTOOptions(desirable_loss_weight=1.5), 0.3),
     "orpo": PreferenceUpdate("orpo", None, 0.3),
     "simpo": PreferenceUpdate("simpo", SimPOOptions(), 2.0, nll_coef=0.1),
