@@ -112,18 +112,18 @@ def find_class(module: ModuleType, name: str | None) -> AgentClass:
     if name is not None and name not in own:
         raise NotUsable(f"it has no class {name}, but {_list_classes(own)}")
     asked = [name] if name else own
-    fitting = {n: found for n in asked if (found := _kind_of(own[n]))}
-    # in early versions a main class may run nothing; then the next one counts
-    entry = next((n for n in ENTRIES if n in fitting), None)
-    if not fitting:
+    playable = {n: found for n in asked if (found := _playable(own[n]))}
+    if not playable:
         known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
         raise NotUsable(
             f"none of its classes can be played: {_list_classes(own)}. These can be:{known}"
         )
-    if len(fitting) > 1 and entry is None:
-        names = ", ".join(found.made.__name__ for found in fitting.values())
+    # in early versions a main class may run nothing; then the next one counts
+    main, *others = [n for n in ENTRIES if n in playable][:1] or playable
+    if others:
+        names = ", ".join(found.made.__name__ for found in playable.values())
         raise NotUsable(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
-    found = fitting[entry or next(iter(fitting))]
+    found = playable[main]
     if problem := found.kind.problem(found.made) or _constructor_problem(found):
         raise NotUsable(problem)
     return found
@@ -148,23 +148,35 @@ def _constructor_problem(found: AgentClass) -> str | None:
     )
 
 
-def _kind_of(made: Any) -> AgentClass | None:
-    """Return the kind of the class, or of the class that it runs."""
+def _playable(made: Any) -> AgentClass | None:
+    """Return the class with its kind, or the class that it names, if it is a runner."""
+    if kind := _kind_of(made):
+        return AgentClass(made, kind)
+    named = _class_to_run(made)
+    return _playable(named) if named else None
+
+
+def _kind_of(made: Any) -> Kind | None:
     if is_trl_environment(made):
-        return AgentClass(made, TRL)
+        return TRL
     kind = next((kind for kind in KINDS if kind.has(made)), None)
     if kind is PROGRAM and AGENT.problem(made) is None:
-        kind = AGENT  # both have a method ``run``, whose parameters tell them apart
+        return AGENT  # both have a method ``run``, whose parameters tell them apart
     if kind is EXECUTOR and made.execute.__module__ != made.__module__:
-        kind = None  # ``execute`` is the other system's, which plays what the class names
-    if kind is not None or not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
-        return AgentClass(made, kind) if kind else None
+        return None  # ``execute`` is the other system's, which plays what the class names
+    return kind
+
+
+def _class_to_run(made: Any) -> Any:
+    """Return the class that a runner of OpenRLHF or Molt would run; None if it is no runner, or
+    names no class."""
+    if not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
+        return None
     try:
         runner = made()
     except TypeError:  # in early versions runners have parameters
         return None
-    run = next((vars(runner)[name] for name in WRAPPED if name in vars(runner)), None)
-    return _kind_of(run) if run else None
+    return next((vars(runner)[name] for name in WRAPPED if name in vars(runner)), None)
 
 
 def is_trl_environment(made: type) -> bool:
