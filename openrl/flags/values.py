@@ -102,10 +102,11 @@ def _json_value(raw: Any) -> Any:
         return {key: _json_value(value) for key, value in raw.items()}
     if isinstance(raw, list):
         return [_json_value(value) for value in raw]
-    if isinstance(raw, Quoted) or not isinstance(raw, str):
-        return str(raw) if isinstance(raw, Quoted) else raw
-    with contextlib.suppress(json.JSONDecodeError):
-        return json.loads(raw)
+    if isinstance(raw, Quoted):
+        return str(raw)
+    if isinstance(raw, str):
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(raw)
     return raw
 
 

@@ -24,7 +24,7 @@ from transformers import PretrainedConfig
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
 from openrl.models.logits import like, placed
-from openrl.models.trial import Trial
+from openrl.models.trial import Run, Trial
 
 # other kinds of layers count tokens from the start of the whole packed row
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -168,7 +168,7 @@ def unpackable_layers(config: PretrainedConfig) -> str:
 
 
 @torch.no_grad()
-def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Trial) -> None:
+def check_packing(path: str, run: Run, trial: Trial) -> None:
     """Raise UserError if a model that packs gives a row a different result beside other rows than
     alone.
 

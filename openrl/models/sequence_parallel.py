@@ -35,7 +35,7 @@ from openrl.models.attention import VARLEN
 from openrl.models.packing import Rows, unpackable_layers
 from openrl.models.ring_attention import Ring, ring_attention
 from openrl.models.stored import load_config
-from openrl.models.trial import Trial
+from openrl.models.trial import Run, Trial
 
 SPLITTABLE = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
 """Attention that Ulysses can run on some of the heads."""
@@ -291,28 +291,6 @@ def unsplit(model: Any) -> Iterator[None]:
     model.split = split
 
 
-Run = Callable[[Tensor, Tensor], Tensor]
-"""A model: (b, T) token ids and attention mask -> its column."""
-
-
-@torch.no_grad()
-def probe(run: Run, trial: Trial) -> Tensor:
-    """Return a model's results, (2, ...), for a row of twelve tokens and for the same row with its
-    first half reversed."""
-    rows = torch.stack([trial.tokens, torch.cat([trial.tokens[:6].flip(0), trial.tokens[6:]])])
-    mask = torch.ones(1, 12, dtype=torch.bool)
-    return torch.stack([run(row[None], mask)[0] for row in rows]).float().cpu()
-
-
-def differ(found: Tensor, expected: Tensor, trial: Trial) -> str | None:
-    """Describe how two results of ``probe`` differ; None if they do not. The difference is compared
-    with what the first half changes in the second."""
-    # the results of six tokens or, from a reward model, of the row
-    halves = [x.reshape(2, -1)[:, -6:] for x in (found, expected, expected.flip(0))]
-    discrepancy = trial.discrepancy(*halves)
-    return None if discrepancy is None else f"parts do not add up to the whole ({discrepancy})"
-
-
 def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
     """Raise UserError if a model with split sequences does not compute what it computes on whole
     ones. Collective.
@@ -321,13 +299,13 @@ def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
     """
     flags = model.split.flags
     with unsplit(model):
-        expected = probe(run, trial)
+        expected = trial.probe(run)
     try:
-        found = probe(run, trial)
+        found = trial.probe(run)
     # a forward pass without position_ids, or attention that is not told of the whole sequence
     except TypeError as error:
         raise _unsplittable(flags, path, str(error)) from error
-    if wrong := differ(found, expected, trial):
+    if wrong := trial.differ(found, expected):
         raise _unsplittable(flags, path, wrong)
 
 

@@ -26,7 +26,7 @@ from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model, stored_moments
-from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
+from openrl.models.sequence_parallel import check_split, split_sequences, unsplit
 from openrl.models.trial import Trial
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import own_group
@@ -142,7 +142,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), sp_size, tp_size)
     if tp_size > 1:
         with eager_attention(model.hf):
-            of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0], trial)
+            of_whole_layers = trial.probe(lambda ids, mask: model(ids, mask)[0])
     if sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
@@ -159,7 +159,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     )
     if tp_size > 1:
         with unsplit(model) if sp_size > 1 else nullcontext():
-            check_sum(spec.path, tp_size, probe(engine.column, trial), of_whole_layers, trial)
+            check_sum(spec.path, tp_size, trial.probe(engine.column), of_whole_layers, trial)
     if sp_size > 1:
         check_split(spec.path, model, engine.column, trial)
     if spec.shares:

@@ -11,7 +11,6 @@ import math
 from torch import Tensor
 
 from openrl.errors import UserError
-from openrl.models.sequence_parallel import differ
 from openrl.models.stored import load_config
 from openrl.models.trial import Trial
 
@@ -63,7 +62,7 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
 def check_sum(path: str, size: int, found: Tensor, expected: Tensor, trial: Trial) -> None:
     """Raise UserError if splitting the layers changed the model's results on ``trial``: ``found``
     after the split, ``expected`` before."""
-    if wrong := differ(found, expected, trial):
+    if wrong := trial.differ(found, expected):
         raise _unsplittable(path, size, wrong)
 
 
