@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -14,7 +14,9 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
-from openrl.rewards.verifiers.plain_text import plain, units_differ, without_markup
+from openrl.rewards.verifiers.parts import in_brackets, split_name
+from openrl.rewards.verifiers.plain_text import plain, plain_digits, without_lead, without_markup
+from openrl.rewards.verifiers.units import Unit, split_unit, unit_behind, units_differ
 
 _DIGITS = r"\d{1,100}"  # anything longer is not read as a number
 _FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P<t>\d)(?P<b>\d))"
@@ -29,11 +31,15 @@ _POWER = re.compile(
 )
 _OVER = re.compile(rf"(?:\s(?P<top>{_DIGITS}))?\s?/\s?(?P<bottom>{_DIGITS})(?![\d/])(?!\.\d)")
 _MIXED = re.compile(rf"\s?{_FRAC}")
+_MULTIPLES = {
+    "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+    "trillion": 10**12,
+}  # fmt: skip
+_MULTIPLE = re.compile(rf"\s?({'|'.join(_MULTIPLES)})\b")
+_REPEATING = re.compile(
+    r"(?P<whole>\d{0,100})\.(?P<fixed>\d{0,50})\\(?:overline|bar)\s?\{?(?P<part>\d{1,50})\}?"
+)
 _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
-_DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
-# 1\,234  1{,}234  1 234
-_SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")
-
 
 # What changes the value of a number: before it, as in \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; after it,
 # as in 2\pi, 5!, 5x, "5 million".
@@ -49,15 +55,9 @@ _GOES_ON = re.compile(
     r"|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)"
     r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]+\s?(?:\d|[xyz]+(?![A-Za-z]))|:\d|or\b|to\s\W*\d"
     r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])"
-    r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b|[MB](?![A-Za-z]))"
+    r"|(?:squared|cubed)\b|[MB](?![A-Za-z]))"
 )
 _LIST = re.compile(r"\s?(?:[,;&|]|and\b)\W{0,3}\d")  # 12, 13
-_LEAD = re.compile(  # what may precede a number that is to stand alone
-    r"(?:[A-Za-z](?:_\w)?(?:\([a-z]\))?\s?=|\\approx|\\[(\[]|[\s{(:=]"
-    r"|\b(?:the|final|answer|total|result|value|is|it|equals)\b)*",
-    re.IGNORECASE,
-)
-_TAIL = re.compile(r"(?:[A-Za-z\u00b0'/.\s)}]|\^?\{?(?:[23]|\\circ)\}?|\\deg\w*|\\[)\]])*")
 _EXPONENT = re.compile(r"(?<=[A-Za-z])\^?\{?[23]\}?(?!\d)")  # of a unit
 
 
@@ -69,19 +69,11 @@ class Number:
     start: int  # the number is [start, end) of ``text``
     end: int
 
+    unit: Unit
+
     @property
     def behind(self) -> str:
         return self.text[self.end :]
-
-    @property
-    def with_unit(self) -> str:
-        """The number 0 with the word that follows this number, as ``units_differ`` takes it."""
-        return f"0 {plain(self.behind[:60]).partition(' ')[0]}"
-
-
-def plain_digits(text: str) -> str:
-    """Return the text without spacing inside numbers, with one kind of minus and degree sign."""
-    return _DEGREES.sub("\u00b0", _SPACED.sub("", text)).replace("\u2212", "-")
 
 
 def numbers(text: str) -> Iterator[Number]:
@@ -98,17 +90,25 @@ def numbers(text: str) -> Iterator[Number]:
         if value is not None:
             value = -value if found["sign"] == "-" else value
             value = value / 100 if percent else value
-            yield Number(value, bool(percent), text, found.start(), start)
+            behind = plain(text[start : start + 60])
+            money = split_unit(found[0])[1]
+            unit = unit_behind(f" {behind}") or money
+            yield Number(value, bool(percent), text, found.start(), start, unit)
 
 
 def whole_number(text: str) -> Number | None:
-    """Return the number that the text consists of, apart from its unit, a variable before it
-    ("x = 5") and words such as "the answer is"; None if the text is anything else."""
-    text = plain_digits(plain(plain_digits(text)))
-    found = list(numbers(text))
-    if len(found) != 1 or not _LEAD.fullmatch(text, 0, found[0].start):
-        return None
-    return found[0] if _TAIL.fullmatch(text, found[0].end) and _is_alone(found[0]) else None
+    """Return the number that the text consists of, apart from its unit, a name before it ("x = 5")
+    and words such as "the answer is"; None if the text is anything else."""
+    _, value = split_name(without_lead(plain(text)))
+    value, unit = split_unit(value)
+    while (inside := in_brackets(value)) is not None:
+        value = inside[1]
+    return replace(number, unit=unit) if (number := _all_of(value)) else None
+
+
+def _all_of(text: str) -> Number | None:
+    found = next(numbers(text), None)
+    return found if found and (found.start, found.end) == (0, len(found.text)) else None
 
 
 def last_number(text: str) -> Number | None:
@@ -138,25 +138,40 @@ def _is_alone(number: Number) -> bool:
 
 def _read(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
     """Return the value without its sign (None for a fraction over zero), and where it ends."""
-    if found["whole"] is None:
-        return _fraction(found), found.end()
+    value, end = _fraction(found), found.end()
+    if found["whole"] is not None:
+        value, end = _decimal(text, found)
+    while value is not None and (times := _MULTIPLE.match(text, end)):
+        value, end = value * _MULTIPLES[times[1]], times.end()
+    return value, end
+
+
+def _decimal(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
+    """Return the value of digits and of what follows them: a period, a power of ten, a fraction."""
+    if again := _REPEATING.match(text, found.start("whole")):
+        digits = len(again["part"])
+        value = Fraction(f"{again['whole'] or 0}.{again['fixed'] or 0}")
+        part = Fraction(int(again["part"]), (10**digits - 1) * 10 ** len(again["fixed"]))
+        return value + part, again.end()
     value = Fraction(found["whole"].replace(",", ""))
     if power := _POWER.match(text, found.end()):
         return value * Fraction(10) ** int(power["power"]), power.end()
     if mixed := _MIXED.match(text, found.end()):
-        part = _fraction(mixed)
-        return None if part is None else value + part, mixed.end()
+        part_of = _fraction(mixed)
+        return None if part_of is None else value + part_of, mixed.end()
     if over := _OVER.match(text, found.end()):
         bottom = int(over["bottom"])
         if not bottom:
             return None, over.end()
-        return (
-            value + Fraction(int(over["top"]), bottom) if over["top"] else value / bottom
-        ), over.end()
+        if over["top"]:
+            return value + Fraction(int(over["top"]), bottom), over.end()
+        return value / bottom, over.end()
     return value, found.end()
 
 
 def _fraction(found: re.Match[str]) -> Fraction | None:
+    if found["top"] is None and found["t"] is None:
+        return None
     top, bottom = int(found["top"] or found["t"]), int(found["bottom"] or found["b"])
     return Fraction(top, bottom) if bottom else None
 
@@ -192,8 +207,8 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
     found = whole_number(text) if alone else last_number(text)
     right = (
         found is not None
-        and found.with_unit.removeprefix("0 ").startswith(options.unit)
-        and not units_differ(found.with_unit, label.with_unit)
+        and found.behind.lstrip().startswith(options.unit)
+        and not units_differ(found.unit, label.unit)
         and equal(
             found, label, options.absolute, options.relative, either=options.percent == "either"
         )
@@ -221,7 +236,7 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
     right = (
         found is not None
-        and not units_differ(found.with_unit, label.with_unit)
+        and not units_differ(found.unit, label.unit)
         and equal(found, label, either=True)
     )
     return Verdict(float(right), float(right), {"marked": float(bool(mark))})
@@ -242,7 +257,11 @@ def equal(
 def label_number(answer: Answer) -> Number:
     """Return the number in the label, after its last ``####`` if it has one. Raises BadRow unless
     there is exactly one number."""
-    found = list(numbers(label_text(answer).rpartition("####")[2]))
+    text = label_text(answer).rpartition("####")[2]
+    whole = whole_number(text)
+    if whole is not None:
+        return whole
+    found = list(numbers(text))
     if len(found) != 1:
         raise BadRow(f"the label must hold one number, it is {short(answer.label)}")
     return found[0]

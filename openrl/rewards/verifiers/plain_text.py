@@ -1,6 +1,5 @@
-r"""Reads what an answer says besides its value: its unit, the base of its digits, and whether it is
-a word, a negation or a list of alternatives. These decide whether two answers can be the same;
-algebra libraries drop them, or take "Evelyn" for a product."""
+r"""Answers as plain text, in one way of writing: Markdown, LaTeX's text boxes and spacing are gone.
+What is a word is compared here, because algebra libraries take "Evelyn" for a product."""
 
 from __future__ import annotations
 
@@ -8,38 +7,49 @@ import re
 
 # Markdown around a word or number: **18**, __18__, `18`, *18*; but not the powers in 2**3**2
 _MARKUP = re.compile(r"(?<![\w)*_`])(\*\*|__|`|\*)(?=\S)([^*_`\n]{1,200}?)(?<=\S)\1(?![\w(*_`])")
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathsf|mbox|rm)\s?\{([^{}]*)\}")
-_SPACE = re.compile(
-    r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\\(?:left|right|displaystyle)(?![A-Za-z])|\s+"
+_WRAPPED = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|sf|it)|mbox|rm|operatorname)\s?\{([^{}]*)\}"
 )
-_ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either)(?![A-Za-z])", re.IGNORECASE)
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|~|\\(?:left|right|displaystyle)(?![A-Za-z])|\s+"
+)
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
+# 1\,234  1{,}234  1 234
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]\s?|\{,\}|[\u00a0\u2009\u202f])(?=\d{3})")
+_LEAD = re.compile(r"(?:(?:the|final|answer|result|total|value|it|is)\b[\s:]*)+", re.IGNORECASE)
+_SIGNS = [  # one way of writing each
+    (re.compile(pattern), sign)
+    for pattern, sign in [
+        (r"\\[lc]?dots(?![A-Za-z])|\.{2,}", "\u2026"),
+        (r"\\leq?(?:slant)?(?![A-Za-z])|<=", "\u2264"),
+        (r"\\geq?(?:slant)?(?![A-Za-z])|>=", "\u2265"),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\neq?(?![A-Za-z])|!=", "\u2260"),
+        (r"\\varnothing|\u2205|\\\{ ?\\\}", r"\\emptyset"),
+        (r"\\pounds(?![A-Za-z])", "\u00a3"),
+        (r"\\euro(?![A-Za-z])", "\u20ac"),
+        (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
+        (r"\u00b2", "^2"),
+        (r"\u00b3", "^3"),
+        (r"\u03c0", r"\\pi "),
+        (r"\u221e|(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty "),
+        (r"\u222a", r"\\cup "),
+        (r"\u2208", r"\\in "),
+        (r"\\%|\b(?:percent|per cent)\b", "%"),
+    ]
+]
 _NEGATION = re.compile(
-    r"(?<![A-Za-z\\])(?:not|never|neither|no|\w+n't)(?![A-Za-z])|\\(?:neq?|not)(?![A-Za-z])|\u2260",
+    r"(?<![A-Za-z\\])(?:not|never|neither|no|\w+n't)(?![A-Za-z])|\\not(?![A-Za-z])|\u2260",
     re.IGNORECASE,
 )
-_ELLIPSIS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\.{2,}")
-_OPEN = re.compile(r"\u2026\Z|,\s?\u2026\s?,")  # what goes on: 12..., or 1, ..., 9
-_BASE = re.compile(r"\(?(\d[0-9A-Za-z]*)\)?_\{?(\d{1,2})\}?")
-_FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan log ln exp sqrt pi max min mod gcd lcm"
-_UNITS = {
-    unit: canonical
-    for canonical, spellings in {
-        "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
-        "km": "kilometer kilometre", "in": "inch inches", "ft": "foot feet", "yd": "yard",
-        "mi": "mile", "mg": "milligram", "g": "gram", "kg": "kilogram", "t": "ton tonne",
-        "lb": "pound", "oz": "ounce", "ms": "millisecond", "s": "sec second", "min": "minute",
-        "h": "hr hour", "d": "day", "wk": "week", "mo": "month", "yr": "year",
-        "ml": "mL milliliter millilitre", "l": "L liter litre", "gal": "gallon", "N": "newton",
-        "J": "joule", "kJ": "kilojoule", "W": "watt", "kW": "kilowatt", "V": "volt", "Hz": "hertz",
-        "K": "kelvin", "Pa": "pascal", "mol": "mole", "rad": "radian", "deg": "degree",
-        "bit": "", "byte": "", "KB": "kB kilobyte", "MB": "megabyte", "GB": "gigabyte",
-        "am": "AM a.m.", "pm": "PM p.m.", "dollar": "USD", "cent": "", "euro": "EUR", "mph": "",
-    }.items()
-    for spelling in [canonical, *spellings.split()]
-    for unit in (spelling, f"{spelling}s")
-}  # fmt: skip
-_NAME = "|".join(map(re.escape, sorted(_UNITS, key=len, reverse=True)))
-_UNIT = re.compile(rf"(?<![A-Za-z\\])({_NAME})(?:/({_NAME}))?(?:\^?\{{?([23])\}}?)?\.?\Z")
+_BASE = re.compile(r"\(?(\d[0-9A-Za-z]*)\)?_\{? ?(\d{1,2}) ?\}?")
+_FORMULA = re.compile(r"[=^/_\\*+<>]")
+FUNCTIONS = (
+    *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan"),
+    *("sinh", "cosh", "tanh", "log", "ln", "exp", "sqrt", "max", "min", "gcd", "lcm"),
+)
 
 
 def without_markup(text: str) -> str:
@@ -47,61 +57,73 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub(r"\2", text)
 
 
+def plain_digits(text: str) -> str:
+    """Return the text without spacing inside numbers, with one kind of minus and degree sign."""
+    return _DEGREES.sub("\u00b0", _THOUSANDS.sub("", text)).replace("\u2212", "-")
+
+
 def plain(text: str) -> str:
-    r"""Return the text as one line, without LaTeX's text boxes, spacing and dollar signs.
+    r"""Return the text as one line in one way of writing, without LaTeX's text boxes and spacing. A
+    dollar sign that LaTeX does not take for a mark of mathematics is one of money.
 
-    >>> plain(r"$5\text{ cm}$."), plain(r"\text{ Evelyn }")
-    ('5 cm', 'Evelyn')
+    >>> plain(r"$5\text{ cm}$."), plain(r"\text{ Evelyn }"), plain(r"\$12")
+    ('5 cm', 'Evelyn', '$12')
     """
-    text = without_markup(text).replace("\\varnothing", "\\emptyset").replace("\\$", "")
-    text = _ELLIPSIS.sub("\u2026", text)
-    text = _SPACE.sub(" ", _WRAPPED.sub(r" \1 ", text.replace("$", "")))
-    return text.replace(" ^", "^").lstrip(" ,;:").rstrip(" .,;:")
+    text = plain_digits(without_markup(text))
+    if len(_DOLLAR.findall(text)) % 2 == 0:
+        text = _DOLLAR.sub("", text)
+    text = _WRAPPED.sub(r" \1 ", text.replace("\\$", "$"))
+    for pattern, sign in _SIGNS:
+        text = pattern.sub(sign, text)
+    return _SPACE.sub(" ", text).replace(" ^", "^").lstrip(" ,;:").rstrip(" .,;:")
 
 
-def contradict(answer: str, label: str) -> bool:
-    """Whether only one of two plain texts contains alternatives or a negation, or goes on, or their
-    units differ."""
-    return units_differ(answer, label) or any(
-        bool(pattern.search(answer)) != bool(pattern.search(label))
-        for pattern in (_ALTERNATIVES, _NEGATION, _OPEN)
-    )
+def without_lead(text: str) -> str:
+    """Return a plain text without words such as "the answer is" at its beginning."""
+    lead = _LEAD.match(text)
+    return text[lead.end() :] if lead else text
 
 
-def units_differ(answer: str, label: str) -> bool:
-    """Whether two plain texts end in different units after a number. A text without a unit does not
-    differ."""
-    units = _unit(answer), _unit(label)
-    return None not in units and units[0] != units[1]
+def squeezed(text: str) -> str:
+    """Return a plain text without the spaces that mean nothing: all but those between digits."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
-def _unit(text: str) -> tuple[str, str, str] | None:
-    found = _UNIT.search(text)
-    if found is None or not re.search(r"[\d})]", text[: found.start()]):
-        return None
-    return _UNITS[found[1]], _UNITS.get(found[2] or "", ""), found[3] or ""
+def negates(text: str) -> bool:
+    """Whether a plain text says what something is not."""
+    return bool(_NEGATION.search(text))
 
 
 def same_word(answer: str, label: str) -> bool | None:
     """Whether two plain texts are the same word, or the same digits in the same base, which one of
     them may leave out; None if neither text is a word or has a base."""
-    label_base, answer_base = _BASE.fullmatch(label), _BASE.fullmatch(answer)
-    if label_base or answer_base:
-        ours, theirs = (
-            (m[1].casefold(), m[2]) if m else (text.casefold(), None)
-            for m, text in ((answer_base, answer), (label_base, label))
-        )
-        return ours[0] == theirs[0] and (None in (ours[1], theirs[1]) or ours[1] == theirs[1])
+    (ours, our_base), (theirs, their_base) = _digits_and_base(answer), _digits_and_base(label)
+    if our_base or their_base:
+        return ours == theirs and (0 in (our_base, their_base) or our_base == their_base)
     if _is_word(label) or _is_word(answer):
-        return answer.casefold().strip("() ") == label.casefold().strip("() ")
+        return _without_case(answer) == _without_case(label)
     return None
+
+
+def _digits_and_base(text: str) -> tuple[str, int]:
+    """Return the digits of a number and its base; 0 for a text that has none."""
+    found = _BASE.fullmatch(text)
+    digits, base = (found[1], int(found[2])) if found else (text, 0)
+    is_number = 2 <= base <= 36 and all(int(digit, 36) < base for digit in digits)
+    return digits.casefold(), base if is_number else 0
+
+
+def _without_case(text: str) -> str:
+    """Return words without their case; of a short one, which may be a product of variables, only
+    the case of the first letter goes."""
+    text = text.strip("() ")
+    lower = text.casefold()
+    return lower if len(text) > 3 or lower in ("yes", "no") else lower[:1] + text[1:]
 
 
 def _is_word(text: str) -> bool:
     """Whether the text begins with letters that cannot be a product of variables: more than three,
-    or several with a capital. Functions and equations are not words."""
-    first = None if "=" in text else re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
+    or several with a capital. Functions and formulas are not words."""
+    first = None if _FORMULA.search(text) else re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
     word = first[0] if first else ""
-    return word not in _FUNCTIONS.split() and (
-        len(word) > 3 or (len(word) > 1 and not word.islower())
-    )
+    return word not in FUNCTIONS and (len(word) > 3 or (len(word) > 1 and not word.islower()))

@@ -1,0 +1,199 @@
+"""Equality of expressions, by https://github.com/huggingface/Math-Verify and sympy. What cannot be
+parsed as a whole, or is too large to be worked out, equals nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from functools import cache, lru_cache
+from typing import Any
+
+from openrl.rewards.verifiers.plain_text import FUNCTIONS
+
+TOLERANCE = 1e-9  # relative, for decimals
+DECIMALS = 12  # to which decimals inside of expressions are compared
+MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
+MOST_TERMS = 500  # of an answer, multiplied out
+MOST_NESTED = 12  # levels of brackets in an answer
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+# What the parser takes for something else: f'(x) for f(x), 12^T for 12, 1 234 for 235, 12_3 for 12,
+# words for products.
+_MISREAD = re.compile(
+    r"'|\"|\$|!!|\d\s*\^\s*\{?\s*T\b|(?<!frac )(?<![\d_])\d+\s+\d|\d\s?_"
+    r"|(?<![\\{A-Za-z])[A-Za-z]{5,}"
+)
+_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)})(?![A-Za-z])")
+_CHOOSE = re.compile(r"\{\s*([^{}]*?)\s*\\choose\s*([^{}]*?)\s*\}")
+_LATEX = {"\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00b0": r"^{\circ}"}
+
+
+def same_expression(answer: str, label: str) -> bool:
+    """Whether two plain texts are equal expressions, equations or inequalities."""
+    ours, theirs = parsed(answer), parsed(label)
+    if ours is None or theirs is None or max(_digits(ours), _digits(theirs)) > MOST_DIGITS:
+        return False
+    ours, theirs = _with_i(ours), _with_i(theirs)
+    if max(_terms(ours), _terms(theirs)) > MOST_TERMS:
+        return bool(_in_order(ours) == _in_order(theirs))
+    verify = _library().verify
+    if not verify(theirs, ours, float_rounding=DECIMALS, timeout_seconds=None):
+        return False
+    names, wanted = _names(ours), _names(theirs)
+    if names != wanted and set(map(str.lower, names)) == set(map(str.lower, wanted)):
+        return False  # the library takes X_1 for x_1
+    given, right = _value(ours), _value(theirs)
+    if given is None or right is None:
+        return True
+    # the library rounds to some decimals, which makes all small numbers equal
+    return math.isclose(given, right, rel_tol=TOLERANCE)
+
+
+def load() -> None:
+    """Load the library, so that its loading is not counted as time of an answer."""
+    _library()
+
+
+def too_large(text: str) -> bool:
+    """Whether an expression holds numbers that are too long to be computed."""
+    return _slow_to_read(text) or _digits(parsed(text)) > MOST_DIGITS
+
+
+@lru_cache(1024)
+def parsed(text: str) -> Any:
+    """Return the expression that a plain text is, which siblings share as their label; None if it
+    is none."""
+    for sign, command in _LATEX.items():
+        text = text.replace(sign, command)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    text = _FUNCTION.sub(r"\\\1", text).replace("\\log_e", "\\ln").replace("\\log_{e}", "\\ln")
+    if _slow_to_read(text) or _MISREAD.search(text):
+        return None
+    try:
+        return _library().parse(text)
+    except Exception:  # whatever a parser raises for what it cannot read
+        return None
+
+
+class _Library:
+    """Math-Verify's comparison, and the parser beneath it, which keeps the case of letters."""
+
+    def __init__(self) -> None:
+        from latex2sympy2_extended import latex2sympy2
+        from math_verify import grader
+
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of a missing timeout
+        self.verify = grader.verify
+        self._latex2sympy = latex2sympy2.latex2sympy
+        self._is_complex = grader.should_treat_as_complex
+        self._normalisation = latex2sympy2.NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
+        )
+        self._conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+
+    def parse(self, text: str) -> Any:
+        return self._latex2sympy(
+            text,
+            is_real=not self._is_complex(text),
+            convert_degrees=True,
+            normalization_config=self._normalisation,
+            conversion_config=self._conversion,
+        )
+
+
+@cache
+def _library() -> _Library:
+    """Return the library, which takes seconds to load."""
+    return _Library()
+
+
+def _with_i(parsed: Any) -> Any:
+    """Return the value of a number in which the parser took i for a variable; else ``parsed``."""
+    import sympy
+
+    symbols = getattr(parsed, "free_symbols", ())
+    if not isinstance(parsed, sympy.Expr) or {symbol.name for symbol in symbols} != {"i"}:
+        return parsed
+    return sympy.expand(parsed.subs(dict.fromkeys(symbols, sympy.I)))
+
+
+def _names(expression: Any) -> set[str]:
+    return {symbol.name for symbol in getattr(expression, "free_symbols", ())}
+
+
+def _in_order(expression: Any) -> Any:
+    """Return ``expression`` with terms and factors in sympy's order; the library leaves them as
+    they were written."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return expression
+    return expression.replace(
+        lambda part: isinstance(part, (sympy.Add, sympy.Mul)), lambda part: part.func(*part.args)
+    )
+
+
+def _value(expression: Any) -> float | None:
+    """Return the value of a real number; None for anything else."""
+    import sympy
+
+    if not isinstance(expression, sympy.Expr) or not expression.is_number:
+        return None
+    try:
+        return float(expression)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _slow_to_read(text: str) -> bool:
+    """Whether the library would take long to parse the text, because of nested brackets or of large
+    binomial coefficients, which it computes while it parses."""
+    nested = deepest = 0
+    for letter in text:
+        nested += (letter in "{([") - (letter in "})]")
+        deepest = max(deepest, nested)
+    digits = (  # an upper bound: C(n, k) is at most n^min(k, n - k)
+        min(int(k), abs(int(n) - int(k))) * len(n) for n, k in _BINOMIAL.findall(text)
+    )
+    return deepest > MOST_NESTED or max(digits, default=0) > MOST_DIGITS
+
+
+def _terms(expression: Any) -> float:
+    """Return how many terms ``expression`` has if it is multiplied out; inf beyond MOST_TERMS."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic) or not expression.args:
+        return 1.0
+    parts = [_terms(argument) for argument in expression.args]
+    if max(parts) > MOST_TERMS:
+        return math.inf
+    if isinstance(expression, sympy.Add):
+        return sum(parts)
+    if isinstance(expression, sympy.Mul):
+        return math.prod(parts)
+    if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and parts[0] > 1:
+        terms, power = int(parts[0]), abs(int(expression.exp))
+        return math.comb(power + terms - 1, terms - 1) if power <= MOST_TERMS else math.inf
+    return max(parts)
+
+
+def _digits(expression: Any) -> float:
+    """Estimate the decimal digits of the numbers that evaluating ``expression`` would produce; inf
+    beyond MOST_DIGITS."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return 0.0
+    if isinstance(expression, sympy.Rational):
+        return math.log10(max(abs(expression.p), expression.q))
+    parts = [_digits(argument) for argument in expression.args]
+    if max(parts, default=0.0) > MOST_DIGITS:
+        return math.inf
+    if isinstance(expression, sympy.Pow):
+        base, exponent = parts
+        made = max(base, 1.0) * 10**exponent if exponent < 5 else math.inf
+    elif isinstance(expression, sympy.factorial):
+        made = 10 ** parts[0] * max(parts[0], 1.0) if parts[0] < 5 else math.inf
+    else:
+        made = sum(parts)
+    return made if made <= MOST_DIGITS else math.inf

@@ -1,0 +1,117 @@
+"""Whether two answers of mathematics are the same, both as ``plain_text.plain`` writes them. They
+are taken apart, and their parts are compared: the elements of lists, names, units, numbers, words;
+what remains is an expression. What is not understood is not the same."""
+
+from __future__ import annotations
+
+import re
+
+from openrl.rewards.verifiers.algebra import same_expression
+from openrl.rewards.verifiers.numeric import equal, whole_number
+from openrl.rewards.verifiers.parts import in_brackets, is_name, split_list, split_name
+from openrl.rewards.verifiers.plain_text import negates, same_word, squeezed
+from openrl.rewards.verifiers.units import split_unit, units_differ
+
+MOST_ELEMENTS = 50  # of a list
+_TIME = re.compile(r"\d\d?:\d\d(?::\d\d)?|\d{4}-\d\d?-\d\d?|\d\d?/\d\d?/\d{4}")
+
+
+def same_answer(answer: str, label: str) -> bool:
+    """Whether an answer is the same as the label."""
+    if answer and squeezed(answer) == squeezed(label):
+        return True
+    if not answer or negates(answer) != negates(label):
+        return False
+    ours, theirs = split_list(_without_braces(answer)), split_list(_without_braces(label))
+    if len(ours) == len(theirs) == 1:
+        return _same_element(ours[0], theirs[0])
+    if len(ours) == len(theirs):
+        return len(ours) <= MOST_ELEMENTS and _same_elements(ours, theirs)
+    if (values := (_value(ours, answer), _value(theirs, label))) != (answer, label):
+        return same_answer(*values)
+    return _same_in_order(answer, label)
+
+
+def _value(elements: list[str], text: str) -> str:
+    """Return the text without the name of all that it holds, as in x = 1, 2 or x in (1, 2)."""
+    return split_name(text)[1] if len(elements) == 1 else text
+
+
+def _without_braces(text: str) -> str:
+    r"""Return the elements of a set \{1, 2\}; any other text as it is."""
+    inside = in_brackets(text)
+    if inside is None or inside[0] != "\\{" or re.search(r"\||\\mid|:|\\emptyset", inside[1]):
+        return text
+    return inside[1]
+
+
+def _same_elements(ours: list[str], theirs: list[str]) -> bool:
+    """Whether two lists hold the same elements, in any order."""
+    left = list(ours)
+    for wanted in theirs:
+        found = next((element for element in left if _same_element(element, wanted)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _same_in_order(answer: str, label: str) -> bool:
+    """Whether one is a list without brackets, and the other a tuple of the same elements."""
+    for bare, tupled in ((answer, label), (label, answer)):
+        inside, elements = _tuple(tupled), split_list(bare)
+        if inside and inside[0] == "(" and in_brackets(bare) is None and len(elements) > 1:
+            return _same_tuples(("(", elements, ")"), inside)
+    return False
+
+
+def _same_element(answer: str, label: str) -> bool:
+    (our_name, ours), (their_name, theirs) = split_name(answer), split_name(label)
+    if their_name and not our_name and not is_name(their_name):
+        return False  # an equation is not its right side
+    if our_name and their_name and squeezed(our_name) != squeezed(their_name):
+        return not (is_name(our_name) and is_name(their_name) and _numbers(ours, theirs)) and (
+            same_expression(answer, label)
+        )
+    if (ours, theirs) != (answer, label):
+        return same_answer(ours, theirs)
+    return _same_value(answer, label)
+
+
+def _numbers(*texts: str) -> bool:
+    return all(whole_number(text) is not None for text in texts)
+
+
+def _same_value(answer: str, label: str) -> bool:
+    (ours, our_unit), (theirs, their_unit) = split_unit(answer), split_unit(label)
+    if units_differ(our_unit, their_unit):
+        return False
+    word = same_word(ours, theirs)
+    if word is not None:
+        return word
+    number, wanted = whole_number(ours), whole_number(theirs)
+    if number is not None and wanted is not None:
+        return equal(number, wanted, either=True)
+    if _TIME.fullmatch(ours) or _TIME.fullmatch(theirs):
+        return ours == theirs
+    one, other = _tuple(ours), _tuple(theirs)
+    if one and other:
+        return _same_tuples(one, other)
+    if (one or other) and (number or wanted):
+        return False
+    return squeezed(ours) == squeezed(theirs) or same_expression(ours, theirs)
+
+
+def _tuple(text: str) -> tuple[str, list[str], str] | None:
+    """Return a tuple or an interval: its brackets, and its elements between them."""
+    opened, inside, closed = in_brackets(text) or ("", "", "")
+    elements = split_list(inside)
+    return (opened, elements, closed) if len(elements) > 1 else None
+
+
+def _same_tuples(ours: tuple[str, list[str], str], theirs: tuple[str, list[str], str]) -> bool:
+    return (
+        (ours[0], ours[2]) == (theirs[0], theirs[2])
+        and len(ours[1]) == len(theirs[1])
+        and all(map(same_answer, ours[1], theirs[1]))
+    )
