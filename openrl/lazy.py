@@ -1,7 +1,7 @@
 """Libraries that take seconds to import, loaded when one of their attributes is first read.
 
 Parsing flags imports the options of losses and estimators but does not need torch. A run without
-adapters does not need peft, which imports bitsandbytes."""
+adapters does not need peft, which imports bitsandbytes, and only the command itself reads data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import datasets
     import peft
     import torch
 else:
@@ -22,4 +23,4 @@ else:
             setattr(self, name, found)  # later reads bypass __getattr__
             return found
 
-    peft, torch = _Module("peft"), _Module("torch")
+    datasets, peft, torch = _Module("datasets"), _Module("peft"), _Module("torch")

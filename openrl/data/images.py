@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, Features, List
-from datasets import Image as ImageFeature
-
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
 from openrl.data.shapes import binary_columns
 from openrl.errors import UserError
+from openrl.lazy import datasets
 from openrl.types import Image, Message, PlacedImage
 from openrl.vision.pictures import BadImage, is_picture, make_image, png
 from openrl.vision.processor import VisionProcessor
@@ -99,14 +97,16 @@ class RowImages:
         return path.read_bytes()
 
 
-def without_binary(rows: Dataset, images: RowImages | None) -> tuple[Dataset, list[str]]:
+def without_binary(
+    rows: datasets.Dataset, images: RowImages | None
+) -> tuple[datasets.Dataset, list[str]]:
     """Return the rows without their binary columns, and the names of these. The column of
     ``images`` stays, with images as stored: ``images`` decodes them, with limits."""
     shown = images.top_column if images else None
     if shown in rows.column_names:
         feature = _keep_encoded(rows.features[shown])
         if feature != rows.features[shown]:
-            rows = rows.cast(Features({**rows.features, shown: feature}))
+            rows = rows.cast(datasets.Features({**rows.features, shown: feature}))
     binary = [name for name in binary_columns(rows) if name != shown]
     return rows.remove_columns(binary), binary
 
@@ -145,10 +145,10 @@ def _cells(value: Any) -> list[Any]:
 
 
 def _keep_encoded(feature: Any) -> Any:
-    if isinstance(feature, ImageFeature):
-        return ImageFeature(decode=False)
-    if isinstance(feature, List):
-        return List(_keep_encoded(feature.feature), length=feature.length)
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(decode=False)
+    if isinstance(feature, datasets.List):
+        return datasets.List(_keep_encoded(feature.feature), length=feature.length)
     if isinstance(feature, dict):
         return {name: _keep_encoded(inner) for name, inner in feature.items()}
     return feature

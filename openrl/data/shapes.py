@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from datasets import Audio, Dataset, Image, Video
-
 from openrl.config.groups.data import PromptDataFlags
 from openrl.data.rows import MISSING, column, first_row, require_column
+from openrl.lazy import datasets
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Columns:
     note: str = ""  # how they were found, if no flag names them
 
 
-def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
+def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) -> Columns:
     """Return the columns of --input_key and --label_key or, if --input_key is left at its default
     and the rows lack that column, those of a known shape.
 
@@ -64,7 +63,7 @@ def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
     return Columns(flags.input_key, flags.label_key)
 
 
-def binary_columns(rows: Dataset) -> list[str]:
+def binary_columns(rows: datasets.Dataset) -> list[str]:
     """Return the columns that hold images, sound or bytes at any depth: they do not fit a JSON-like
     record, and they are slow to decode."""
 
@@ -73,7 +72,7 @@ def binary_columns(rows: Dataset) -> list[str]:
             return any(map(is_binary, feature.values()))
         inner = getattr(feature, "feature", None)
         return (
-            isinstance(feature, Image | Audio | Video)
+            isinstance(feature, datasets.Image | datasets.Audio | datasets.Video)
             or "binary" in str(getattr(feature, "dtype", ""))
             or (inner is not None and is_binary(inner))
         )

@@ -80,7 +80,7 @@ ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
     "experience": {"torch"},
     "types": set(),
-    "lazy": {"peft", "torch"},
+    "lazy": {"datasets", "peft", "torch"},
     "config": {"yaml"},
     "flags": {"yaml", "rich"},
     "extension_points": set(),
