@@ -16,19 +16,18 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray._private import auto_init_hook, ray_constants
+from ray._private import auto_init_hook
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
-from ray._private.node import Node as RayNode
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import (
@@ -43,6 +42,7 @@ from openrl.cluster import caretaker
 from openrl.cluster.address import check_address, no_cluster
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, check_room, plan_placement
+from openrl.cluster.ray_processes import fewest_processes
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
@@ -280,7 +280,7 @@ def open_cluster(
 def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
     """Start a one-node Ray cluster that listens on 127.0.0.1 only and ends with this process."""
     on_child_end = signal.getsignal(signal.SIGCHLD)
-    with _smallest_cluster():
+    with fewest_processes():
         context = _init(
             address="local",
             num_cpus=num_cpus,
@@ -372,25 +372,3 @@ def import_path() -> list[str]:
     known = dict.fromkeys([package_home, *(Path(entry or ".").resolve() for entry in sys.path)])
     own = (p for p in known if not any(p.is_relative_to(home) for home in installed))
     return [str(p) for p in own if p.is_dir()]
-
-
-@contextmanager
-def _smallest_cluster() -> Iterator[None]:
-    """Make Ray use 127.0.0.1 as this node's address, so that all its servers listen there only, and
-    start no process that a run does not need.
-
-    Passing the address to ``ray.init`` is not enough, since Ray replaces a loopback address by the
-    machine's. The switch is the one that Ray itself uses on macOS and Windows. The two processes
-    collect usage statistics and send logs to the driver, even where both are off, and ``ray.init``
-    waits for the first."""
-    names = ("start_api_server", "start_log_monitor")
-    kept, before = [getattr(RayNode, name) for name in names], ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    for name in names:
-        setattr(RayNode, name, lambda node, **options: None)
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        for name, method in zip(names, kept, strict=True):
-            setattr(RayNode, name, method)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import ray
 
+from openrl.cluster import caretaker
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.planner import RoleRequest, plan_placement
@@ -325,6 +327,16 @@ def test_everything_listens_on_loopback_only(cluster):
     servers = asyncio.run(scenario())
     assert servers
     assert {ip for _, ip in servers} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, servers
+
+
+def test_a_cluster_has_only_the_processes_that_a_run_needs(cluster):
+    """Ray would start three more, whose imports take seconds, and wait for one of them."""
+    pids = caretaker.cluster_pids(str(cluster.session_dir), cluster.own["raylet"].pid)
+    first_words = [psutil.Process(pid).cmdline()[0] for pid in pids if pid != os.getpid()]
+    names = [Path(word.strip()).name for word in first_words]
+    workers = ("ray::PlainHost", "ray::AsyncHost", "ray::IDLE")
+    of_ray = sorted(name for name in names if not name.startswith(workers))
+    assert of_ray == ["gcs_server", "ray::RuntimeEnvAgent", "raylet", "sleep"]
 
 
 def test_a_constructor_error_arrives_as_it_was_raised(cluster):
