@@ -80,7 +80,8 @@ async def train_once(
 ) -> RunSummary:
     run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
     write_config(config, run_dir)
-    lines = [*start_lines(config), *inputs.agent_lines, *lines_on_a_cpu(config, inputs.device)]
+    device = inputs.device
+    lines = [*start_lines(config, device), *inputs.agent_lines, *lines_on_a_cpu(config, device)]
     for line in [*lines, *inputs.reports]:
         console.print(line)
     name = run_name(config.logging, "ppo")
@@ -92,7 +93,7 @@ async def train_once(
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
         raise_worker_lost(progress, config.checkpoint),
     ):
-        async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
+        async with start(config, device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
             summary = await trainer.fit()
     judged = summary.eval_pass_after is not None

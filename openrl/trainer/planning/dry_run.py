@@ -61,7 +61,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     memory = memory_by_role(config, models, plan, inputs.device)
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
-        *start_lines(config),
+        *start_lines(config, inputs.device),
         *inputs.agent_lines,
         *lines_on_a_cpu(config, inputs.device),
         *inputs.reports,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.presets import PRESETS
@@ -27,9 +29,9 @@ def preset_lines(config: PPOConfig) -> list[str]:
     return [f"--algo_preset {name}: {' '.join(flags)}"]
 
 
-def start_lines(config: PPOConfig) -> list[str]:
-    """Return the first lines that a run prints: what its preset sets, how sequences are split, and
-    whether it skips the pass for old log-probs."""
+def start_lines(config: PPOConfig, device: str) -> list[str]:
+    """Return the first lines that a run prints: what its preset sets, how sequences are split,
+    whether it skips the pass for old log-probs, and whether its dtype is slow here."""
     left_out = {
         "update": (
             "one optimizer step per rollout: old log-probs are the update's own, without a pass"
@@ -42,6 +44,7 @@ def start_lines(config: PPOConfig) -> list[str]:
         *preset_lines(config),
         *split_lines(config),
         *([left_out[source]] if source in left_out else []),
+        *bf16_lines(config, device),
     ]
 
 
@@ -64,6 +67,21 @@ def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
             f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding"
         )
     return lines
+
+
+def bf16_lines(config: PPOConfig, device: str) -> list[str]:
+    """Return a line if the run computes in bf16 on a processor that does not."""
+    flags = {"param_dtype": config.model.param_dtype, "vllm_dtype": config.engine.vllm_dtype}
+    slow = [f"--{name} bf16" for name, dtype in flags.items() if dtype == "bf16"]
+    if device != "cpu" or not slow:
+        return []
+    has = torch.cpu.get_capabilities()
+    if has["architecture"] != "x86_64" or has["amx_bf16"] or has["avx512_bf16"]:
+        return []
+    return [
+        f"{' and '.join(slow)}: this processor has neither AMX nor AVX512-BF16, so matrix products"
+        " in bf16 take up to four times as long as in fp32"
+    ]
 
 
 def write_config(config: Any, run_dir: Path) -> None:

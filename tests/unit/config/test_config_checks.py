@@ -812,4 +812,4 @@ WEIGHED = f"{ONE_STEP} --enable_vllm_is_correction"
 def test_where_old_logprobs_come_from(words, source):
     config = ppo(words)
     assert derived.old_logprobs(config) == source
-    assert len(start_lines(config)) == (source != "forward")
+    assert len(start_lines(config, "cuda")) == (source != "forward")

@@ -55,9 +55,29 @@ def test_flags_become_sizes():
 def test_every_role_packs_and_a_run_says_so():
     config = ppo(f"{PPO} {DYNAMIC}")
     assert all(model_spec(config, role, "cpu", 10).packing for role in role_models(config).values())
-    assert [line for line in start_lines(config) if "turns --packing_samples on" in line]
+    assert [line for line in start_lines(config, "cuda") if "turns --packing_samples on" in line]
     for words in (PPO, f"{PPO} {DYNAMIC} --packing_samples"):
-        assert not [line for line in start_lines(ppo(words)) if "packing" in line]
+        assert not [line for line in start_lines(ppo(words), "cuda") if "packing" in line]
+
+
+@pytest.mark.parametrize(
+    ("has", "words", "said"),
+    [
+        ({}, "--param_dtype fp32 --vllm_dtype bf16", "--vllm_dtype bf16: this processor"),
+        ({}, "--vllm_dtype bf16", "--param_dtype bf16 and --vllm_dtype bf16: "),
+        ({}, "--param_dtype fp32", ""),
+        ({"amx_bf16": True}, "--vllm_dtype bf16", ""),
+        ({"avx512_bf16": True}, "--vllm_dtype bf16", ""),
+        ({"architecture": "aarch64"}, "--vllm_dtype bf16", ""),
+    ],
+)
+def test_bf16_on_a_processor_without_it_is_said_to_be_slow(monkeypatch, has, words, said):
+    processor = {"architecture": "x86_64", "amx_bf16": False, "avx512_bf16": False} | has
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    config = ppo(f"{PPO} {words} --enable_vllm_is_correction")
+    lines = [line for line in start_lines(config, "cpu") if "bf16" in line]
+    assert [line.startswith(said) for line in lines] == [True] * bool(said)
+    assert not [line for line in start_lines(config, "cuda") if "bf16" in line]
 
 
 @pytest.mark.parametrize(
