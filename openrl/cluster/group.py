@@ -62,7 +62,7 @@ class RankGroup(Protocol):
     # neighbouring ranks that get the same shard and split its sequences or the model's layers
     ranks_per_shard: int
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         """Call the method on every worker with the same arguments, which may be handles. Returns
         one result per rank."""
 
@@ -139,21 +139,21 @@ class LocalGroup:
 
         return cls(role, [make(rank) for rank in range(size)], timeout, ranks_per_shard, make)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         return await self._answers(
-            method, {rank: self._invoke(rank, method, args, kwargs) for rank in range(self.size)}
+            method, {rank: self._invoke(rank, method, args) for rank in range(self.size)}
         )
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
         each = self.ranks_per_shard
         calls = {
-            rank: self._invoke(rank, method, shards[rank // each], {}) for rank in range(self.size)
+            rank: self._invoke(rank, method, shards[rank // each]) for rank in range(self.size)
         }
         return (await self._answers(method, calls))[::each]
 
     async def call_one(self, rank: int, method: str, *args: Any) -> Any:
-        return (await self._answers(method, {rank: self._invoke(rank, method, args, {})}))[0]
+        return (await self._answers(method, {rank: self._invoke(rank, method, args)}))[0]
 
     async def restart(self, rank: int) -> None:
         assert self._make is not None, "made of workers that nobody can make again"
@@ -185,11 +185,9 @@ class LocalGroup:
     async def _answers(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
         return await gather_ranks(self.role, method, pending, self.timeout)
 
-    async def _invoke(
-        self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _invoke(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
         try:
-            return await maybe_await(getattr(self._workers[rank], method)(*args, **kwargs))
+            return await maybe_await(getattr(self._workers[rank], method)(*args))
         except Exception as error:
             error.add_note(raised_by(self.role, rank, method))
             raise

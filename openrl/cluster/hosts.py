@@ -62,8 +62,8 @@ class PlainHost:
         gc.freeze()
         gc.enable()
 
-    def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._worker, method)(*args, **kwargs)
+    def invoke(self, method: str, *args: Any) -> Any:
+        return getattr(self._worker, method)(*args)
 
     def stream(self, key: int, method: str, *args: Any) -> Any:
         """Yield the items of a generator method. An error ends the stream and is kept for
@@ -90,8 +90,8 @@ class AsyncHost(PlainHost):
     """The actor for a worker with coroutine methods: it runs many calls at a time on one event
     loop."""
 
-    async def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await maybe_await(getattr(self._worker, method)(*args, **kwargs))
+    async def invoke(self, method: str, *args: Any) -> Any:
+        return await maybe_await(getattr(self._worker, method)(*args))
 
     async def stream(self, key: int, method: str, *args: Any) -> Any:
         try:

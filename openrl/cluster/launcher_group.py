@@ -41,12 +41,12 @@ class LauncherGroup:
             WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args
         )
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return await self._together(method, args, kwargs)
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        return await self._together(method, args)
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
-        answers = await self._together(method, shards[self.rank // self.ranks_per_shard], {})
+        answers = await self._together(method, shards[self.rank // self.ranks_per_shard])
         return answers[:: self.ranks_per_shard]
 
     async def any_rank(self, asked: bool) -> bool:
@@ -58,16 +58,14 @@ class LauncherGroup:
     async def close(self) -> None:
         close_distributed()
 
-    async def _together(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Any]:
+    async def _together(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call the method on every rank. If any rank failed, every rank raises the error of the
         lowest one."""
         dist.barrier()
         error: Exception | None = None
         result = None
         try:
-            result = await maybe_await(getattr(self._worker, method)(*args, **kwargs))
+            result = await maybe_await(getattr(self._worker, method)(*args))
         except Exception as raised:
             raised.add_note(raised_by(self.role, self.rank, method))
             error = raised

@@ -29,6 +29,7 @@ from openrl.cluster.hosts import GroupSettings, ProcessRecipe
 from openrl.cluster.life import BEAT_S, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.config.groups.placement import ENGINES
+from openrl.waiting import result_beside
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +100,9 @@ class RayGroup:
         self._dead.discard(rank)
         self._broken = bool(self._dead)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         shared = _share(args, self.size)
-        named = dict(zip(kwargs, _share(tuple(kwargs.values()), self.size), strict=True))
-        return await self._answers(
-            method, [a.invoke.remote(method, *shared, **named) for a in self._actors]
-        )
+        return await self._answers(method, [a.invoke.remote(method, *shared) for a in self._actors])
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
@@ -223,7 +221,7 @@ class RayGroup:
     async def _gather(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
         answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)
         try:
-            return await unless_lost(answers, self._lost)
+            return await result_beside(answers, [self._lost] if self._lost else [])
         except (WorkerDied, WorkerTimeout):
             self._broken = True
             raise
@@ -277,22 +275,6 @@ def _share(args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     if size == 1:
         return args
     return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
-
-
-async def unless_lost(work: Awaitable[list[Any]], lost: asyncio.Future[None] | None) -> list[Any]:
-    """Return the result of ``work``, or raise the error of ``lost`` if that comes first."""
-    if lost is None:
-        return await work
-    task = asyncio.ensure_future(work)
-    try:
-        either: set[asyncio.Future[Any]] = {task, lost}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            lost.result()
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait({task}, timeout=1.0)
 
 
 def _tail(file: Path, size: int = 4096) -> str:

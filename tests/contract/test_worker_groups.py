@@ -35,7 +35,7 @@ class PlainWorker:
         self.context, self.offset, self.calls = context, offset, 0
         self.kept: list[object] = []
 
-    def add(self, x: int, *, y: int = 0) -> tuple[int, int]:
+    def add(self, x: int, y: int = 0) -> tuple[int, int]:
         self.calls += 1
         return self.context.rank, x + y + self.offset
 
@@ -190,7 +190,7 @@ def make(request):
 
 def test_call_gives_every_worker_the_same_arguments_and_keeps_rank_order(make):
     group = make(PlainWorker, 100)
-    assert asyncio.run(group.call("add", 1, y=20)) == [(0, 121), (1, 121)]
+    assert asyncio.run(group.call("add", 1, 20)) == [(0, 121), (1, 121)]
 
 
 def test_scatter_gives_each_worker_its_own(make):
