@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from openrl.cluster.group import WorkerContext, is_async, iterate, maybe_await
-from openrl.cluster.life import NO_LOGS, LogSpec, begin_log
+from openrl.cluster.life import begin_log
 from openrl.cluster.ray_cluster import Reservation
 from openrl.registry import load_plugins
 
@@ -114,8 +114,13 @@ class GroupSettings:
     ranks_per_shard: int = 1
     plugins: tuple[str, ...] = ()  # modules that every process imports first
     env: Mapping[str, str] = field(default_factory=dict)  # overrides that of all workers
-    logs: LogSpec = NO_LOGS
+    log_dir: str = ""  # absolute; empty: no logs besides Ray's own
+    stall_timeout: float = 0.0  # seconds that a worker may show no sign of life; 0: unlimited
     early: Early | None = None  # called in every process before it imports its worker
+
+    def log_path(self, role: str, rank: int) -> str:
+        """Return the path of a worker's log; empty if there is none."""
+        return str(Path(self.log_dir) / f"{role}-{rank}.log") if self.log_dir else ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class ProcessRecipe:
         return ray.remote(host).options(runtime_env=environment, **options).remote()
 
     def begin(self, actor: Any, rank: int) -> ray.ObjectRef:
-        log = self.settings.logs.path(self.role, rank)
+        log = self.settings.log_path(self.role, rank)
         return actor.begin.remote(str(Path.cwd()), log, self.settings.early)
 
     def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:

@@ -6,27 +6,12 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 BEAT_S = 5.0
 """Seconds between two touches of the log file."""
-
-
-@dataclass(frozen=True)
-class LogSpec:
-    """Where workers write their logs, and how long one may show no sign of life."""
-
-    directory: str = ""  # absolute; empty: no logs besides Ray's own
-    stall_timeout: float = 0.0  # seconds; 0: unlimited
-
-    def path(self, role: str, rank: int) -> str:
-        return str(Path(self.directory) / f"{role}-{rank}.log") if self.directory else ""
-
-
-NO_LOGS = LogSpec()
 
 
 def begin_log(path: str) -> None:

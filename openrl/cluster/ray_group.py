@@ -45,7 +45,7 @@ class RayGroup:
     def __init__(self, cluster: RayCluster, recipe: ProcessRecipe) -> None:
         self.role, self.size, settings = recipe.role, recipe.size, recipe.settings
         self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
-        self._cluster, self._recipe, self._logs = cluster, recipe, settings.logs
+        self._cluster, self._recipe, self._settings = cluster, recipe, settings
         self._actors = [recipe.actor(rank) for rank in range(self.size)]
         # (address, free port, process id) of each rank
         self._places: list[tuple[str, int, int]] = []
@@ -154,12 +154,12 @@ class RayGroup:
 
     def _watch(self) -> None:
         """Start to watch the workers' signs of life."""
-        if self._logs.directory:
+        if self._settings.log_dir:
             self._lost = asyncio.get_running_loop().create_future()
             self._watcher = asyncio.create_task(self._look(self._lost))
 
     async def _look(self, lost: asyncio.Future[None]) -> None:
-        most = self._logs.stall_timeout or math.inf
+        most = self._settings.stall_timeout or math.inf
         while not lost.done():
             await asyncio.sleep(min(BEAT_S, most / 4))
             if dead := self._cluster.dead():
@@ -167,7 +167,7 @@ class RayGroup:
                 lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
                 return
             for rank in {*range(self.size)} - self._dead:
-                quiet = silence(self._logs.path(self.role, rank))
+                quiet = silence(self._settings.log_path(self.role, rank))
                 if quiet is not None and quiet > most:
                     hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
                     words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"
@@ -234,7 +234,9 @@ class RayGroup:
             cause = error.cause
             if isinstance(cause, WorkerDied):  # a process that the worker needs has died
                 raise self._died(rank, method, str(cause)) from error
-            cause.add_note(raised_by(self.role, rank, method, self._logs.path(self.role, rank)))
+            cause.add_note(
+                raised_by(self.role, rank, method, self._settings.log_path(self.role, rank))
+            )
             raise cause from error
         except RayActorError as error:
             raise self._died(rank, method, str(error).strip().splitlines()[-1]) from error
@@ -262,7 +264,7 @@ class RayGroup:
         found = [
             *(self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err")
         ]
-        own = Path(self._logs.path(self.role, rank))
+        own = Path(self._settings.log_path(self.role, rank))
         if own.is_file():
             found.append(own)
         lines = [line for file in found for line in _tail(file).splitlines() if line.strip(" :")]

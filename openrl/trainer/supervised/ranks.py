@@ -45,7 +45,6 @@ async def _ray_group(
     config: SupervisedConfig, spec: ModelSpec, stage: Stage
 ) -> AsyncIterator[RankGroup]:
     from openrl.cluster.hosts import GroupSettings
-    from openrl.cluster.life import LogSpec
     from openrl.cluster.planner import RoleRequest  # Ray is heavy, and only some runs need it
     from openrl.cluster.ray_cluster import open_cluster
     from openrl.cluster.ray_group import RayGroup
@@ -62,7 +61,8 @@ async def _ray_group(
                 flags.rpc_timeout,
                 spec.parallel.ranks_per_shard,
                 config.debug.plugin,
-                logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
+                log_dir=str(logging_directory(config)),
+                stall_timeout=config.faults.stall_timeout,
             )
             group = await RayGroup.create(cluster, reservation, ROLE, settings, ModelWorker, spec)
         try:

@@ -12,7 +12,6 @@ from typing import Any
 from openrl.agents.build import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.cluster.hosts import GroupSettings
-from openrl.cluster.life import LogSpec
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
@@ -299,7 +298,8 @@ async def _start(
         1 if role == ENGINES else config.parallel.ranks_per_shard,
         config.debug.plugin,
         config.placement.environment,
-        LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
+        str(logging_directory(config)),
+        config.faults.stall_timeout,
         early,
     )
     group = await RayGroup.create(cluster, reservation, role, settings, worker_class, *args)
