@@ -143,8 +143,6 @@ def log_ratio_at_level(log_rho: Tensor, batch: ExperienceBatch, level: Correctio
         log_rho = segment_mean(log_rho, batch.turn_ids.masked_fill(~mask, -1))
     elif level == "sequence":
         log_rho = _sequence_sum(log_rho, batch) * mask
-    elif level != "token":
-        raise ValueError(f"no level of a weight: {level!r}")
     return log_rho.clamp(-LIMIT, LIMIT)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.model import LoadFlags, ModelFlags
 from openrl.data.rows import text_or_file
 from openrl.errors import UserError, short
 
@@ -27,12 +27,7 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
         if model.tokenizer_path is None
         else (model.tokenizer_path, "tokenizer_path")
     )
-    tokenizer = load_tokenizer(
-        path,
-        trust_remote_code=model.trust_remote_code,
-        fast=not model.disable_fast_tokenizer,
-        flag=flag,
-    )
+    tokenizer = load_tokenizer(path, model, flag)
     if chat_template is not None:
         tokenizer.chat_template = text_or_file(chat_template, "tokenizer_chat_template")
     if model.tokenizer_path is not None:
@@ -51,9 +46,7 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
     return tokenizer
 
 
-def load_tokenizer(
-    path: str, *, trust_remote_code: bool = False, fast: bool = True, flag: str = "pretrain"
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, flags: LoadFlags, flag: str = "pretrain") -> PreTrainedTokenizerBase:
     """Return the tokenizer at ``path``, a directory or a Hub name, which ``flag`` gave.
 
     Without a padding token it pads with the end-of-text token. No real end of text is lost, because
@@ -66,13 +59,15 @@ def load_tokenizer(
         raise UserError(f"--{flag}: no such model directory: {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=trust_remote_code, use_fast=fast
+            path,
+            trust_remote_code=flags.trust_remote_code,
+            use_fast=not flags.disable_fast_tokenizer,
         )
     # it may be a KeyError or anything that code beside the model raises: the files are the user's
     except Exception as error:
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"--{flag}: cannot load the tokenizer of {path}: {reason}") from error
-    if not fast and tokenizer.is_fast:
+    if flags.disable_fast_tokenizer and tokenizer.is_fast:
         warnings.warn(
             f"--disable_fast_tokenizer: transformers has only a fast tokenizer for {path}, which"
             " is used",

@@ -158,11 +158,9 @@ def load_reward_model(
     """
     flags = loading.flags
     model = load_scalar_model(RewardModel, path, loading, rm.value_head_prefix).to(loading.device)
-    assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
-    fast, trusted = not flags.disable_fast_tokenizer, flags.trust_remote_code
-    tokenizer = load_tokenizer(path, trust_remote_code=trusted, fast=fast, flag="reward_pretrain")
+    tokenizer = load_tokenizer(path, flags, "reward_pretrain")
     text_model = TextRewardModel(model, tokenizer, rm.max_len, images)
     if loading.packing:
         check_layers(path, model.hf.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import safe_open
@@ -110,15 +111,18 @@ class RewardModel(ScalarModel):
         return (rows.columns(scalars).sum(1) - self.mean) / self.std, {}
 
 
+Kind = TypeVar("Kind", bound=ScalarModel)
+
+
 def load_scalar_model(
-    kind: type[ScalarModel],
+    kind: type[Kind],
     path: str,
     loading: Loading,
     head_prefix: str,
     *,
     fresh_head_seed: int | None = None,
     fp32_head: bool = False,
-) -> ScalarModel:
+) -> Kind:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
     A model that will be trained may start from a checkpoint without a head (a language model). It
@@ -129,13 +133,12 @@ def load_scalar_model(
     flags = loading.flags
     hf = load_pretrained(AutoModel, path, loading)
     head_name, weight = stored_head(path, flags, head_prefix)
-    if weight is None and fresh_head_seed is None:
-        raise UserError(
-            f"{path}: no weights named {head_name}.weight, so this is not a reward model",
-            "train one with a scalar head, or name its head with --value_head_prefix",
-        )
     if weight is None:
-        assert fresh_head_seed is not None
+        if fresh_head_seed is None:
+            raise UserError(
+                f"{path}: no weights named {head_name}.weight, so this is not a reward model",
+                "train one with a scalar head, or name its head with --value_head_prefix",
+            )
         size = hf.config.get_text_config().hidden_size
         random = torch.Generator().manual_seed(fresh_head_seed)
         weight = torch.randn(1, size, generator=random) / (size + 1)

@@ -20,6 +20,7 @@ import pytest
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
+from openrl.config.groups.model import LoadFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
@@ -94,7 +95,7 @@ async def rewards_of_the_role(checkpoint, groups: list[Group], pad_id: int) -> l
 @pytest.mark.slow
 def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     checkpoint = tiny_reward_model_dir(tmp_path)
-    tokenizer = load_tokenizer(str(checkpoint))
+    tokenizer = load_tokenizer(str(checkpoint), LoadFlags())
     groups = random_groups(tokenizer)
     flags = (
         "--reward_pretrain",

@@ -20,7 +20,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
-from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.model import LoadFlags, ModelFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.config.groups.vision import VisionFlags
@@ -76,7 +76,9 @@ def prompts(checkpoint) -> list[Prompt]:
 
 def prompts_of(checkpoint: str) -> list[Prompt]:
     images = RowImages(TRAINED, VisionProcessor(checkpoint, {}))
-    builder = PromptBuilder(PromptDataFlags(), CHAT, load_tokenizer(checkpoint), 256, images=images)
+    builder = PromptBuilder(
+        PromptDataFlags(), CHAT, load_tokenizer(checkpoint, LoadFlags()), 256, images=images
+    )
     source = RowSource("rows", "rows", Dataset.from_list(ROWS))
     (found,), (report,) = builder.build([source], flag="prompt_data", kind="train")
     assert [len(p.images) for p in found] == [0, 1, 2]

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from openrl.cli import batch_inference, evaluate
 from openrl.cli.run import command
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
+from openrl.config.groups.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.at_k import maj_at_k, vote
 from tests.e2e.runs import make_task, start
@@ -169,7 +170,7 @@ def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
         prompt_data=given,
         max_len=64,
     )
-    tokenizer = load_tokenizer(str(task / "rm"))
+    tokenizer = load_tokenizer(str(task / "rm"), LoadFlags())
     model = AutoModelForSequenceClassification.from_pretrained(
         task / "rm", dtype=torch.float32
     ).eval()

@@ -20,6 +20,7 @@ from openrl.config.groups.data import (
     SupervisedDataFlags,
     TemplateFlags,
 )
+from openrl.config.groups.model import LoadFlags
 from openrl.config.groups.vision import VisionFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.images import RowImages, image_budget
@@ -55,7 +56,9 @@ def build(checkpoint, processor):
         flags = flags or VisionFlags(max_images_per_prompt=2)
         images = RowImages(flags, processor if flags.max_images_per_prompt else None)
         data = PromptDataFlags(prompt_data="data", **columns)
-        builder = PromptBuilder(data, CHAT, load_tokenizer(checkpoint), limit, images=images)
+        builder = PromptBuilder(
+            data, CHAT, load_tokenizer(checkpoint, LoadFlags()), limit, images=images
+        )
         rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
         source = RowSource("rows", "default", rows)
         (prompts,), (report,) = builder.build([source], flag="prompt_data", kind="train")
@@ -201,7 +204,7 @@ def test_builders_travel_to_other_processes(processor):
 )
 def test_answers_after_an_image(checkpoint, processor, max_len, learned, shown, length):
     """Tokens of images are not learned, and a row is not cut inside one."""
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, LoadFlags())
     flags = SupervisedDataFlags(dataset="d", output_key="output", max_len=max_len)
     images = RowImages(VisionFlags(max_images_per_prompt=1), processor)
     builder = SupervisedBuilder(flags, CHAT, tokenizer, images=images)
@@ -243,7 +246,7 @@ def test_answers_that_are_compared_see_the_images_of_their_prompt(checkpoint, pr
         {"prompt": "<image>", "chosen": "yes", "rejected": "no", "label": True, "images": [image]}
         for image in (A, png(picture(7)))
     )
-    reader = builder(flags, CHAT, load_tokenizer(checkpoint), images=images)
+    reader = builder(flags, CHAT, load_tokenizer(checkpoint, LoadFlags()), images=images)
     source = RowSource("rows", "default", Dataset.from_list([one, other]))
     (examples,), _ = reader.build([source])
     first, second = ([row.images for row in example.rows] for example in examples)

@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from datasets.arrow_writer import ArrowWriter
 
+from openrl.config.groups.model import LoadFlags
 from openrl.data.loading import load_rows, load_sources
 from openrl.data.tokenizer import leading_ids, load_tokenizer, require_chat_template
 from openrl.errors import UserError
@@ -218,21 +219,21 @@ def test_tokenizer_without_padding_pads_with_end_of_text(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
-    loaded = load_tokenizer(str(tmp_path))
+    loaded = load_tokenizer(str(tmp_path), LoadFlags())
     assert loaded.pad_token_id == loaded.eos_token_id == EOS
 
 
 def test_tokenizer_errors_name_what_is_missing(tmp_path):
     with pytest.raises(UserError, match="no such model directory"):
-        load_tokenizer(str(tmp_path / "none"))
+        load_tokenizer(str(tmp_path / "none"), LoadFlags())
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="cannot load the tokenizer"):
-        load_tokenizer(str(tmp_path / "empty"))
+        load_tokenizer(str(tmp_path / "empty"), LoadFlags())
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path / "endless")
     with pytest.raises(UserError, match="no end-of-text token"):
-        load_tokenizer(str(tmp_path / "endless"))
+        load_tokenizer(str(tmp_path / "endless"), LoadFlags())
     with pytest.raises(UserError, match=r"--apply_chat_template: .* has no chat template"):
         require_chat_template(tiny_tokenizer())
 

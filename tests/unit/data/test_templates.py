@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.model import LoadFlags, ModelFlags
 from openrl.data.rows import BadRow, text_or_file
 from openrl.data.templates import Templates
 from openrl.data.tokenizer import load_tokenizer, policy_tokenizer
@@ -162,8 +163,6 @@ def model(tmp_path_factory):
 
 
 def flags(model, **changes):
-    from openrl.config.groups.model import ModelFlags
-
     return ModelFlags(pretrain=str(model), **changes)
 
 
@@ -176,7 +175,7 @@ def test_a_chat_template_of_the_user_replaces_the_tokenizer_s_and_is_saved_with_
             == "u(1)a("
         )
     tokenizer.save_pretrained(tmp_path / "saved")
-    assert load_tokenizer(str(tmp_path / "saved")).chat_template == CHAT
+    assert load_tokenizer(str(tmp_path / "saved"), LoadFlags()).chat_template == CHAT
 
 
 def test_without_any_chat_template_the_flag_is_refused(model):

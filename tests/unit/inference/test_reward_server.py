@@ -92,7 +92,7 @@ def own_scores(checkpoint):
     model = AutoModelForSequenceClassification.from_pretrained(
         checkpoint, dtype=torch.float32
     ).eval()
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, LoadFlags())
     with torch.no_grad():
         rows = [
             torch.tensor([tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS
