@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class UserError(Exception):
@@ -30,6 +30,12 @@ def short(value: object) -> str:
     """Return ``repr`` of a value for a message, cut off if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def listed(items: Sequence[object], most: int = 10) -> str:
+    """Return the first items for a message, and how many there are besides."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 class Interrupted(UserError):

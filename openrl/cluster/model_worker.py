@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
 from openrl.config.groups.placement import ModelPart
-from openrl.errors import UserError
+from openrl.errors import UserError, listed
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.metrics import Metric
 from openrl.models.logits import Output
@@ -146,9 +146,8 @@ class ModelWorker:
         Raises UserError before the first bucket if a weight is inf or NaN, so that the engines keep
         their weights."""
         if bad := self.engine.nonfinite_weights():
-            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise UserError(
-                f"{bad[0]}{more} of the {self.context.role} has inf or NaN: these weights are not"
+                f"{listed(bad, 1)} of the {self.context.role} has inf or NaN: these weights are not"
                 " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )

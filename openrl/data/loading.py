@@ -163,7 +163,7 @@ def _explain_start(path: Path) -> str:
     return "it is UTF-16; save it as UTF-8" if utf16 else ""
 
 
-def _bad_lines(path: Path, show: int = 5) -> str:
+def _bad_lines(path: Path) -> str:
     """Name the first lines of a JSONL file that are not JSON objects; empty if all are."""
 
     def reasons() -> Iterator[str]:
@@ -175,7 +175,7 @@ def _bad_lines(path: Path, show: int = 5) -> str:
                 except json.JSONDecodeError as error:
                     yield f"line {number}: {error.msg} at column {error.colno}"
 
-    return "; ".join(islice(reasons(), show))
+    return "; ".join(islice(reasons(), 5))
 
 
 def _load_saved(path: Path, flag: str) -> Dataset | DatasetDict:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from datasets import Dataset
 
-from openrl.errors import UserError
+from openrl.errors import UserError, listed
 
 CHUNK = 1000  # rows that are tokenised in one call
 PARALLEL_FROM = 50_000  # rows; below this the seconds that a process takes to start do not pay
@@ -96,9 +96,7 @@ def _read_piece(piece: range) -> Chunk[Any]:
     return _read_rows(rows, piece, read)
 
 
-def refuse_bad_rows(
-    flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10
-) -> None:
+def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]]) -> None:
     """Raise one UserError that names all bad rows of all sources, given as (source,
     [(row, reason)]); return if there are none."""
     blocks = []
@@ -108,9 +106,7 @@ def refuse_bad_rows(
             by_reason.setdefault(reason, []).append(number)
         lines = []
         for reason, numbers in by_reason.items():
-            more = f" and {len(numbers) - show} more" if len(numbers) > show else ""
-            shown = ", ".join(map(str, numbers[:show])) + more
-            lines.append(f"row{'s' if len(numbers) > 1 else ''} {shown}: {reason}")
+            lines.append(f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}: {reason}")
         if lines:
             head = f"--{flag}: {source} has rows that cannot be used (the first is row 0)"
             blocks.append("\n  ".join([head, *lines]))

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.commands import BatchInferenceConfig
 from openrl.config.groups.inference import BatchTaskFlags
 from openrl.data.prompts import PromptBuilder
-from openrl.errors import UserError
+from openrl.errors import UserError, listed
 from openrl.inference.answering import (
     Inputs,
     Unit,
@@ -83,9 +83,9 @@ def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:
 def require_responses(prompts: list[Prompt], key: str) -> None:
     """Raise UserError, naming rows, unless every row holds a response."""
     if bad := [prompt.id for prompt in prompts if not isinstance(prompt.meta.get(key), str)]:
-        shown = ", ".join(bad[:10]) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
         raise UserError(
-            f"--output_key: no text in the column {key!r} of {shown}", "the column of the responses"
+            f"--output_key: no text in the column {key!r} of {listed(bad)}",
+            "the column of the responses",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from openrl.errors import UserError
+from openrl.errors import UserError, listed
 from openrl.models.memory import MemoryUse
 from openrl.rollout.engine import (
     EngineDied,
@@ -264,7 +264,7 @@ class VLLMEngine(RolloutEngine):
         known = names if self._names is None else self._names
         for complaint, wrong in (("lacks", known - names), ("brings unknown", names - known)):
             if wrong:
-                problem = f"weight sync {complaint} tensors: {_list_names(sorted(wrong))}"
+                problem = f"weight sync {complaint} tensors: {listed(sorted(wrong), 20)}"
                 self._broken = problem if self._loaded else self._broken
                 raise UserError(problem, _NAMES)
         return names
@@ -292,7 +292,7 @@ class VLLMEngine(RolloutEngine):
             raise bucket_lost(lost[0]) if lost else tensors_changed(changed)
         if absent:
             problem = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded"
-            self._broken = f"{problem}: {_list_names(absent)}"
+            self._broken = f"{problem}: {listed(absent, 20)}"
             raise UserError(self._broken, _NAMES)
 
     async def _free(self, *parts: EnginePart) -> None:
@@ -312,10 +312,6 @@ class VLLMEngine(RolloutEngine):
         # its __del__ calls this again at the exit of the process, when vLLM's modules are gone
         self._llm.shutdown = lambda timeout=None: None
         self._adapters.clear()
-
-
-def _list_names(names: list[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def seed_after(seed: int | None, tokens: int) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from openrl.errors import UserError
+from openrl.errors import UserError, listed
 from openrl.types import WeightManifest
 from openrl.weights.buckets import Bucket, checksum
 
@@ -231,9 +231,8 @@ def bucket_lost(reason: str) -> UserError:
 
 
 def tensors_changed(names: Sequence[str]) -> UserError:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return UserError(
-        f"weight sync: {names[0]}{more} arrived changed (--check_weight_sync)",
+        f"weight sync: {listed(names, 1)} arrived changed (--check_weight_sync)",
         "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
         " the machine's memory",
     )
