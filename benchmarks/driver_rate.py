@@ -29,6 +29,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.order import SeededStream
 from openrl.models.memory import freeze_gc_heap
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
@@ -60,7 +61,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     ahead = args.steps_ahead
     limits = BufferLimits(args.prompts, steps_ahead=ahead, max_staleness=ahead)
     rollouts = Rollouts(
-        LocalGroup.create("vllm", args.engines, Engine, args.tokens),
+        EnginePool(LocalGroup.create("vllm", args.engines, Engine, args.tokens)),
         RolloutBuffer(SeededStream(prompts, seed=0), limits),
         Residency(),
         RolloutSettings(RolloutRequest(args.samples, Sampling(args.tokens)), run_seed=0),

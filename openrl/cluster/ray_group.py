@@ -279,10 +279,10 @@ def _share(args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
 
-def _tail(file: Path, size: int = 4096) -> str:
-    """Return the last ``size`` bytes of a log file as text."""
+def _tail(file: Path) -> str:
+    """Return the last 4 KiB of a log file as text."""
     with file.open("rb") as opened:
-        opened.seek(max(file.stat().st_size - size, 0))
+        opened.seek(max(file.stat().st_size - 4096, 0))
         return opened.read().decode(errors="replace")
 
 

@@ -24,7 +24,6 @@ from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.logits import Columns, Output
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
-from openrl.training.export import write_model
 from openrl.training.masters import Masters
 from openrl.training.moving_average import MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
@@ -50,6 +49,7 @@ from openrl.training.whole_weights import (
     nonfinite_weights,
     parameter_count,
     shard,
+    write_model,
 )
 
 ADAPTER_FOLDER = "adapter"

@@ -1,20 +1,26 @@
-"""Divides the weights of a model among ranks by DeepSpeed, and gathers them whole as in a
-checkpoint.
+"""Divides the weights of a model among ranks by DeepSpeed, gathers them whole as in a checkpoint,
+and writes them.
 
-All ranks must call these functions together and iterate to the end, since they run collectives."""
+All ranks must call these functions together and iterate to the end, since they run collectives; one
+rank alone writes."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from itertools import groupby
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import dequantised, of_adapter
@@ -79,6 +85,23 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
     dist.all_reduce(bad, op=dist.ReduceOp.MAX)
     return [named[i][0].removeprefix("hf.") for i in bad.nonzero().flatten().tolist()]
+
+
+def write_model(
+    directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]
+) -> None:
+    """Write ``weights``, under their checkpoint names, with the config and the custom code of
+    ``hf``. ``fields`` are added to config.json. Writes no tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = copy(hf.config)
+    config.update(dict(fields))
+    vars(config).pop("quantization_config", None)  # the weights are written unquantised
+    config.save_pretrained(directory)
+    if hf.can_generate():
+        hf.generation_config.save_pretrained(directory)
+    if hf.is_remote_code():
+        custom_object_save(hf, directory, config=config)
+    save_torch_state_dict(weights, directory, metadata={"format": "pt"})
 
 
 def own_range(parameter: Any) -> tuple[int, int]:

@@ -111,12 +111,11 @@ def prepare(config: PPOConfig) -> Inputs:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag
         lines = check_agents(agent_setup(config), inputs.tokenizer, source)
-        inputs = replace(inputs, agent_lines=lines)
         check_steps(config, len(inputs.prompts))
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     collector.raise_all()
-    inputs = replace(inputs, row_cost=cost)
+    inputs = replace(inputs, row_cost=cost, agent_lines=lines)
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
