@@ -105,6 +105,7 @@ class PlainServer:
         self.speaks, self.lets_go = asyncio.Event(), asyncio.Event()
         self.speaks.set()
         self.lets_go.set()
+        self.notes = 202  # the status that notifications get
         self.app.post("/mcp")(self.post)
         self.app.delete("/mcp")(self.delete)
 
@@ -128,7 +129,7 @@ class PlainServer:
         assert request.headers["mcp-protocol-version"] == "2025-03-26"
         assert "text/event-stream" in request.headers["accept"]
         if "id" not in message:
-            return Response(status_code=202)
+            return Response(status_code=self.notes)
         if method == "tools/list":
             second = params.get("cursor") == "2"
             return self.json(
@@ -214,6 +215,19 @@ def test_an_answer_that_cannot_be_read_is_not_the_policys_fault(name):
             toolset = (await find_tools(url))()
             with pytest.raises(McpFailed, match=r"^http://127.*/mcp: \w"):
                 await toolset.call(name, {})
+            await toolset.close()
+
+    asyncio.run(play())
+
+
+def test_a_notification_that_is_refused_ends_no_session():
+    async def play():
+        server = PlainServer()
+        server.notes = 400
+        async with serve(server.app) as url:
+            toolset = (await find_tools(url))()
+            assert await toolset.call("count", {}) == '{"count": 1}'
+            assert await toolset.call("count", {}) == '{"count": 2}'
             await toolset.close()
 
     asyncio.run(play())

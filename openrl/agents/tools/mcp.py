@@ -137,8 +137,12 @@ async def _limit_end(request: httpx2.Request) -> None:
 
 
 async def _refuse_error(reply: httpx2.Response) -> None:
-    """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool."""
-    if reply.is_error and reply.request.method == "POST":
+    """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool. A
+    notification may be refused: what needed it fails by itself."""
+    request = reply.request
+    if not reply.is_error or request.method != "POST":
+        return
+    if {"id", "method"} <= json.loads(request.content).keys():
         said = (await reply.aread()).decode(errors="replace")[:200]
         raise McpFailed(f"it answers {reply.status_code} {said}".rstrip())
 
