@@ -19,7 +19,7 @@ REDUCE_BUCKET = 500_000_000  # number of gradients reduced at a time; DeepSpeed'
 class EngineFacts:
     """The facts besides flags that DeepSpeed's settings depend on."""
 
-    parameters: int  # number of parameters in this rank's module
+    trainable: int  # number of parameters that have a gradient, in this rank's module
     hidden_size: int
     dtype: str  # type of the parameters: bf16, fp16 or fp32
     device: str  # cpu or cuda
@@ -83,7 +83,7 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "stage": flags.zero_stage,
         # DeepSpeed allocates the whole bucket up front, so it need not exceed all gradients.
-        "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),
+        "reduce_bucket_size": min(REDUCE_BUCKET, facts.trainable),
         # Vectors stay whole on every rank and matrices are sharded, as with transformers' "auto".
         "stage3_param_persistence_threshold": 10 * facts.hidden_size,
         # only a backward pass gathers from these secondary copies

@@ -123,7 +123,7 @@ class DeepSpeedEngine:
 
     def _facts(self, **more: Any) -> EngineFacts:
         return EngineFacts(
-            parameters=sum(p.numel() for p in self.model.parameters()),
+            trainable=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             hidden_size=self.model.hf.config.get_text_config().hidden_size,
             dtype=self.dtype,
             device=self.device.type,

@@ -52,7 +52,7 @@ def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
     facts = EngineFacts(
-        parameters=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True
+        trainable=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True
     )
     settings, refusal = Section(deepspeed_config(flags, facts)), ""
     try:

@@ -9,11 +9,11 @@ from openrl.training.deepspeed_config import EngineFacts, check_device, deepspee
 
 
 def config(
-    dtype="bf16", low_masters=False, max_norm=0.0, parameters=1000, trained=True, ranks=1, device="cpu", streamed=False,
+    dtype="bf16", low_masters=False, max_norm=0.0, trainable=1000, trained=True, ranks=1, device="cpu", streamed=False,
     **flags,
 ):  # fmt: skip
     facts = EngineFacts(
-        parameters, 64, dtype, device, ranks, trained, max_norm, low_masters, streamed=streamed
+        trainable, 64, dtype, device, ranks, trained, max_norm, low_masters, streamed=streamed
     )
     return deepspeed_config(DeepSpeedFlags(**flags), facts)
 
@@ -87,9 +87,9 @@ def test_bf16_masters_keep_everything_in_bf16_and_are_unknown_to_stage_0():
     assert "bf16" not in config(low_masters=True, zero_stage=0)
 
 
-def test_buckets_are_no_larger_than_the_model():
-    assert config(parameters=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert config(parameters=10**12)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+def test_buckets_are_no_larger_than_all_gradients():
+    assert config(trainable=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config(trainable=10**12)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
     assert config()["zero_optimization"]["stage3_param_persistence_threshold"] == 640
 
 
