@@ -3,10 +3,9 @@
     python -m benchmarks.memory
     python -m benchmarks.memory --only "135M, fp32"
 
-Every case trains a random Llama for three steps in a process of its own, on a CPU, where the C
-library keeps freed memory as it does in a run. What the process takes at its peak beyond what it
-took after steps of a tiny model, which load all libraries, is held against ``model_memory`` and
-``with_holes``."""
+Every case trains a random Llama for three steps in a process of its own, on a CPU, with the
+environment of a run's workers. What the process takes at its peak beyond what is left after steps
+of a tiny model, which load all libraries, is held against ``model_memory``."""
 
 from __future__ import annotations
 
@@ -33,13 +32,14 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.optimizer import LearningRateFlags
-from openrl.trainer.planning.memory import Memory, model_memory, model_shape, with_holes
+from openrl.trainer.planning.memory import Memory, model_memory, model_shape
 from openrl.trainer.workers.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
+from openrl.training.sleep import empty_cache
 
-TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64}
 SHAPES = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64},
     "1M": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 512},
     "32M": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
     | {"vocab_size": 8192},
@@ -93,11 +93,10 @@ PROMPT, ANSWER = 32, 96  # tokens
 STEPS = 3
 
 
-def make_model(directory: Path, shape: dict[str, int]) -> str:
+def make_model(directory: Path, shape: dict[str, int]) -> None:
     torch.manual_seed(0)
     fields = {"intermediate_size": 3 * shape["hidden_size"], "tie_word_embeddings": True} | shape
     LlamaForCausalLM(LlamaConfig(**fields)).save_pretrained(directory)
-    return str(directory)
 
 
 def train(path: str, case: Case) -> None:
@@ -127,7 +126,7 @@ def estimate(path: str, case: Case) -> Memory:
     model = RoleModel("logprobs", path, LearningRateFlags(), lora=case.lora)
     tokens = case.rows * (PROMPT + ANSWER)
     shape = model_shape(path, False)
-    return with_holes(model_memory(shape, model, case.dtype, case.deepspeed, 1, tokens))
+    return model_memory(shape, model, case.dtype, case.deepspeed, 1, tokens)
 
 
 def of_process(name: str) -> int:
@@ -136,19 +135,26 @@ def of_process(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def measure(case: Case) -> None:
+def measure(case: Case, tiny: str, path: str) -> None:
     """Prints bytes at the peak, and the estimate, as JSON."""
     torch.set_num_threads(1)
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
-    with tempfile.TemporaryDirectory() as name:
-        tiny = Case("1M", case.dtype, 8, case.lora_rank and 1, case.in_4bit, case.packing)
-        train(make_model(Path(name, "tiny"), TINY), tiny)
-        path = make_model(Path(name, "model"), SHAPES[case.size])
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-        before = of_process("VmRSS")
-        train(path, case)
-        peak = of_process("VmHWM") - before
-        print(json.dumps({"peak": peak, "estimate": asdict(estimate(path, case))}))
+    train(tiny, Case("tiny", case.dtype, 8, case.lora_rank and 1, case.in_4bit, case.packing))
+    empty_cache(torch.device("cpu"))  # otherwise the case begins in memory that is there already
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+    before = of_process("VmRSS")
+    train(path, case)
+    peak = of_process("VmHWM") - before
+    print(json.dumps({"peak": peak, "estimate": asdict(estimate(path, case))}))
+
+
+def in_process(name: str, models: Path) -> tuple[int, int]:
+    """The estimate of a case and the peak of a process that trains it, in bytes."""
+    words = [sys.executable, "-m", "benchmarks.memory", "--case", name, "--models", str(models)]
+    env = os.environ | worker_env("actor", "cpu", 1, local=True)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Memory(**found["estimate"]).total, found["peak"]
 
 
 def main() -> None:
@@ -158,19 +164,21 @@ def main() -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--only", choices=names, nargs="+", default=names)
     parser.add_argument("--case", choices=names, help="this one, in this process")
+    parser.add_argument("--models", type=Path, help="with --case: where the models are")
     args = parser.parse_args()
     if args.case is not None:
-        measure(CASES[names.index(args.case)])
+        case = CASES[names.index(args.case)]
+        measure(case, str(args.models / "tiny"), str(args.models / case.size))
         return
     table = Table("case", "estimate, MiB", "measured, MiB", "estimate / measured")
-    for name in args.only:
-        words = [sys.executable, "-m", "benchmarks.memory", "--case", name]
-        env = os.environ | worker_env("actor", "cpu", 1, local=True)
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
-        found = json.loads(done.stdout.splitlines()[-1])
-        total = Memory(**found["estimate"]).total
-        ratio = total / found["peak"]
-        table.add_row(name, f"{total / 2**20:.0f}", f"{found['peak'] / 2**20:.0f}", f"{ratio:.2f}")
+    with tempfile.TemporaryDirectory() as directory:
+        models = Path(directory)
+        for size in {case.size for case in CASES if case.name in args.only} | {"tiny"}:
+            make_model(models / size, SHAPES[size])
+        for name in args.only:
+            total, peak = in_process(name, models)
+            sizes = (f"{size / 2**20:,.0f}" for size in (total, peak))
+            table.add_row(name, *sizes, f"{total / peak:.2f}")
     Console().print(table)
 
 

@@ -22,6 +22,7 @@ from openrl.config.groups.placement import ModelPart
 
 # bytes; torch rounds pinned blocks up to powers of two, so larger ones would waste host memory
 PIECE = 256 * 2**20
+ALL_ARENAS_PURGED = b"arena.4096.purge"  # jemalloc's word; 4096 is its MALLCTL_ARENAS_ALL
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -189,11 +190,14 @@ class Sleep:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give the allocator's free memory back to the system. Unless asked, glibc keeps free memory
-    that lies between blocks in use."""
+    """Give the allocator's free memory back to the system. Unless asked, jemalloc keeps all of it
+    (``worker_env``), and glibc what lies between blocks in use."""
+    process = ctypes.CDLL(None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    elif control := getattr(process, "mallctl", None):
+        control(ALL_ARENAS_PURGED, None, None, None, ctypes.c_size_t(0))
+    elif trim := getattr(process, "malloc_trim", None):
         trim(0)
 
 

@@ -24,7 +24,6 @@ from openrl.trainer.planning.memory import (
     memory_by_role,
     model_memory,
     model_shape,
-    with_holes,
 )
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import (
@@ -212,7 +211,6 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
         // parallel.sequence_size,
         config.optim.optimizer,
     )
-    memory = with_holes(memory) if device == "cpu" else memory
     return memory_table({"model": memory}, {"model": ranks}, device) + "\nNot counted: libraries."
 
 

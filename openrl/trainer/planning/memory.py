@@ -55,6 +55,7 @@ class ModelShape:
     # precision, since norms compute in fp32
     saved: int = 0
     of_norms: int = 0
+    passing: int = 0  # numbers per token that the backward pass has in a layer at a time
 
     def of_rank(self, tp_size: int) -> ModelShape:
         """Return the shape of one rank's share if ``tp_size`` ranks split the layers. Every rank
@@ -129,13 +130,16 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
 def saved_numbers(text: PretrainedConfig, attention: int, norms: bool) -> dict[str, int]:
     """Return the numbers per token that a layer saves for the backward pass: four times the width
     of the MLP, six times the hidden size, and the ``attention`` numbers of queries and keys twice,
-    or four times if they are normalised (``norms``). Of the experts only those that a token visits
+    or four times if they are normalised (``norms``). The backward pass has three gradients of the
+    MLP's width at a time, and those at its two ends. Of the experts only those that a token visits
     count. These counts were taken from transformers' layers with sdpa."""
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if experts := getattr(text, "num_experts_per_tok", None):
         width = (getattr(text, "moe_intermediate_size", None) or width) * experts
     saved = 4 * width + 6 * text.hidden_size + attention * (4 if norms else 2)
-    return {"saved": saved, "of_norms": 2 * text.hidden_size + attention * norms}
+    of_norms = 2 * text.hidden_size + attention * norms
+    passing = 3 * width + 2 * text.hidden_size
+    return {"saved": saved, "of_norms": of_norms, "passing": passing}
 
 
 def memory_by_role(
@@ -158,8 +162,6 @@ def memory_by_role(
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
-        if device == "cpu":
-            result[role] = with_holes(result[role])
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
     if ENGINES in plan.rows:
@@ -214,15 +216,15 @@ def model_memory(
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
     logits *= LOGITS_COPIES
-    # the optimizer step copies the gradients when activations and logits are gone, so only the
-    # larger of the two counts
-    activations = saved_bytes(shape, dtype, flags, micro_batch_tokens)
+    # The backward pass enters the layers when logits are gone, and the optimizer step copies the
+    # gradients when activations are gone too, so only the larger counts.
+    passing = micro_batch_tokens * shape.passing * size
+    activations = saved_bytes(shape, dtype, flags, micro_batch_tokens) + max(passing - logits, 0)
     activations = max(activations, shard * sums * (stage >= 1) - logits)
     on_device = Memory(
         weights=weights,
         gradients=parameters * sums // (ranks if stage >= 2 else 1),
-        # no separate bucket if gradients already have the type of their sums
-        bucket=min(parameters, REDUCE_BUCKET) * size if stage >= 1 and size != sums else 0,
+        bucket=min(parameters, REDUCE_BUCKET) * size if stage >= 1 else 0,
         masters=0 if stage == 0 and size == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
         logits=logits,
@@ -230,12 +232,6 @@ def model_memory(
         host=0 if model.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
-
-
-def with_holes(memory: Memory) -> Memory:
-    """Add what the C library keeps in workers on a CPU (``worker_env``). Activations that were
-    freed leave holes, into which those of the next micro-batch do not fit: about as much again."""
-    return replace(memory, activations=2 * memory.activations)
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:

@@ -35,7 +35,6 @@ from openrl.trainer.planning.memory import (
     model_shape,
     most_tokens,
     saved_bytes,
-    with_holes,
 )
 from openrl.trainer.workers.roles import RoleModel
 from tests.flags import PPO, ppo
@@ -82,8 +81,8 @@ def test_each_zero_stage_shards_one_thing_more(
     expected = Memory(weights, gradients, masters, moments, logits=1920)
     found = memory(POLICY, dtype, stage, ranks)
     assert replace(found, bucket=0, activations=0) == expected
-    # sums in fp32 of gradients in bf16
-    assert found.bucket == (2000 if stage and dtype == "bf16" else 0)
+    # gradients in their own type, on the way to their sums
+    assert found.bucket == (1000 * DTYPES[dtype].itemsize if stage else 0)
     # the step's copy of sums, where logits have left less room than it takes
     copied = gradients // (ranks if stage == 1 else 1) if stage else 0
     assert found.activations == max(copied - 1920, 0)
@@ -110,7 +109,7 @@ def test_what_is_offloaded_or_averaged_is_in_host_memory():
 
 def test_sums_of_gradients_take_what_their_type_takes():
     found = memory(POLICY, "bf16", 1, 2, grad_accum_dtype="bf16")
-    assert (found.gradients, found.bucket) == (2000, 0)
+    assert (found.gradients, found.bucket) == (2000, 2000)
 
 
 def test_layers_alone_are_in_4_bits():
@@ -156,8 +155,16 @@ def test_an_engine_on_a_cpu_holds_weights_cache_logits_a_sync_and_kernels():
     assert engine_memory(SHAPE, spec, "hf", None) == Memory(4000)
 
 
-def test_freed_activations_leave_holes():
-    assert with_holes(Memory(7, logits=3, activations=80)) == Memory(7, logits=3, activations=160)
+def test_gradients_of_a_layer_count_beside_its_activations_where_logits_were_fewer():
+    """64 tokens in fp32: a layer saves 30 numbers and has 40 gradients on the way, 64 x 40 x 4 =
+    10,240 bytes; logits of 8 tokens take 1,920 of them."""
+    deepspeed = DeepSpeedFlags(zero_stage=0, logits_chunk_size=8)
+    shape = replace(SHAPE, saved=30, passing=40)
+    found = model_memory(shape, POLICY, "fp32", deepspeed, 1, 64)
+    assert found.logits == 1920
+    assert found.activations == 2 * 64 * 30 * 4 + 10240 - 1920
+    few = model_memory(replace(shape, passing=4), POLICY, "fp32", deepspeed, 1, 64)
+    assert few.activations == 2 * 64 * 30 * 4
 
 
 def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
