@@ -3,7 +3,7 @@
     python -m benchmarks.memory
     python -m benchmarks.memory --only "135M, fp32"
 
-Every case trains a random Llama for three steps in a process of its own, on a CPU, with the
+Every case trains a random Llama for two steps in a process of its own, on a CPU, with the
 environment of a run's workers. What the process takes at its peak beyond what is left after steps
 of a tiny model, which load all libraries, is held against ``model_memory``."""
 
@@ -90,7 +90,7 @@ CASES = [
     Case("135M", "bf16", lora_rank=16, in_4bit=True),
 ]
 PROMPT, ANSWER = 32, 96  # tokens
-STEPS = 3
+STEPS = 2
 
 
 def make_model(directory: Path, shape: dict[str, int]) -> None:
