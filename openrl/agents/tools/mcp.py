@@ -58,22 +58,22 @@ class McpTools(Toolset):
 
     def __init__(self, url: str, schemas: list[dict[str, Any]]) -> None:
         self.url, self.schemas = url, schemas
-        self._opened: asyncio.Future[Any]  # the session
-        self._session: asyncio.Task[Any] | None = None
+        self._session: asyncio.Future[Any]  # a ClientSession
+        self._keeper: asyncio.Task[Any] | None = None  # opens and closes the session
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Raises ToolError for an error that the server reports, and McpFailed if the
         server itself fails."""
-        if self._session is None:
-            self._opened = asyncio.Future()
-            self._session = asyncio.create_task(self._keep_session())
-        await asyncio.wait({self._opened, self._session}, return_when=asyncio.FIRST_COMPLETED)
-        if self._session.done():
+        if self._keeper is None:
+            self._session = asyncio.Future()
+            self._keeper = asyncio.create_task(self._keep_session())
+        await asyncio.wait({self._session, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if self._keeper.done():
             raise self._loss("the session has ended")
         params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
         request = types.CallToolRequest(params=params)
         try:
-            answer = await self._opened.result().send_request(request, types.CallToolResult)
+            answer = await self._session.result().send_request(request, types.CallToolResult)
         except ValidationError as error:
             raise McpFailed(f"{self.url}: {name} answers what no tool may: {error}") from error
         except MCPError as error:
@@ -85,20 +85,20 @@ class McpTools(Toolset):
 
     def _loss(self, what: str) -> BaseException:
         """Return why the session, which is over, was lost."""
-        assert self._session is not None
-        known = None if self._session.cancelled() else self._session.exception()
+        assert self._keeper is not None
+        known = None if self._keeper.cancelled() else self._keeper.exception()
         return known or McpFailed(f"{self.url}: {what}")
 
     async def _keep_session(self) -> None:
         """Open the session, and close it when this task is cancelled. Calls come from many tasks,
         but only the task that opened a session may close it."""
         async with _open_session(self.url) as session:
-            self._opened.set_result(session)
+            self._session.set_result(session)
             await asyncio.Event().wait()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await cancel_all([self._session])
+        if self._keeper is not None:
+            await cancel_all([self._keeper])
 
 
 @asynccontextmanager
