@@ -22,7 +22,6 @@ from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, Evalua
 from openrl.config.conditions import VLLM
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
-from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
@@ -108,7 +107,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     Raises UserError."""
     device, collector = resolve_device(config.device), ErrorCollector()
     with collector:
-        sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
+        sizes = config.engine.sizes
         check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
     if VLLM.holds(config):
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
-from openrl.config.groups.rollout_engine import OneEngineFlags, ParallelSizes
+from openrl.config.groups.rollout_engine import OneEngineFlags
 from openrl.config.groups.sampling import DrawFlags
 from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.rollout.engine import EngineSpec, RolloutEngine
@@ -40,7 +40,7 @@ def engine_spec(
         quantization=engine.vllm_quantization,
         engine_kwargs=engine.vllm_engine_kwargs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
-        sizes=ParallelSizes(engine.vllm_tensor_parallel_size),
+        sizes=engine.sizes,
         engines_per_machine=engines,
         enforce_eager=engine.enforce_eager,
         enable_prefix_caching=engine.enable_prefix_caching,

@@ -86,6 +86,10 @@ class OneEngineFlags:
         only_if=absent("full_determinism"),
     )
 
+    @property
+    def sizes(self) -> ParallelSizes:
+        return ParallelSizes(self.vllm_tensor_parallel_size)
+
 
 @group("Rollout engine")
 class ChosenEngineFlags(OneEngineFlags):

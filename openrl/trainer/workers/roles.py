@@ -153,7 +153,6 @@ def run_engine_spec(
     )
     return replace(
         allow_images(spec, config.vision),
-        sizes=flags.sizes,
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
