@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import openrl.config.rules.all  # noqa: F401
@@ -14,9 +15,12 @@ SFT = "--pretrain m --dataset d"
 GRPO = PPO + " --advantage_estimator group_norm --n_samples_per_prompt 8"
 
 
-def settle(command_type: type, words: str, environment: bool = False) -> tuple[Any, list[Any]]:
+Words = str | Sequence[str]
+
+
+def settle(command_type: type, words: Words, environment: bool = False) -> tuple[Any, list[Any]]:
     """(config, problems) of a command line."""
-    request = read_request(words.split())
+    request = read_request(words.split() if isinstance(words, str) else words)
     assert not request.problems
     return resolve(command_type, collect_flags(command_type), request.settings, environment)
 
@@ -28,6 +32,6 @@ def ppo(words: str) -> PPOConfig:
     return config
 
 
-def said(command_type: type, words: str, environment: bool = False) -> list[str]:
+def said(command_type: type, words: Words, environment: bool = False) -> list[str]:
     """The problems as a user reads them."""
     return [str(p) for p in settle(command_type, words, environment)[1]]

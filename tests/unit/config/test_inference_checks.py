@@ -6,10 +6,8 @@ import shlex
 
 import pytest
 
-import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
-from openrl.flags.parser import read_request, resolve
-from openrl.flags.schema import collect_flags
+from tests.flags import said
 
 BATCH = "batch_inference --pretrain some/model --dataset some/data --output_path out.jsonl"
 EVALUATE = "evaluate --pretrain some/model --prompt_data some/data --reward_funcs number"
@@ -17,10 +15,7 @@ EVALUATE = "evaluate --pretrain some/model --prompt_data some/data --reward_func
 
 def problems(line: str, environment: bool = False) -> str:
     name, *words = shlex.split(line)
-    command = COMMANDS[name]
-    request = read_request(words)
-    _, found = resolve(command, collect_flags(command), request.settings, environment=environment)
-    return "\n".join(map(str, [*request.problems, *found]))
+    return "\n".join(said(COMMANDS[name], words, environment))
 
 
 @pytest.mark.parametrize(

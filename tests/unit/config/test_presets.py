@@ -8,19 +8,13 @@ from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
 from openrl.flags.dump import dump_yaml
-from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.planning.start_lines import preset_lines
 from tests.batches import outcome_batch
+from tests.flags import said, settle
 
 SPECS = {spec.name: spec for spec in collect_flags(PPOConfig)}
 LEAST = "--pretrain m --prompt_data d --remote_rm_url r.py --n_samples_per_prompt 8"
-
-
-def settle(words: str):
-    request = read_request(words.split())
-    config, problems = resolve(PPOConfig, list(SPECS.values()), request.settings, False)
-    return config, [str(p) for p in [*request.problems, *problems]]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,7 +27,7 @@ def test_flags_exist_and_belong_to_the_chosen_components(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_pass_every_check_and_take_effect(name):
-    config, problems = settle(f"{LEAST} --algo_preset {name}")
+    config, problems = settle(PPOConfig, f"{LEAST} --algo_preset {name}")
     assert problems == []
     (line,) = preset_lines(config)
     assert line.startswith(f"--algo_preset {name}: --") and "instead of" not in line
@@ -44,14 +38,16 @@ def test_a_preset_equals_its_flags_typed_out(name):
     words = LEAST
     for flag, value in PRESETS[name].items():
         words += f" --{flag} " + " ".join(map(str, value if isinstance(value, tuple) else [value]))
-    assert dump_yaml(settle(words)[0]) == dump_yaml(
-        settle(f"{LEAST} --algo_preset {name}")[0]
+    assert dump_yaml(settle(PPOConfig, words)[0]) == dump_yaml(
+        settle(PPOConfig, f"{LEAST} --algo_preset {name}")[0]
     ).replace(f"algo_preset: {name}", "algo_preset: null")
 
 
 def test_what_is_given_wins_over_a_preset(tmp_path):
     (tmp_path / "run.yaml").write_text("algo_preset: grpo\ninit_kl_coef: 0.5\n")
-    config, problems = settle(f"{LEAST} --config {tmp_path / 'run.yaml'} --kl_estimator k2")
+    config, problems = settle(
+        PPOConfig, f"{LEAST} --config {tmp_path / 'run.yaml'} --kl_estimator k2"
+    )
     assert problems == []
     assert (config.kl.init_kl_coef, config.kl.kl_estimator, config.kl.use_kl_loss) == (
         0.5,
@@ -69,16 +65,16 @@ def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
     """Nobody asked for it; nor does the dumped config, which loads again."""
     for name in ("grpo", "ppo", "topr"):
         config, problems = settle(
-            f"{LEAST} --algo_preset {name} --loss_agg_mode seq-mean-token-mean {change}"
+            PPOConfig, f"{LEAST} --algo_preset {name} --loss_agg_mode seq-mean-token-mean {change}"
         )
         assert problems == []
         (tmp_path / "run.yaml").write_text(dump_yaml(config))
-        assert settle(f"--config {tmp_path / 'run.yaml'}") == (config, [])
+        assert settle(PPOConfig, f"--config {tmp_path / 'run.yaml'}") == (config, [])
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0])
 def test_raft_trains_on_right_answers_alone(wrong):
-    config, _ = settle(f"{LEAST} --algo_preset raft_pp")
+    config, _ = settle(PPOConfig, f"{LEAST} --algo_preset raft_pp")
     options, scopes = config.options["advantage_estimator"], config.reward_norm_scopes
     plan = CreditPlan(
         config.algorithm.estimator, options, config.shaping, scopes, config.algorithm.whitens, 1024
@@ -88,4 +84,4 @@ def test_raft_trains_on_right_answers_alone(wrong):
 
 
 def test_unknown_presets_are_refused():
-    assert "no preset 'grop'" in settle(f"{LEAST} --algo_preset grop")[1][0]
+    assert "no preset 'grop'" in said(PPOConfig, f"{LEAST} --algo_preset grop")[0]

@@ -10,8 +10,7 @@ from datasets import Dataset, Features, Image, Value
 from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.errors import UserError
-from openrl.flags.parser import read_request, resolve
-from openrl.flags.schema import collect_flags
+from tests.flags import settle
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -29,11 +28,8 @@ def own_cache(tmp_path, monkeypatch):
 def load(*words):
     """(prompts, the lines of the report) by the flags of a command line."""
     words = ["--pretrain", "m", "--remote_rm_url", "r.py", *map(str, words)]
-    request = read_request(words)
-    config, problems = resolve(
-        PPOConfig, collect_flags(PPOConfig), request.settings, environment=False
-    )
-    assert not [*request.problems, *problems]
+    config, problems = settle(PPOConfig, words)
+    assert not problems
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT
     builder = PromptBuilder(
