@@ -23,9 +23,23 @@ _MISREAD = re.compile(
     r"'|\"|\$|!!|\d\s*\^\s*\{?\s*T\b|(?<!frac )(?<![\d_])\d+\s+\d|\d\s?_"
     r"|(?<![\\{A-Za-z])[A-Za-z]{5,}"
 )
-_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)})(?![A-Za-z])")
-_CHOOSE = re.compile(r"\{\s*([^{}]*?)\s*\\choose\s*([^{}]*?)\s*\}")
-_LATEX = {"\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00b0": r"^{\circ}"}
+_LATEX = [
+    (re.compile(pattern), command)
+    for pattern, command in [
+        (r"\u2264", r"\\le "),
+        (r"\u2265", r"\\ge "),
+        (r"\u2260", r"\\ne "),
+        (r"\u00b0", r"^{\\circ}"),
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"\u221a", "sqrt"),
+        (r"\\?sqrt\s?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"sqrt\s?(\d+)", r"sqrt{\1}"),
+        (rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|pi)(?![A-Za-z])", r"\\\1 "),
+        (r"\\log_\{?e\}?", r"\\ln "),
+        (r"\{\s*([^{}]*?)\s*\\choose\s*([^{}]*?)\s*\}", r"\\binom{\1}{\2}"),
+    ]
+]
 
 
 def same_expression(answer: str, label: str) -> bool:
@@ -39,9 +53,8 @@ def same_expression(answer: str, label: str) -> bool:
     verify = _library().verify
     if not verify(theirs, ours, float_rounding=DECIMALS, timeout_seconds=None):
         return False
-    names, wanted = _names(ours), _names(theirs)
-    if names != wanted and set(map(str.lower, names)) == set(map(str.lower, wanted)):
-        return False  # the library takes X_1 for x_1
+    if _is_symbol(ours) or _is_symbol(theirs):
+        return bool(ours == theirs)  # the library takes X_1 for x_1, and E for e
     given, right = _value(ours), _value(theirs)
     if given is None or right is None:
         return True
@@ -63,10 +76,8 @@ def too_large(text: str) -> bool:
 def parsed(text: str) -> Any:
     """Return the expression that a plain text is, which siblings share as their label; None if it
     is none."""
-    for sign, command in _LATEX.items():
-        text = text.replace(sign, command)
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
-    text = _FUNCTION.sub(r"\\\1", text).replace("\\log_e", "\\ln").replace("\\log_{e}", "\\ln")
+    for pattern, command in _LATEX:
+        text = pattern.sub(command, text)
     if _slow_to_read(text) or _MISREAD.search(text):
         return None
     try:
@@ -117,8 +128,10 @@ def _with_i(parsed: Any) -> Any:
     return sympy.expand(parsed.subs(dict.fromkeys(symbols, sympy.I)))
 
 
-def _names(expression: Any) -> set[str]:
-    return {symbol.name for symbol in getattr(expression, "free_symbols", ())}
+def _is_symbol(expression: Any) -> bool:
+    import sympy
+
+    return isinstance(expression, sympy.Symbol)
 
 
 def _in_order(expression: Any) -> Any:

@@ -10,7 +10,7 @@ _OPEN = {"(": "(", "[": "[", "\\{": "\\{", "{": "{", "\\langle": "(", "\\begin":
 _CLOSE = {")": ")", "]": "]", "\\}": "\\}", "}": "}", "\\rangle": ")", "\\end": "\\end"}
 _SEPARATOR = re.compile(
     r",\s*(?:and|or)(?![A-Za-z])|(?<!\d),|,(?!\d{3}(?!\d))|;"
-    r"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:cup|lor|land)\b"
+    r"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\cup(?![a-z])"
 )
 _BOTH = re.compile(r"\A\s*(?:either|both)\b", re.IGNORECASE)
 _EQUALS = re.compile(

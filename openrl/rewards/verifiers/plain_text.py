@@ -4,6 +4,7 @@ What is a word is compared here, because algebra libraries take "Evelyn" for a p
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # Markdown around a word or number: **18**, __18__, `18`, *18*; but not the powers in 2**3**2
 _MARKUP = re.compile(r"(?<![\w)*_`])(\*\*|__|`|\*)(?=\S)([^*_`\n]{1,200}?)(?<=\S)\1(?![\w(*_`])")
@@ -31,8 +32,6 @@ _SIGNS = [  # one way of writing each
         (r"\\pounds(?![A-Za-z])", "\u00a3"),
         (r"\\euro(?![A-Za-z])", "\u20ac"),
         (r"\\mathbb\s?([A-Z])", r"\\mathbb{\1}"),
-        (r"\u00b2", "^2"),
-        (r"\u00b3", "^3"),
         (r"\u03c0", r"\\pi "),
         (r"\u221e|(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty "),
         (r"\u222a", r"\\cup "),
@@ -40,11 +39,13 @@ _SIGNS = [  # one way of writing each
         (r"\\%|\b(?:percent|per cent)\b", "%"),
     ]
 ]
+_RAISED = re.compile(r"[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
 _NEGATION = re.compile(
     r"(?<![A-Za-z\\])(?:not|never|neither|no|\w+n't)(?![A-Za-z])|\\not(?![A-Za-z])|\u2260",
     re.IGNORECASE,
 )
-_BASE = re.compile(r"\(?(\d[0-9A-Za-z]*)\)?_\{? ?(\d{1,2}) ?\}?")
+_BASE = re.compile(r"\(?([0-9A-Za-z]+)\)?_\{? ?(\d{1,2}) ?\}?")
 _FORMULA = re.compile(r"[=^/_\\*+<>]")
 FUNCTIONS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan"),
@@ -73,9 +74,21 @@ def plain(text: str) -> str:
     if len(_DOLLAR.findall(text)) % 2 == 0:
         text = _DOLLAR.sub("", text)
     text = _WRAPPED.sub(r" \1 ", text.replace("\\$", "$"))
+    text = _RAISED.sub(lambda found: f"^{{{_without_form(found[0])}}}", text)
+    text = _VULGAR.sub(lambda found: f"\\frac{{{_without_form(found[0])}}}", text)
     for pattern, sign in _SIGNS:
         text = pattern.sub(sign, text)
     return _SPACE.sub(" ", text).replace(" ^", "^").lstrip(" ,;:").rstrip(" .,;:")
+
+
+def _without_form(text: str) -> str:
+    r"""Return the digits of raised digits or of a vulgar fraction, as LaTeX writes them in braces.
+
+    >>> _without_form("\u00bd")
+    '1}{2'
+    """
+    digits = unicodedata.normalize("NFKC", text)
+    return digits.replace("\u2044", "}{").replace("\u2212", "-")
 
 
 def without_lead(text: str) -> str:
@@ -106,17 +119,21 @@ def same_word(answer: str, label: str) -> bool | None:
 
 
 def _digits_and_base(text: str) -> tuple[str, int]:
-    """Return the digits of a number and its base; 0 for a text that has none."""
+    """Return the digits of a number and its base; any other text with the base 0."""
     found = _BASE.fullmatch(text)
     digits, base = (found[1], int(found[2])) if found else (text, 0)
-    is_number = 2 <= base <= 36 and all(int(digit, 36) < base for digit in digits)
-    return digits.casefold(), base if is_number else 0
+    is_number = (
+        (digits[:1].isdigit() or (base > 10 and len(digits) > 1))
+        and 2 <= base <= 36
+        and all(int(digit, 36) < base for digit in digits)
+    )
+    return (digits.casefold(), base) if is_number else (text, 0)
 
 
 def _without_case(text: str) -> str:
     """Return words without their case; of a short one, which may be a product of variables, only
     the case of the first letter goes."""
-    text = text.strip("() ")
+    text = squeezed(text).strip("()")
     lower = text.casefold()
     return lower if len(text) > 3 or lower in ("yes", "no") else lower[:1] + text[1:]
 

@@ -48,9 +48,12 @@ _SMALL = {"of", "the", "per", "to", "on", "by", "for", "each"}
 _NO_UNITS = re.compile(
     r"or|and|not|mod|remainder|th|st|rd|nd|bce?|ad|more|less|least|most|fewer|times|plus|minus|pi"
     r"|factorial|hundred|thousand|million|billion|trillion|dozen|(?:arc)?(?:sin|cos|tan)|cot|csc"
-    r"|log|ln|exp|sqrt|max|gcd|lcm|base",
+    r"|log|ln|exp|sqrt|max|gcd|lcm|base|so|half|halves|third|thirds"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty",
     re.IGNORECASE,
 )
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])(?!(?<=\d)[eE][-+]?\d)[A-Za-z](?![A-Za-z])")
 _TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _TOKEN = re.compile(
     r"\\?[A-Za-z\u00b5]+(?:\.[A-Za-z](?=\.|\s|\Z))?\.?"
@@ -75,6 +78,8 @@ def split_unit(text: str) -> tuple[str, Unit]:
     value, unit = text[:start].rstrip(), _read(text[start:])
     if not unit or not re.search(r"[\d\\]", value) or not _ENDS_VALUE.search(value):
         return text, ()
+    if _VARIABLE.search(value) and any(len(name) == 1 and name.isalpha() for name, _ in unit):
+        return text, ()  # x^2 m is a product
     if unit[0][0] == "\u00b0" and _TRIGONOMETRY.search(value):
         return text, ()  # \sin 60 degrees
     return (f"{value}%" if unit[0][0] == "%" else value), unit
@@ -137,7 +142,9 @@ def _read(text: str) -> Unit:
             sign = -1
         elif word in _POWERS:
             power = _POWERS[word]
-        elif (token["power"] or word in _POWERS_BEHIND) and unit:
+        elif token["power"] or word in _POWERS_BEHIND:
+            if not unit:
+                return ()
             name, before = unit[-1]
             unit[-1] = name, before * int(token["power"] or _POWERS_BEHIND[word])
         elif (word.isalpha() and word not in _SMALL) or word in (*_SIGNS, "a.m", "p.m"):
