@@ -263,14 +263,10 @@ class RLTrainer:
             "totals": vars(self.totals),
         }
 
-        async def write(directory: Path) -> None:
-            if self.checkpoints.resumable:
-                await self.learner.save(directory, self.checkpoints.written)
-            if self.settings.checkpoint.save_hf_ckpt:
-                await self.export(directory / "hf")
-
         try:
-            await self.checkpoints.save(step, state, dict(self.settings.flags), write, metric)
+            await self.checkpoints.save(
+                step, state, dict(self.settings.flags), self.learner.save, self.export, metric
+            )
             self.saved = step
         except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")

@@ -30,6 +30,9 @@ from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage,
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
+SaveState = Callable[[Path, StateParts], Awaitable[None]]
+Export = Callable[[Path], Awaitable[None]]
+
 SCHEMA_VERSION = 7
 """Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
 version is refused, never half read."""
@@ -47,7 +50,7 @@ class Checkpoints:
         self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
         self.is_rank_0 = is_rank_0
         self.most_bytes = flags.max_ckpt_mem * 1e9
-        self.resumable = not flags.disable_ds_ckpt
+        self.resumable, self.exports = not flags.disable_ds_ckpt, flags.save_hf_ckpt
         self.written = StateParts(flags.save_optim, flags.save_rng)
         self.read = StateParts(flags.load_optim, flags.load_rng)
         upload = flags.ckpt_upload_dir if is_rank_0 else None
@@ -64,14 +67,16 @@ class Checkpoints:
         step: int,
         state: dict[str, Any],
         flags: dict[str, Any],
-        write: Callable[[Path], Awaitable[None]],
+        save: SaveState,
+        export: Export,
         metric: float | None = None,
     ) -> Path:
-        """Save a checkpoint and return its path. ``write(directory)`` writes the engines' parts
+        """Save a checkpoint and return its path. ``save(directory, parts)`` writes what the engines
+        need to resume, ``export(directory)`` a Hugging Face copy, each if flags ask for it and
         before the directory is renamed. The checkpoint with the highest ``metric`` is kept in
         addition to the newest.
 
-        If ``write`` raises, the existing checkpoints stay as they are, and the next save removes
+        If either raises, the existing checkpoints stay as they are, and the next save removes
         the partial files. Raises DiskFull if the disk is full, and then leaves no partial files.
         """
         final = self.directory / f"step_{step:06d}"
@@ -81,12 +86,12 @@ class Checkpoints:
         try:
             require_room(self.directory, self._bytes, "a checkpoint")
             if not self.is_rank_0:
-                await write(aside)
+                await self._write(aside, save, export)
                 return final
             for left_over in self.directory.glob(".writing_*"):
                 shutil.rmtree(left_over)
             aside.mkdir(parents=True)
-            await write(aside)
+            await self._write(aside, save, export)
             write_json(aside / "state.json", state)
             manifest["files"] = await asyncio.to_thread(fingerprints, aside)
             write_json(aside / MANIFEST, add_checksum(manifest))
@@ -99,6 +104,12 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
             raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
         return final
+
+    async def _write(self, directory: Path, save: SaveState, export: Export) -> None:
+        if self.resumable:
+            await save(directory, self.written)
+        if self.exports:
+            await export(directory / "hf")
 
     async def _publish(self, aside: Path, final: Path) -> None:
         """Give a complete checkpoint its name, remove old ones, and begin to copy it."""

@@ -27,6 +27,7 @@ from openrl.trainer.learning.rows import (
 )
 from openrl.trainer.supervised.tasks import Examples, Task
 from openrl.training.build import ModelSpec
+from openrl.training.state import StateParts
 
 CHUNK = 1024  # examples per batch where no optimizer step determines the number
 # training examples whose rewards are measured if there are no evaluation examples
@@ -84,6 +85,12 @@ class SupervisedModel:
         for batch in self._batches(examples, tell):
             sums.append(masked_sum(await self.forward(batch), batch.loss_mask, -1))
         return add_ref_logprobs(examples, torch.cat(sums))
+
+    async def save(self, directory: Path, parts: StateParts) -> None:
+        await self.group.call("save", str(directory / "model"), parts)
+
+    async def load(self, directory: Path, parts: StateParts) -> None:
+        await self.group.call("load", str(directory / "model"), parts)
 
     async def export(self, directory: Path, examples: Examples) -> None:
         """Write a Hugging Face directory. The fields that the task adds to config.json are measured

@@ -44,8 +44,8 @@ async def start_ranks(
 async def _ray_group(
     config: SupervisedConfig, spec: ModelSpec, stage: Stage
 ) -> AsyncIterator[RankGroup]:
-    from openrl.cluster.hosts import GroupSettings
-    from openrl.cluster.planner import RoleRequest  # Ray is heavy, and only some runs need it
+    from openrl.cluster.hosts import GroupSettings  # Ray is heavy, and only some runs need it
+    from openrl.cluster.planner import RoleRequest
     from openrl.cluster.ray_cluster import open_cluster
     from openrl.cluster.ray_group import RayGroup
 

@@ -124,16 +124,10 @@ class SupervisedTrainer:
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
-        async def write(directory: Path) -> None:
-            if self.checkpoints.resumable:
-                await self.model.group.call(
-                    "save", str(directory / "model"), self.checkpoints.written
-                )
-            if self.checkpoint.save_hf_ckpt:
-                await self.export(directory / "hf")
-
         try:
-            await self.checkpoints.save(self.step, state, dict(self.flags), write)
+            await self.checkpoints.save(
+                self.step, state, dict(self.flags), self.model.save, self.export
+            )
             self.saved = self.step
         except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")
@@ -141,7 +135,7 @@ class SupervisedTrainer:
     async def restore(self, checkpoint: Path) -> None:
         """Restore the run from ``checkpoint``: weights, optimizer, random state, data position."""
         state, flags = read_state(checkpoint)
-        await self.model.group.call("load", str(checkpoint / "model"), self.checkpoints.read)
+        await self.model.load(checkpoint, self.checkpoints.read)
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.saved = self.step

@@ -26,11 +26,16 @@ from openrl.trainer.saving.checkpoints import (
 )
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line
 from openrl.trainer.saving.integrity import add_checksum
+from openrl.training.state import StateParts
 from tests.patience import PATIENCE
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
     return Checkpoints(CheckpointFlags(ckpt_path=str(directory), **flags))
+
+
+async def no_export(directory: Path) -> None:
+    raise AssertionError("no flag asks for a copy")
 
 
 def save(
@@ -40,13 +45,15 @@ def save(
     error: Exception | None = None,
     metric: float | None = None,
 ) -> Path:
-    async def write(directory: Path) -> None:
+    async def write(directory: Path, parts: StateParts) -> None:
         (directory / "actor").mkdir()
         (directory / "actor" / "rank0").write_text(content)
         if error:
             raise error
 
-    return asyncio.run(checkpoints.save(step, {"step": step}, {"seed": 1}, write, metric))
+    return asyncio.run(
+        checkpoints.save(step, {"step": step}, {"seed": 1}, write, no_export, metric)
+    )
 
 
 def steps(directory: Path) -> list[int]:
@@ -59,6 +66,27 @@ def test_a_checkpoint_holds_what_was_written_and_the_drivers_state(tmp_path):
     assert path.name == "step_000004" and (path / "actor/rank0").read_text() == "weights"
     assert read_state(path) == ({"step": 4}, {"seed": 1})
     assert [p.name for p in path.parent.iterdir()] == ["step_000004"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "held"),
+    [
+        ({}, ["manifest.json", "state", "state.json"]),
+        ({"save_hf_ckpt": True}, ["hf", "manifest.json", "state", "state.json"]),
+        ({"save_hf_ckpt": True, "disable_ds_ckpt": True}, ["hf", "manifest.json", "state.json"]),
+    ],
+)
+def test_flags_say_what_a_checkpoint_holds(tmp_path, flags, held):
+    async def write(directory: Path, parts: StateParts) -> None:
+        (directory / "state").write_text(f"optimizer: {parts.optimizer}")
+
+    async def export(directory: Path) -> None:
+        directory.mkdir()
+
+    checkpoints = opened(tmp_path, save_optim=False, **flags)
+    path = asyncio.run(checkpoints.save(1, {}, {}, write, export))
+    assert sorted(file.name for file in path.iterdir()) == held
+    assert "state" not in held or (path / "state").read_text() == "optimizer: False"
 
 
 def test_a_failing_write_leaves_the_previous_one_and_nothing_that_looks_complete(tmp_path):
@@ -101,10 +129,10 @@ def test_nothing_is_removed_before_the_new_one_is_complete(tmp_path):
     checkpoints = opened(tmp_path, max_ckpt_num=1)
     save(checkpoints, 2)
 
-    async def write(directory: Path) -> None:
+    async def write(directory: Path, parts: StateParts) -> None:
         assert steps(tmp_path) == [2]
 
-    asyncio.run(checkpoints.save(4, {}, {}, write))
+    asyncio.run(checkpoints.save(4, {}, {}, write, no_export))
     assert steps(tmp_path) == [4]
 
 
@@ -301,16 +329,16 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
     there = tmp_path / "there"
     checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}", max_ckpt_num=2)
 
-    async def write(directory: Path) -> None:
+    async def write(directory: Path, parts: StateParts) -> None:
         (directory / "actor").mkdir()
         (directory / "actor/rank0").write_text("weights")
 
     async def scenario() -> None:
         there.write_text("no directory yet")
-        await checkpoints.save(1, {"step": 1}, {}, write)
+        await checkpoints.save(1, {"step": 1}, {}, write, no_export)
         await checkpoints.uploads.idle()
         there.unlink()
-        await checkpoints.save(2, {"step": 2}, {}, write)
+        await checkpoints.save(2, {"step": 2}, {}, write, no_export)
         await checkpoints.finish()
 
     asyncio.run(scenario())
@@ -326,12 +354,12 @@ def test_a_copy_that_hangs_does_not_hold_the_run(tmp_path, monkeypatch, caplog):
     checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}")
     monkeypatch.setattr(checkpoints.uploads, "_copy", lambda path: go_on.wait(PATIENCE))
 
-    async def write(directory: Path) -> None:
+    async def write(directory: Path, parts: StateParts) -> None:
         directory.joinpath("part").write_text("weights")
 
     async def scenario() -> None:
-        await checkpoints.save(1, {"step": 1}, {}, write)
-        await checkpoints.save(2, {"step": 2}, {}, write)
+        await checkpoints.save(1, {"step": 1}, {}, write, no_export)
+        await checkpoints.save(2, {"step": 2}, {}, write, no_export)
         await checkpoints.finish()
 
     try:

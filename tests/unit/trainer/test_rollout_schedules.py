@@ -243,6 +243,8 @@ class Learner:
     def state(self):
         return {}
 
+    async def save(self, directory, parts): ...
+
 
 class Engines(Publisher):
     """The version changes in the middle of a sync."""

@@ -56,6 +56,8 @@ class Learner:
     def state(self):
         return {}
 
+    async def save(self, directory, parts): ...
+
 
 class Engines(Publisher):
     async def send(self):
