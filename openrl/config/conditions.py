@@ -28,6 +28,9 @@ FROZEN_MODEL = Condition(
     "with a reference model of its own or --reward_pretrain",
 )
 HEADS = CRITIC | given("reward_pretrain")
+REWARD_MODEL = Condition(
+    (given("reward_pretrain") | given("eval_task", "rm")).holds, "with --reward_pretrain"
+)
 CRITIC_AND_REWARD = Condition(
     lambda config: {"critic", "reward"} <= {*config.model_roles},
     "with both a critic and --reward_pretrain",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from openrl.config.conditions import REWARD_MODEL
 from openrl.config.groups.model import scalar_head
-from openrl.config.groups.reward import REWARD_MODEL
 from openrl.config.groups.sampling import GENERATES
 from openrl.flags.schema import REQUIRED, Condition, flag, given, group
 

@@ -13,6 +13,7 @@ from openrl.config.conditions import (
     LAUNCHER,
     RAY,
     REFERENCE,
+    REWARD_MODEL,
     SECOND_REFERENCE,
     VLLM,
 )
@@ -68,7 +69,6 @@ class ClusterFlags:
 
 
 OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
-REWARD_MODEL = given("reward_pretrain")
 
 
 def as_the_actor(what: str, only_if: Conditions) -> Any:

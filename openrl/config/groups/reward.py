@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+from openrl.config.conditions import REWARD_MODEL
 from openrl.flags.schema import Condition, flag, given, group
 
 FailurePolicy = Literal["drop", "zero", "fail"]
@@ -32,10 +33,6 @@ FUNCTIONS = given("reward_funcs") | Condition(
 SERVERS = Condition(
     lambda config: bool(files_and_urls(config.reward.remote_rm_url)[1]),
     "with a URL in --remote_rm_url",
-)
-
-REWARD_MODEL = Condition(
-    (given("reward_pretrain") | given("eval_task", "rm")).holds, "with --reward_pretrain"
 )
 
 
