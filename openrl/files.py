@@ -29,10 +29,18 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
+def expanded(name: str) -> Path:
+    """Return a path with ~ replaced, except in the name of an unknown user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def read_text(name: str) -> str:
     """Return the text of a file. Raises UnicodeDecodeError, and OSError also for a directory, and
     for a device or a pipe, which might never end, unless the shell has opened it for us."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not name:
         raise OSError(errno.ENOENT, "no file is named", name)
     if path.exists() and not path.is_file() and not (path.is_fifo() and name.startswith(OPENED)):

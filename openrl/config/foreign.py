@@ -21,6 +21,12 @@ class Foreign:
 DEAD = Foreign("OpenRLHF itself never reads it")
 ALONE = Foreign("one process holds the whole model", commands=(BatchInferenceConfig,))
 
+DEEPSPEED = Foreign(
+    "most of DeepSpeed's settings have flags of their own",
+    "--zero_stage and the like, and --ds_config_overrides for the others",
+    TRAINING,
+)
+
 FOREIGN = {
     "actor_init_on_gpu": DEAD,
     "perf": DEAD,
@@ -55,6 +61,7 @@ FOREIGN = {
         "leave it out",
         TRAINING,
     ),
+    **dict.fromkeys(("deepspeed", "deepspeed_config", "ds_config"), DEEPSPEED),
     "ppo_mini_batch_size": Foreign("it counts prompts", "--train_batch_size, in samples"),
 }
 
@@ -78,9 +85,11 @@ SYNONYMS = (
     (("actor_learning_rate", "learning_rate"), ("lr",)),
     (("l2",), ("weight_decay",)),
     (("max_norm",), ("max_grad_norm",)),
+    (("advantage_estimator",), ("adv_estimator",)),
     (("init_kl_coef",), ("kl_coef", "kl_loss_coef", "beta")),
     (("eps_clip",), ("clip_eps", "epsilon")),
     (("lora_rank",), ("lora_r",)),
+    (("param_dtype",), ("fp16", "torch_dtype", "dtype")),
     (("track_with",), ("report_to",)),
     (("actor_num_nodes", "num_nodes"), ("nnodes",)),
     (("actor_num_gpus_per_node", "num_gpus_per_node"), ("n_gpus_per_node",)),

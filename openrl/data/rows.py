@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from openrl.config.groups.data import JINJA_SUFFIXES
 from openrl.errors import UserError
+from openrl.files import expanded, read_text
 from openrl.types import Message
 
 if TYPE_CHECKING:
@@ -111,10 +112,13 @@ def as_messages(value: Any) -> list[Message]:
 def text_or_file(given: str, flag: str) -> str:
     """Return the content of the file of that name, or else the text itself. Raises UserError for
     the name of a file that does not exist."""
-    path = Path(given).expanduser()
+    path = expanded(given)
     is_name = "\n" not in given and len(given) < 256
     if is_name and path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return read_text(given)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--{flag}: cannot read {given}: {error}") from error
     if is_name and path.suffix in (*JINJA_SUFFIXES, ".txt", ".md") and " " not in given:
         raise UserError(
             f"--{flag}: no such file: {given}", f"a path from {Path.cwd()}, or the text itself"

@@ -10,10 +10,9 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from openrl.files import read_text
+from openrl.files import expanded, read_text
 
 NONE = "None"  # not "none", which is a choice of some flags
 BOOL_WORDS = {
@@ -83,7 +82,7 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
     source = ""
     try:
-        if not raw.lstrip().startswith("{") and Path(raw).expanduser().exists():
+        if not raw.lstrip().startswith("{") and expanded(raw).exists():
             source = f" in {raw}"
         value = json.loads(read_text(raw) if source else raw)
     except OSError as error:

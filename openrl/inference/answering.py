@@ -106,10 +106,9 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
     device, collector = resolve_device(config.device), ErrorCollector()
-    with collector:
-        sizes = config.engine.sizes
-        check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
     if VLLM.holds(config):
+        path, trusted = config.model.pretrain, config.model.trust_remote_code
+        collector.run(check_parallel, path, config.engine.sizes, False, device, trusted)
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
         check_models(config, reward_models)

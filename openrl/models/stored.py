@@ -18,6 +18,7 @@ from openrl.files import is_lfs_pointer
 from openrl.models.towers import empty_model
 
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
+UNDONE = ("fp8", "mxfp4")  # quantisations that transformers undoes where it has no kernels for them
 INDEX = "model.safetensors.index.json"
 # bytes; the header of a file with ten thousand tensors has one million
 LONGEST_HEADER = 100_000_000
@@ -132,6 +133,16 @@ def check_language_model(
     missing = sorted(expected.keys() - stored.keys() - set(tied))
     if missing and stored.keys() <= expected.keys():  # otherwise a loader may rename some
         raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
+
+
+def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> None:
+    """Raise UserError if the weights at ``path`` are quantised, and not in a way that
+    --load_in_4bit reads or transformers undoes."""
+    stored = getattr(load_config(path, trust_remote_code), "quantization_config", None)
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    if method and method not in UNDONE and not (method == "bitsandbytes" and load_in_4bit):
+        fix = "an unquantised checkpoint, with --load_in_4bit if memory is short"
+        raise UserError(f"{path}: weights quantised by {method} cannot be trained", fix)
 
 
 def check_backbone(path: str, trust_remote_code: bool) -> None:

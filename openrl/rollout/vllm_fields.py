@@ -51,7 +51,9 @@ def wrong_fields(
     for name, value in values.items():
         if name not in section.fields:
             near = difflib.get_close_matches(name, section.fields, n=1)
-            problem = f"vLLM's {section.__name__} has no field {inside + name!r}"
+            problem = (
+                f"vLLM's {section.__name__.removeprefix('Async')} has no field {inside + name!r}"
+            )
             yield problem, repr(near[0]) if near else ""
             continue
         kinds = members(section.fields[name])

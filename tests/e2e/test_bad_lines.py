@@ -196,6 +196,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_lfs": with_weights(lambda weights: POINTER),
     "m_dangling": a_link_to_nothing,
     "m_badindex": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
+    "m_gptq": with_config(quantization_config={"quant_method": "gptq", "bits": 4}),
     "m_noweights": lambda model: (model / "model.safetensors").unlink(),
 }
 

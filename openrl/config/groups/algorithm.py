@@ -165,8 +165,8 @@ class AlgorithmFlags:
 
     @property
     def frozen_actor_steps(self) -> int:
-        """Number of steps at the start of a run that train only the critic."""
-        return self.freezing_actor_steps + 1
+        """Number of steps at the start of a run that train only the critic, if there is one."""
+        return self.freezing_actor_steps + 1 if self.needs_critic else 0
 
 
 @group("Algorithm")

@@ -161,6 +161,9 @@ class EngineFlags(SyncedEngineFlags):
 
     @property
     def sizes(self) -> ParallelSizes:
+        """How an engine is divided; one of transformers never is."""
+        if self.rollout_backend == "hf":
+            return ParallelSizes()
         return ParallelSizes(
             self.vllm_tensor_parallel_size,
             self.vllm_pipeline_parallel_size,

@@ -70,11 +70,11 @@ def model_problems(
 ) -> Problems:
     """Check that a model's directory is complete. ``files`` maps each part that it must hold to
     patterns, one of which must match a file."""
-    if name is None or not is_local(name):
+    if name is None or (name and not is_local(name)):
         return
     directory = Path(name).expanduser()
-    if not directory.is_dir():
-        message = f"no such directory: {name}"
+    if not name or not directory.is_dir():
+        message = f"no such directory: {name}" if name else "names no model"
         yield Problem((flag,), message, "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
         return
     found = {part for part in files if any(any(directory.glob(p)) for p in files[part])}
@@ -91,7 +91,7 @@ def other_models_exist(
     trains = isinstance(config, TrainingConfig)  # and gives tokens, not texts, to its reward models
     files = MODEL_FILES | ({} if trains else TOKENIZER_FILES)
     for flag, names in given_names(config, MODELS[1:]):  # ``policy_exists`` looks at the first
-        for name in split(names) if flag == "reward_pretrain" else [names]:
+        for name in (split(names) or [""]) if flag == "reward_pretrain" else [names]:
             yield from model_problems(flag, name, files)
 
 

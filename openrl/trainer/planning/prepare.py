@@ -38,6 +38,7 @@ from openrl.models.stored import (
     check_head,
     check_language_model,
     check_length,
+    check_trainable,
     load_config,
 )
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
@@ -131,6 +132,7 @@ def check_training(
     checkpoints and of the places where it is saved."""
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     collector.run(check_attention, config.model, device)
+    collector.run(check_trainable, path, config.lora.load_in_4bit, trusted)
     collector.run(check_targets, config.lora, path, trusted)
     collector.run(check_changes, path, config.changes, trusted)
     collector.run(check_device, config.model.param_dtype, device)

@@ -347,6 +347,14 @@ def test_warnings_name_flags_of_the_command(name):
         assert {*re.findall(r"--(\w+)", "".join(failing[:1]))} <= known, spec.name
 
 
+def test_only_a_run_with_a_critic_freezes_its_actor():
+    words = "--freezing_actor_steps 3 --n_samples_per_prompt"
+    assert ppo(f"{PPO} {words} 1 --advantage_estimator gae").algorithm.frozen_actor_steps == 4
+    without, problems = settle(PPOConfig, f"{GRPO} {words} 8")
+    assert without.algorithm.frozen_actor_steps == 0
+    assert "--freezing_actor_steps acts" in str(problems[0]) and not problems[0].fatal
+
+
 def test_a_key_among_arguments_is_warned_of():
     words = '--track_with wandb --tracker_kwargs {"wandb":{"api_key":"x","max_tokens":3}}'
     warnings = [p for p in settle(PPOConfig, f"{PPO} {words}")[1] if not p.fatal]
