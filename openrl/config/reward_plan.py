@@ -19,8 +19,8 @@ from openrl.config.groups.reward import (
     split,
 )
 from openrl.errors import UserError
+from openrl.flags.secrets import looks_secret
 from openrl.flags.sources import read_table
-from openrl.flags.values import looks_secret
 
 Kind = Literal["verifier", "file", "http", "model"]
 FLAG = {

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from openrl.flags.schema import FlagSpec, collect_flags
-from openrl.flags.values import NONE, without_secrets
+from openrl.flags.secrets import without_secrets
+from openrl.flags.values import NONE
 
 
 class _Dumper(yaml.SafeDumper):

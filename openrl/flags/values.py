@@ -19,12 +19,6 @@ BOOL_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-SECRET_WORDS = {
-    *("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
-    *("CREDENTIALS", "AUTH", "AUTHORIZATION", "BEARER", "SIG", "SIGNATURE"),
-}
-
-LEFT_OUT = "***"  # is written in place of a secret
 
 
 class Quoted(str):
@@ -220,44 +214,6 @@ def _allows(choice: str, number: float) -> bool:
         return above and _COMPARISONS["<=" if closing == "]" else "<"](number, float(high))
     sign, _, limit = choice.rpartition(" ")
     return _COMPARISONS[sign](number, float(limit)) if sign else number == float(limit)
-
-
-def looks_secret(name: str) -> bool:
-    """Return whether a name looks like a secret's: HF_TOKEN, api-key and accessToken do, max_tokens
-    does not."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
-    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
-
-
-def _is_secret(key: str, value: Any) -> bool:
-    return looks_secret(key) and bool(value) and not isinstance(value, (bool, int, float))
-
-
-def secrets_in(value: Any) -> Iterator[str]:
-    """Yield what looks like a secret in the value of a flag: names of keys, at any depth, and of
-    URLs' queries, and URLs' passwords."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from (key,) if _is_secret(key, inner) else secrets_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from secrets_in(inner)
-    elif isinstance(value, str) and "://" in value:
-        yield from filter(looks_secret, re.findall(r"[?&]([^=&\s]+)=", value))
-        if re.search(r"://[^/\s@]*:[^/\s@]+@", value):
-            yield "a URL's password"
-
-
-def without_secrets(value: Any) -> Any:
-    """Return the value of a flag with LEFT_OUT in place of what looks like a secret."""
-    if isinstance(value, dict):
-        return {
-            key: LEFT_OUT if _is_secret(key, inner) else without_secrets(inner)
-            for key, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [without_secrets(inner) for inner in value]
-    return LEFT_OUT if isinstance(value, str) and any(secrets_in(value)) else value
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -29,8 +29,9 @@ from openrl.flags.schema import (
     group,
     part,
 )
+from openrl.flags.secrets import secrets_in, without_secrets
 from openrl.flags.sources import read_file
-from openrl.flags.values import convert, secrets_in, within, without_secrets
+from openrl.flags.values import convert, within
 from openrl.registry import Registry
 
 losses = Registry("loss", "openrl.registry")

@@ -7,7 +7,7 @@ from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, unknown_names
 from openrl.flags.dump import value_of
 from openrl.flags.schema import collect_flags
-from openrl.flags.values import LEFT_OUT, secrets_in
+from openrl.flags.secrets import LEFT_OUT, secrets_in
 
 WRITTEN = "but flags are written to config.yaml, checkpoints and trackers"
 HIDDEN = f"config.yaml, checkpoints and trackers get {LEFT_OUT} in its place"

@@ -1,0 +1,69 @@
+"""Secrets in flags: what looks like one, and how it stays out of what a run writes and shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+SECRET_WORDS = {
+    *("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
+    *("CREDENTIALS", "AUTH", "AUTHORIZATION", "BEARER", "SIG", "SIGNATURE"),
+}
+
+LEFT_OUT = "***"  # is written in place of a secret
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether a name looks like a secret's: HF_TOKEN, api-key and accessToken do, max_tokens
+    does not."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    return looks_secret(key) and bool(value) and not isinstance(value, (bool, int, float))
+
+
+def secrets_in(value: Any) -> Iterator[str]:
+    """Yield what looks like a secret in the value of a flag: names of keys, at any depth, and of
+    URLs' queries, and URLs' passwords."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from (key,) if _is_secret(key, inner) else secrets_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from secrets_in(inner)
+    elif isinstance(value, str) and "://" in value:
+        yield from filter(looks_secret, re.findall(r"[?&]([^=&\s]+)=", value))
+        if re.search(r"://[^/\s@]*:[^/\s@]+@", value):
+            yield "a URL's password"
+
+
+def without_secrets(value: Any) -> Any:
+    """Return the value of a flag with LEFT_OUT in place of what looks like a secret."""
+    if isinstance(value, dict):
+        return {
+            key: LEFT_OUT if _is_secret(key, inner) else without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(inner) for inner in value]
+    return LEFT_OUT if isinstance(value, str) and any(secrets_in(value)) else value
+
+
+def hide_secrets(value: Any, typed: str) -> None:
+    """Leave the secrets of a JSON object out of this process's command line, which is shown where a
+    run says how to resume it, and which some trackers record."""
+    hidden = without_secrets(value)
+    if hidden != value and typed.lstrip().startswith("{"):  # and not the name of a file
+        sys.argv[1:] = [word.replace(typed, json.dumps(hidden)) for word in sys.argv[1:]]
+
+
+def move_to_environment(secret: str, variable: str) -> None:
+    """Move a secret from this process's command line to its environment, where nothing shows it."""
+    os.environ[variable] = secret
+    sys.argv[1:] = [word.replace(secret, LEFT_OUT) for word in sys.argv[1:]]
