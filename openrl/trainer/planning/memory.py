@@ -75,7 +75,7 @@ class Memory:
     logits: int = 0
     activations: int = 0
     cache: int = 0
-    # gradients on the way to their sums and to other ranks; an engine's weights on the way to it
+    # gradients on the way to sums, other ranks and the optimizer; an engine's weights on the way
     bucket: int = 0
     host: int = 0  # in main memory, whatever the device: what flags keep there or move there
 
@@ -216,15 +216,14 @@ def model_memory(
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
     logits *= LOGITS_COPIES
-    # The backward pass enters the layers when logits are gone, and the optimizer step copies the
-    # gradients when activations are gone too, so only the larger counts.
+    # the backward pass enters the layers when logits are gone, so only the larger counts
     passing = micro_batch_tokens * shape.passing * size
     activations = saved_bytes(shape, dtype, flags, micro_batch_tokens) + max(passing - logits, 0)
-    activations = max(activations, shard * sums * (stage >= 1) - logits)
+    bucket = min(parameters, REDUCE_BUCKET) * size if stage >= 1 else 0
     on_device = Memory(
         weights=weights,
         gradients=parameters * sums // (ranks if stage >= 2 else 1),
-        bucket=min(parameters, REDUCE_BUCKET) * size if stage >= 1 else 0,
+        bucket=bucket + copied_bytes(parameters, shard, size, sums, flags),
         masters=0 if stage == 0 and size == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
         logits=logits,
@@ -232,6 +231,18 @@ def model_memory(
         host=0 if model.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
+
+
+def copied_bytes(parameters: int, shard: int, size: int, sums: int, flags: DeepSpeedFlags) -> int:
+    """Return the bytes of DeepSpeed's copies of the sums of gradients at the end of a step: the
+    flat one of its shard that the optimizer reads, or, in stage 1 where parameters have another
+    type, a flat one of all sums and the same in the type of the parameters, which is sent.
+    Activations are gone then, but in pieces into which no flat copy fits."""
+    if flags.zero_stage == 0 or flags.adam_offload:
+        return 0
+    if flags.zero_stage == 1 and size != sums:
+        return parameters * (sums + size)
+    return shard * sums
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
