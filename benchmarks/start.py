@@ -132,7 +132,9 @@ def main() -> None:
             for turn, (checkout, done) in enumerate(starts.items()):
                 out = Path(folder) / f"out-{number}-{turn}"
                 done.append(one_start(checkout, flags_of(args, Path(folder), out)))
-                print(f"{checkout}: {done[-1][0][REWARD]:.1f} s", file=sys.stderr, flush=True)
+                over, spent = done[-1]
+                times = ", ".join(f"{name} {seconds:.1f}" for name, seconds in over.items())
+                print(f"{checkout}: {times}; {spent['all']:.1f} of the processor", file=sys.stderr)
     for checkout, done in starts.items():
         print(f"{checkout}, {len(done)} starts\n\n{report(done)}")
 
