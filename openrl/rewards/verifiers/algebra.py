@@ -36,6 +36,8 @@ _LATEX = [
         (r"\\?sqrt\s?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"sqrt\s?(\d+)", r"sqrt{\1}"),
         (rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|pi)(?![A-Za-z])", r"\\\1 "),
+        (r"(?<![A-Za-z\\])tr(?![A-Za-z({])", "t r"),  # no trace
+        (r"(?<![A-Za-z\\])d\s*(?=\\end|\\\\)", "{d} "),  # no differential
         (r"\\log_\{?e\}?", r"\\ln "),
         (r"\{\s*([^{}]*?)\s*\\choose\s*([^{}]*?)\s*\}", r"\\binom{\1}{\2}"),
     ]

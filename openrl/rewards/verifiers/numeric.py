@@ -195,7 +195,7 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
 
     A box or <answer> must hold a single number, so that a list of guesses fails; elsewhere the last
     number counts. It may look like 1,234.5, .5, -3, 1e-3, 1.5 x 10^3, 3/4, 1 1/2, \\frac{3}{4},
-    20% or $5, and a unit may follow.
+    0.\\overline{3}, 20%, 5 million or $5, and a unit may follow.
 
     Label: a number, or text that holds one.
     Reward: 0 or 1

@@ -140,7 +140,10 @@ def _without_case(text: str) -> str:
 
 def _is_word(text: str) -> bool:
     """Whether the text begins with letters that cannot be a product of variables: more than three,
-    or several with a capital. Functions and formulas are not words."""
+    several capitals, or a capital and a vowel. Functions and formulas are not words."""
     first = None if _FORMULA.search(text) else re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
     word = first[0] if first else ""
-    return word not in FUNCTIONS and (len(word) > 3 or (len(word) > 1 and not word.islower()))
+    name = len(word) > 1 and (
+        word.isupper() or bool(re.match(r"[A-Z][a-z']*[aeiou]|[AEIOU]", word))
+    )
+    return word not in FUNCTIONS and (len(word) > 3 or name)

@@ -2,6 +2,7 @@
 understood is wrong, and that a list of alternatives is no answer."""
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -160,7 +161,9 @@ SAME_PARTS = [
     ("sqrt(x+1)", r"\sqrt{x+1}"), ("x**2 + 1", "x^2+1"), ("2*sqrt(2)", r"\sqrt{8}"),
     ("2\u221a2", r"\sqrt{8}"), ("0.5pi", r"\frac{\pi}{2}"), ("\u00bd", "1/2"),
     ("10\u207b\u00b3", "0.001"),
-    ("E = c^2 m", "E = mc^2"), ("hr^2", "r^2 h"), ("ff_{16}", "FF_{16}"), ("3e8 m/s", "3*10^8"),
+    ("E = c^2 m", "E = mc^2"), ("d=tr", "d = rt"),
+    (r"\begin{bmatrix}a&b\\c&d\end{bmatrix}", r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}"),
+    ("hr^2", "r^2 h"), ("ff_{16}", "FF_{16}"), ("3e8 m/s", "3*10^8"),
     ("increasing on (0,2)", "Increasing on (0, 2)"), (r"{n \choose 2}", r"\binom{n}{2}"),
     (r"e^{i\pi}", "-1"), ("1, 2", "(1,2)"),
 ]
@@ -184,7 +187,8 @@ DIFFERENT_PARTS = [
     (r"2 \text{ remainder } 3", r"3 \text{ remainder } 2"), ("2001", "2023-05-17"),
     ("gm m/r^2", "GM m/r^2"), ("f(x) = 2x", "f'(x) = 2x"), ("y > 4", "x > 4"), ("25", "x^2+y^2=25"),
     ("0.3333333", "1/3"), ("(0.3333333, 1)", "(1/3, 1)"), (r"7 \pmod{12}", "7"),
-    ("x=2, z=3", "x = 2, y = 3"), ("E", "e"), ("c^2", "c^2 m"), ("5 halves", "5"),
+    ("x=2, z=3", "x = 2, y = 3"), ("E", "e"), ("d = Rt", "d = rt"), ("c^2", "c^2 m"),
+    ("5 halves", "5"),
     ("5 maybe six", "5"), ("5 squared", "5"), (r"p \lor q", r"p \land q"), ("FF_{15}", "FF_{16}"),
 ]
 # fmt: on
@@ -198,6 +202,20 @@ def test_answers_that_are_the_label(box, label):
 @pytest.mark.parametrize(("box", "label"), DIFFERENT + DIFFERENT_PARTS)
 def test_answers_that_are_not(box, label):
     assert reward("math_verify", f"So \\boxed{{{box}}}.", label) == 0
+
+
+PAIRS = Path(__file__).parent / "answer_pairs.jsonl"
+
+
+@pytest.mark.parametrize("line", PAIRS.read_text("utf-8").splitlines())
+def test_answers_to_one_label(line):
+    """Answers of all kinds, which were written down with their truth before any was judged."""
+    row = json.loads(line)
+    for truth, answers in ((1, row["same"]), (0, row["different"])):
+        wrong = [
+            a for a in answers if reward("math_verify", f"\\boxed{{{a}}}", row["label"]) != truth
+        ]
+        assert not wrong, f"not {truth} for {row['label']}"
 
 
 @pytest.mark.parametrize(("response", "label"), NUMBERS)
