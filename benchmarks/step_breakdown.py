@@ -173,7 +173,7 @@ async def pipeline_side(
         async with start(config, inputs.device, steps, progress.stage) as roles:
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
-            checkpoints = Checkpoints(config.checkpoint)
+            checkpoints = Checkpoints(config.checkpoint, {})
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, StopRequest())
             side = Side(trainer, policy, [], {})
             side.ask_for(ignore_eos=ignore_eos)

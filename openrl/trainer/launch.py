@@ -87,7 +87,7 @@ async def train_once(
     name = run_name(config.logging, "ppo")
     steps = config.batch.total_steps(len(inputs.prompts))
     optimizer_steps = config.batch.total_optimizer_steps(len(inputs.prompts))
-    checkpoints = Checkpoints(config.checkpoint)
+    checkpoints = Checkpoints(config.checkpoint, effective_flags(config))
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
     with (
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
@@ -114,7 +114,6 @@ def build_trainer(
     stop: StopRequest,
 ) -> RLTrainer:
     """Build the trainer over running worker groups."""
-    flags = effective_flags(config)
     learner, publisher = build_learner(config, inputs, roles), build_publisher(config, roles)
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
     repair = EngineRepair(restarts, publisher, progress) if restarts else None
@@ -130,7 +129,7 @@ def build_trainer(
             config.logging,
             Path(config.checkpoint.save_path),
             name=progress.title,
-            config=flags,
+            config=checkpoints.run_flags,
             keep_until=step_of(checkpoints.start_from),
             samples=config.rl_logging,
             evaluated=config.evaluation.eval_generations_to_log,
@@ -140,7 +139,6 @@ def build_trainer(
             config.checkpoint,
             config.evaluation,
             config.engine.weight_sync_interval,
-            flags,
             stop,
             RolloutDump(Path(dump).expanduser()) if dump else None,
             config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,

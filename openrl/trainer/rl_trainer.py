@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
@@ -41,13 +41,11 @@ from openrl.waiting import result_beside
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What happens between the steps of a run. ``flags`` are the effective flags, saved with each
-    checkpoint."""
+    """What happens between the steps of a run."""
 
     checkpoint: RLCheckpointFlags
     evaluation: PromptEvalFlags
     weight_sync_interval: int
-    flags: Mapping[str, Any]
     stop: StopRequest = field(default_factory=StopRequest)
     dump: RolloutDump | None = None
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
@@ -264,9 +262,7 @@ class RLTrainer:
         }
 
         try:
-            await self.checkpoints.save(
-                step, state, dict(self.settings.flags), self.learner.save, self.export, metric
-            )
+            await self.checkpoints.save(step, state, self.learner.save, self.export, metric)
             self.saved = step
         except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")
@@ -281,7 +277,7 @@ class RLTrainer:
         self.publisher.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.saved = self.step
-        changes = changed_flags(flags, self.settings.flags)
+        changes = changed_flags(flags, self.checkpoints.run_flags)
         self.progress.note(f"resumed from {checkpoint}; {changes}")
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:

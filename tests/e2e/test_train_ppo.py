@@ -118,7 +118,7 @@ def test_replayed_rollouts_train_the_same_weights(ray_address, whole_run, task, 
     assert all(ours.items() <= theirs.items() for ours, theirs in pairs), "engines count as well"
     profiles = {path.name for path in (tmp_path / "out/profile/step_3").iterdir()}
     assert profiles == {"actor-0.json.gz", "reference-0.json.gz"}
-    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(tmp_path / "copies")))
+    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(tmp_path / "copies")), {})
     assert [step_of(path) for path in checkpoints.complete()] == [2, 4]
 
 

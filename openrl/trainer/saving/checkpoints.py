@@ -46,8 +46,12 @@ class Checkpoints:
     If several processes run the same driver, rank 0 writes everything but engines' parts, and each
     process writes its own engines' parts."""
 
-    def __init__(self, flags: CheckpointFlags, is_rank_0: bool = True) -> None:
+    def __init__(
+        self, flags: CheckpointFlags, run_flags: Mapping[str, Any], is_rank_0: bool = True
+    ) -> None:
+        """``run_flags`` are the effective flags of the run, saved with each checkpoint."""
         self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
+        self.run_flags = dict(run_flags)
         self.is_rank_0 = is_rank_0
         self.most_bytes = flags.max_ckpt_mem * 1e9
         self.resumable, self.exports = not flags.disable_ds_ckpt, flags.save_hf_ckpt
@@ -66,7 +70,6 @@ class Checkpoints:
         self,
         step: int,
         state: dict[str, Any],
-        flags: dict[str, Any],
         save: SaveState,
         export: Export,
         metric: float | None = None,
@@ -82,7 +85,7 @@ class Checkpoints:
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
         manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
-        manifest |= {"metric": metric, "resumable": self.resumable, "flags": flags}
+        manifest |= {"metric": metric, "resumable": self.resumable, "flags": self.run_flags}
         try:
             require_room(self.directory, self._bytes, "a checkpoint")
             if not self.is_rank_0:

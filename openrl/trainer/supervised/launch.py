@@ -151,7 +151,7 @@ async def train_once(
     console.print(describe(config, inputs))
     if inputs.is_rank_0:
         write_config(config, run_dir)
-    checkpoints = Checkpoints(config.checkpoint, inputs.is_rank_0)
+    checkpoints = Checkpoints(config.checkpoint, effective_flags(config), inputs.is_rank_0)
     name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
@@ -173,9 +173,7 @@ async def train_once(
                 inputs.tokenizer,
                 config,
                 checkpoints=checkpoints,
-                trackers=trackers_of(
-                    config, inputs.is_rank_0, name, step_of(checkpoints.start_from)
-                ),
+                trackers=trackers_of(config, name, checkpoints),
                 progress=progress,
                 stop=stop,
             )
@@ -233,9 +231,13 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
     )
 
 
-def trackers_of(config: SupervisedConfig, is_rank_0: bool, name: str, keep_until: int) -> Trackers:
-    if not is_rank_0:  # rank 0 logs the same numbers
+def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -> Trackers:
+    if not checkpoints.is_rank_0:  # rank 0 logs the same numbers
         return Trackers(None)
-    run_dir = Path(config.checkpoint.save_path)
-    flags = effective_flags(config)
-    return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
+    return build_trackers(
+        config.logging,
+        Path(config.checkpoint.save_path),
+        name=name,
+        config=checkpoints.run_flags,
+        keep_until=step_of(checkpoints.start_from),
+    )

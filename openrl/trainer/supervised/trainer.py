@@ -11,7 +11,6 @@ from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.data.order import SeededStream
 from openrl.data.supervised import examples_fingerprint
-from openrl.flags.dump import effective_flags
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
@@ -44,7 +43,6 @@ class SupervisedTrainer:
         stop: StopRequest,
     ) -> None:
         self.model, self.examples, self.tokenizer = model, examples, tokenizer
-        self.flags = effective_flags(config)  # saved with each checkpoint
         self.batch = config.batch
         self.checkpoint = config.checkpoint
         self.evaluation = config.evaluation
@@ -125,9 +123,7 @@ class SupervisedTrainer:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
         try:
-            await self.checkpoints.save(
-                self.step, state, dict(self.flags), self.model.save, self.export
-            )
+            await self.checkpoints.save(self.step, state, self.model.save, self.export)
             self.saved = self.step
         except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")
@@ -139,7 +135,8 @@ class SupervisedTrainer:
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.saved = self.step
-        self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
+        changes = changed_flags(flags, self.checkpoints.run_flags)
+        self.progress.note(f"resumed from {checkpoint}; {changes}")
 
     async def export(self, directory: Path) -> None:
         """Write the model as a Hugging Face directory, tokenizer included."""

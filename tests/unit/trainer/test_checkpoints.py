@@ -31,7 +31,7 @@ from tests.patience import PATIENCE
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
-    return Checkpoints(CheckpointFlags(ckpt_path=str(directory), **flags))
+    return Checkpoints(CheckpointFlags(ckpt_path=str(directory), **flags), {"seed": 1})
 
 
 async def no_export(directory: Path) -> None:
@@ -51,9 +51,7 @@ def save(
         if error:
             raise error
 
-    return asyncio.run(
-        checkpoints.save(step, {"step": step}, {"seed": 1}, write, no_export, metric)
-    )
+    return asyncio.run(checkpoints.save(step, {"step": step}, write, no_export, metric))
 
 
 def steps(directory: Path) -> list[int]:
@@ -84,7 +82,7 @@ def test_flags_say_what_a_checkpoint_holds(tmp_path, flags, held):
         directory.mkdir()
 
     checkpoints = opened(tmp_path, save_optim=False, **flags)
-    path = asyncio.run(checkpoints.save(1, {}, {}, write, export))
+    path = asyncio.run(checkpoints.save(1, {}, write, export))
     assert sorted(file.name for file in path.iterdir()) == held
     assert "state" not in held or (path / "state").read_text() == "optimizer: False"
 
@@ -132,7 +130,7 @@ def test_nothing_is_removed_before_the_new_one_is_complete(tmp_path):
     async def write(directory: Path, parts: StateParts) -> None:
         assert steps(tmp_path) == [2]
 
-    asyncio.run(checkpoints.save(4, {}, {}, write, no_export))
+    asyncio.run(checkpoints.save(4, {}, write, no_export))
     assert steps(tmp_path) == [4]
 
 
@@ -335,10 +333,10 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
 
     async def scenario() -> None:
         there.write_text("no directory yet")
-        await checkpoints.save(1, {"step": 1}, {}, write, no_export)
+        await checkpoints.save(1, {"step": 1}, write, no_export)
         await checkpoints.uploads.idle()
         there.unlink()
-        await checkpoints.save(2, {"step": 2}, {}, write, no_export)
+        await checkpoints.save(2, {"step": 2}, write, no_export)
         await checkpoints.finish()
 
     asyncio.run(scenario())
@@ -358,8 +356,8 @@ def test_a_copy_that_hangs_does_not_hold_the_run(tmp_path, monkeypatch, caplog):
         directory.joinpath("part").write_text("weights")
 
     async def scenario() -> None:
-        await checkpoints.save(1, {"step": 1}, {}, write, no_export)
-        await checkpoints.save(2, {"step": 2}, {}, write, no_export)
+        await checkpoints.save(1, {"step": 1}, write, no_export)
+        await checkpoints.save(2, {"step": 2}, write, no_export)
         await checkpoints.finish()
 
     try:

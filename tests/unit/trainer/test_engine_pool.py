@@ -132,7 +132,7 @@ async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
         None,
         trackers,
         progress,
-        RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, {}),
+        RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1),
     )
     await trainer.run_steps()
     return learner.steps, [metrics for _, metrics in trackers.logged]

@@ -50,7 +50,6 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
                 RLCheckpointFlags(save_path=str(tmp_path / "out")),
                 PromptEvalFlags(eval_only=True),
                 1,
-                {},
             ),
         )
         return await trainer.fit()

@@ -219,7 +219,6 @@ class Trainer(RLTrainer):
                 RLCheckpointFlags(save_path="unused", save_steps=schedule.save_steps),
                 PromptEvalFlags(eval_steps=schedule.eval_steps),
                 schedule.sync_interval,
-                {},
             ),
         )
         self.step = run.done

@@ -110,7 +110,6 @@ def trainer_of(run, trackers, interval=1, count=9, eval_steps=-1, save_steps=-1,
             RLCheckpointFlags(save_path="unused", save_steps=save_steps),
             PromptEvalFlags(eval_steps=eval_steps),
             interval,
-            {},
         ),
     )
 
