@@ -30,7 +30,7 @@ from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
-LOGITS_COPIES = 3  # copies of a chunk's logits that training holds
+LOGITS_COPIES = 3  # copies of the logits of a single chunk that training holds
 SAMPLING_COPIES = 4  # of the logits of all sequences, that vLLM holds
 VLLM_SEQUENCES = 128  # that vLLM decodes at a time on a CPU, by default
 KERNELS = 600 * 2**20  # bytes of the 1,024 kernels that oneDNN keeps in vLLM, with holes between
@@ -199,15 +199,16 @@ def model_memory(
     Stage 1 shards fp32 masters and Adam's two fp32 moments, stage 2 also the fp32 gradients, stage
     3 also the weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the
     weights are their own masters. With adapters, only the adapters have gradients and optimizer
-    states. Logits exist for one chunk of tokens at a time, in fp32; training also holds their
-    gradient and the head's product."""
+    states."""
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
     stage, size = flags.zero_stage, BYTES[dtype]
     in_4bit = model.lora is not None and model.lora.load_in_4bit
     weights = weight_bytes(shape, parameters, size, in_4bit) // (ranks if stage == 3 else 1)
-    chunk = min(flags.logits_chunk_size or micro_batch_tokens, micro_batch_tokens)
-    logits = chunk * shape.vocabulary * FP32 if model.kind == "logprobs" else 0
+    logits = 0
+    if model.kind == "logprobs":
+        trained = model.rate is not None
+        logits = logit_bytes(shape.vocabulary, size, flags, micro_batch_tokens, trained)
     if model.rate is None:
         return Memory(weights, logits=logits)
     if model.lora is not None and model.lora.adapts:
@@ -215,7 +216,6 @@ def model_memory(
     shard = parameters // (ranks if stage >= 1 else 1)
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
-    logits *= LOGITS_COPIES
     # the backward pass enters the layers when logits are gone, so only the larger counts
     passing = micro_batch_tokens * shape.passing * size
     activations = saved_bytes(shape, dtype, flags, micro_batch_tokens) + max(passing - logits, 0)
@@ -231,6 +231,21 @@ def model_memory(
         host=0 if model.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
+
+
+def logit_bytes(
+    vocabulary: int, size: int, flags: DeepSpeedFlags, tokens: int, trained: bool
+) -> int:
+    """Return the bytes of the logits of one chunk of tokens, in fp32. Training also holds their
+    gradient and the head's product where all tokens are in one chunk. Of several chunks each is
+    overwritten by its gradient, of which half precision needs a copy in its own type."""
+    chunk = min(flags.logits_chunk_size or tokens, tokens)
+    logits = chunk * vocabulary * FP32
+    if not trained:
+        return logits
+    if chunk == tokens:
+        return logits * LOGITS_COPIES
+    return logits + (chunk * vocabulary * size if size < FP32 else 0)
 
 
 def copied_bytes(parameters: int, shard: int, size: int, sums: int, flags: DeepSpeedFlags) -> int:

@@ -77,8 +77,9 @@ def memory(
 def test_each_zero_stage_shards_one_thing_more(
     dtype, stage, ranks, weights, gradients, masters, moments
 ):
-    # logits: 8 tokens * 20 words * 4 bytes, the head's product and their gradient
-    expected = Memory(weights, gradients, masters, moments, logits=1920)
+    # logits: 8 tokens * 20 words * 4 bytes, and the product of the head or the gradient in bf16
+    logits = 640 if dtype == "fp32" else 960
+    expected = Memory(weights, gradients, masters, moments, logits=logits)
     found = memory(POLICY, dtype, stage, ranks)
     assert replace(found, bucket=0, activations=0) == expected
     # gradients in their own type on the way to their sums, and copies of the sums: in stage 1 of
@@ -98,9 +99,9 @@ def test_ranks_that_split_layers_hold_embeddings_and_head_each():
 def test_what_is_offloaded_or_averaged_is_in_host_memory():
     """fp32: sums of gradients 2000, masters 2000, moments 4000; weights 1000 in bf16; an average of
     2000."""
-    on_device = {"logits": 1920, "bucket": 2000}
+    on_device = {"logits": 960, "bucket": 2000}
     offloaded = memory(POLICY, "bf16", 3, 2, adam_offload=True)
-    assert offloaded == Memory(1000, host=8000, **on_device) and offloaded.total == 4920
+    assert offloaded == Memory(1000, host=8000, **on_device) and offloaded.total == 3960
     everything = memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True)
     assert everything == Memory(0, host=9000, **on_device)
     averaged = memory(replace(POLICY, average=0.99), "bf16", 2, 2)
@@ -138,6 +139,8 @@ def test_scalar_models_have_a_head_of_one_row_and_no_logits():
 
 def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
     assert memory(REFERENCE, "bf16", 0, 1, chunk=0).logits == 64 * 20 * 4
+    # in training also the head's product and their gradient
+    assert memory(POLICY, "bf16", 0, 1, chunk=0).logits == 3 * 64 * 20 * 4
     # never more than there are
     assert memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4
 
@@ -157,13 +160,13 @@ def test_an_engine_on_a_cpu_holds_weights_cache_logits_a_sync_and_kernels():
 
 def test_gradients_of_a_layer_count_beside_its_activations_where_logits_were_fewer():
     """64 tokens in fp32: a layer saves 30 numbers and has 40 gradients on the way, 64 x 40 x 4 =
-    10,240 bytes; logits of 8 tokens take 1,920 of them."""
+    10,240 bytes; logits of 8 tokens take 640 of them."""
     deepspeed = DeepSpeedFlags(zero_stage=0, logits_chunk_size=8)
     shape = replace(SHAPE, saved=30, passing=40)
     found = model_memory(shape, POLICY, "fp32", deepspeed, 1, 64)
-    assert found.logits == 1920
-    assert found.activations == 2 * 64 * 30 * 4 + 10240 - 1920
-    few = model_memory(replace(shape, passing=4), POLICY, "fp32", deepspeed, 1, 64)
+    assert found.logits == 640
+    assert found.activations == 2 * 64 * 30 * 4 + 10240 - 640
+    few = model_memory(replace(shape, passing=2), POLICY, "fp32", deepspeed, 1, 64)
     assert few.activations == 2 * 64 * 30 * 4
 
 
