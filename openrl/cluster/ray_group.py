@@ -294,9 +294,9 @@ KEEP = "thp:always,narenas:1,oversize_threshold:0,dirty_decay_ms:-1"
 
 Models keep what they free, because every pass would otherwise take and clear the pages of its
 activations again: a fifth of an optimizer step of a model of 135M parameters. They do so in
-jemalloc, which Ray brings along. glibc before 2.38 never puts a tensor into a hole of exactly its
-size, since it looks for some bytes more to align it, and so takes up to twice the memory. What
-sleeps is given back by ``empty_cache``.
+jemalloc, which Ray brings along. glibc (2.36) never puts a tensor into a hole of exactly its size,
+since it looks for some bytes more to align it, and so takes up to twice the memory. What sleeps is
+given back by ``empty_cache``.
 
 Engines, and models where Ray has no jemalloc, map tensors from 4 MiB on one by one, and give them
 back when they are freed: kernels that oneDNN keeps come between the logits of different batches,
