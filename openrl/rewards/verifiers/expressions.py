@@ -151,7 +151,7 @@ def _read_label(text: str) -> Label:
     inside = plain(last_boxed(text) or text)
     usable = False
     load()
-    with contextlib.suppress(TooSlow), processor_time(SECONDS):
+    with contextlib.suppress(TooSlow, RecursionError), processor_time(SECONDS):
         usable = bool(inside) and not too_large(inside)
     return Label(inside, usable)
 
@@ -162,7 +162,7 @@ def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
     worked out, or that takes more than ``SECONDS``, is not equal."""
     if len(text) > LONGEST:
         return False
-    with contextlib.suppress(TooSlow), processor_time(SECONDS):
+    with contextlib.suppress(TooSlow, RecursionError), processor_time(SECONDS):
         if marked:
             return same_answer(without_lead(plain(text)), label.text)
         return _end_says(text, label.text)
