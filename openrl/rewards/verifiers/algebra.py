@@ -71,7 +71,7 @@ def load() -> None:
 
 def too_large(text: str) -> bool:
     """Whether an expression holds numbers that are too long to be computed."""
-    return _slow_to_read(text) or _digits(parsed(text)) > MOST_DIGITS
+    return _digits(parsed(text)) > MOST_DIGITS
 
 
 @lru_cache(1024)
