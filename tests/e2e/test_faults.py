@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.faults import begun, ended
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
+from tests.patience import PATIENCE
 
 FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 LINES = 15  # that a death may take
@@ -34,8 +35,15 @@ def tell(name, end):
 
 
 def send(*numbers):
+    """A signal that comes before the last one was taken is lost, so the run has to answer it
+    first."""
+
     def inject(run):
-        for number in numbers:
+        for sent, number in enumerate(numbers):
+            deadline = time.monotonic() + PATIENCE
+            while sent and f"{numbers[0].name}: " not in run.said.read_text():
+                assert time.monotonic() < deadline, "the run says nothing of the signal"
+                time.sleep(0.02)  # polling a file of another process
             run.process.send_signal(number)
 
     return inject
