@@ -5,7 +5,8 @@
 
 Every case trains a random Llama for two steps in a process of its own, on a CPU, with the
 environment of a run's workers. What the process takes at its peak beyond what is left after steps
-of a tiny model, which load all libraries, is held against ``model_memory``."""
+of a tiny model, which load all libraries, is held against ``model_memory`` and
+``in_size_classes``."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.optimizer import LearningRateFlags
-from openrl.trainer.planning.memory import Memory, model_memory, model_shape
+from openrl.trainer.planning.memory import (
+    Memory,
+    in_size_classes,
+    model_memory,
+    model_shape,
+)
 from openrl.trainer.workers.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
@@ -126,7 +132,8 @@ def estimate(path: str, case: Case) -> Memory:
     model = RoleModel("logprobs", path, LearningRateFlags(), lora=case.lora)
     tokens = case.rows * (PROMPT + ANSWER)
     shape = model_shape(path, False)
-    return model_memory(shape, model, case.dtype, case.deepspeed, 1, tokens)
+    memory = model_memory(shape, model, case.dtype, case.deepspeed, 1, tokens)
+    return in_size_classes(memory)
 
 
 def of_process(name: str) -> int:

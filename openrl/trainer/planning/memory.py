@@ -3,6 +3,7 @@ the formulas."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -34,6 +35,9 @@ LOGITS_COPIES = 3  # copies of the logits of a single chunk that training holds
 SAMPLING_COPIES = 4  # of the logits of all sequences, that vLLM holds
 VLLM_SEQUENCES = 128  # that vLLM decodes at a time on a CPU, by default
 KERNELS = 600 * 2**20  # bytes of the 1,024 kernels that oneDNN keeps in vLLM, with holes between
+# what jemalloc hands out for a byte, in the mean over sizes from 1 to 2 on a logarithmic scale: from
+# one of its sizes to the next, the integral of next / size over d(log size) is next / this - 1
+ROUNDED_UP = (1 / 4 + 1 / 5 + 1 / 6 + 1 / 7) / math.log(2)
 # bytes per parameter; for adamw_bf16 including the compensation
 MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
 
@@ -162,6 +166,8 @@ def memory_by_role(
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
+        if device == "cpu":
+            result[role] = in_size_classes(result[role])
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
     if ENGINES in plan.rows:
@@ -258,6 +264,13 @@ def copied_bytes(parameters: int, shard: int, size: int, sums: int, flags: DeepS
     if flags.zero_stage == 1 and size != sums:
         return parameters * (sums + size)
     return shard * sums
+
+
+def in_size_classes(memory: Memory) -> Memory:
+    """Return what the parts take in jemalloc, from which workers on a CPU allocate
+    (``worker_env``). Its sizes are 1, 5/4, 6/4 and 7/4 of a power of two, and a tensor takes the
+    next larger one."""
+    return Memory(**{f.name: round(getattr(memory, f.name) * ROUNDED_UP) for f in fields(Memory)})
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:

@@ -30,6 +30,7 @@ from openrl.trainer.planning.memory import (
     Memory,
     ModelShape,
     engine_memory,
+    in_size_classes,
     gpu_memory,
     model_memory,
     model_shape,
@@ -168,6 +169,14 @@ def test_gradients_of_a_layer_count_beside_its_activations_where_logits_were_few
     assert found.activations == 2 * 64 * 30 * 4 + 10240 - 640
     few = model_memory(replace(shape, passing=2), POLICY, "fp32", deepspeed, 1, 64)
     assert few.activations == 2 * 64 * 30 * 4
+
+
+def test_tensors_take_the_next_size_of_jemalloc_in_the_mean():
+    sizes = [2 ** ((i + 0.5) / 10_000) for i in range(10_000)]
+    taken = sum(min(c for c in (1.25, 1.5, 1.75, 2) if c >= size) / size for size in sizes)
+    assert taken / len(sizes) == pytest.approx(1.0958, abs=1e-4)
+    found = in_size_classes(Memory(10_000, logits=1000, host=100))
+    assert found == Memory(10_958, logits=1096, host=110)
 
 
 def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
