@@ -47,7 +47,7 @@ from tests.tiny_vision import ARCHITECTURES, picture, png, tiny_vision_dir
 
 pytestmark = pytest.mark.slow
 
-CLOSE = 1e-5
+CLOSE = 3e-5  # rounding in fp32: up to 1.03e-5 was seen, and differs among processors
 TRAINED = VisionFlags(max_images_per_prompt=2)
 FROZEN = VisionFlags(max_images_per_prompt=2, freeze_visual_encoder=True)
 CHAT = TemplateFlags(apply_chat_template=True)
