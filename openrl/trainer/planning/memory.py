@@ -35,8 +35,8 @@ LOGITS_COPIES = 3  # copies of the logits of a single chunk that training holds
 SAMPLING_COPIES = 4  # of the logits of all sequences, that vLLM holds
 VLLM_SEQUENCES = 128  # that vLLM decodes at a time on a CPU, by default
 KERNELS = 600 * 2**20  # bytes of the 1,024 kernels that oneDNN keeps in vLLM, with holes between
-# what jemalloc hands out for a byte, in the mean over sizes from 1 to 2 on a logarithmic scale: from
-# one of its sizes to the next, the integral of next / size over d(log size) is next / this - 1
+# what jemalloc hands out for a byte, in the mean over sizes on a logarithmic scale: from one of its
+# sizes to the next, the integral of next / size over d(log size) is next / this - 1
 ROUNDED_UP = (1 / 4 + 1 / 5 + 1 / 6 + 1 / 7) / math.log(2)
 # bytes per parameter; for adamw_bf16 including the compensation
 MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
