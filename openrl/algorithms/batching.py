@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
+from openrl.algorithms.partition import RowCost, balanced_parts
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.algorithms.trajectories import Trajectories
 from openrl.errors import UserError
@@ -206,8 +206,8 @@ def _indexed(
 
 
 def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
-    """Cut every rank's bundles into as few micro-batches as the fullest rank needs, of similar cost
-    within a rank."""
+    """Cut every rank's bundles into as few micro-batches as keep to the cap, the same number on all
+    ranks, of similar cost or, where the cap needs it, of similar length."""
     longest = max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)
     if longest > cap:
         raise UserError(
@@ -216,13 +216,20 @@ def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
             "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only"
             " passes), or shorter rows",
         )
-    count = max(len(first_fit([bundle.tokens for bundle in bundles], cap)) for bundles in ranks)
-    cut = []
-    for bundles in ranks:
-        parts = capped_parts([b.tokens for b in bundles], [b.cost for b in bundles], cap, count)
-        micro = [[bundles[i] for i in part] for part in parts if part]
-        cut.append(sorted(micro, key=lambda of_micro: -sum(b.cost for b in of_micro)))
-    return cut
+    count = max(-(-sum(bundle.tokens for bundle in bundles) // cap) for bundles in ranks)
+    while True:
+        for balanced in ("cost", "tokens"):
+            cut = [_split(bundles, max(count, 1), balanced) for bundles in ranks]
+            if all(sum(b.tokens for b in micro) <= cap for micros in cut for micro in micros):
+                return cut
+        count += 1  # at the latest, each bundle is alone
+
+
+def _split(bundles: list[Bundle], count: int, balanced: str) -> list[list[Bundle]]:
+    """Split a rank's bundles into up to ``count`` parts of similar sums, the costliest first."""
+    parts = balanced_parts([getattr(bundle, balanced) for bundle in bundles], count)
+    micros = [[bundles[i] for i in part] for part in parts if part]
+    return sorted(micros, key=lambda micro: -sum(bundle.cost for bundle in micro))
 
 
 def split_rows(

@@ -1,4 +1,4 @@
-"""Partitioning: parts of similar sums and bins of limited size. Needs only the standard library."""
+"""What a row costs, and parts of similar costs. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -77,46 +77,3 @@ def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
         else:
             merged.append((load, members))
     return sorted(merged, key=lambda part: -part[0])
-
-
-def first_fit(sizes: Sequence[int], cap: int) -> list[list[int]]:
-    """Pack the indices of ``sizes`` into bins of at most ``cap``: largest first, each into the
-    first bin that has room. This takes at most 11/9 of the fewest bins possible, plus 6/9 (Dosa
-    2007).
-
-    Raises ValueError if a size exceeds ``cap``.
-    """
-    bins: list[list[int]] = []
-    rooms: list[int] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if sizes[i] > cap:
-            raise ValueError(f"{sizes[i]} does not fit into {cap}")
-        place = next((b for b, room in enumerate(rooms) if room >= sizes[i]), len(bins))
-        if place == len(bins):
-            bins.append([])
-            rooms.append(cap)
-        bins[place].append(i)
-        rooms[place] -= sizes[i]
-    return bins
-
-
-def capped_parts(
-    sizes: Sequence[int], costs: Sequence[float], cap: int, parts: int
-) -> list[list[int]]:
-    """Pack the indices into ``parts`` bins of at most ``cap``, of similar costs as far as the cap
-    allows; some may be empty.
-
-    ``parts`` must be at least the number of bins that ``first_fit`` takes.
-    """
-    loads, rooms = [0.0] * parts, [cap] * parts
-    bins: list[list[int]] = [[] for _ in range(parts)]
-    for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
-        open_bins = [b for b in range(parts) if rooms[b] >= sizes[i]]
-        if not open_bins:  # balancing used up the room: fill the bins one after the other
-            filled = first_fit(sizes, cap)
-            return filled + [[] for _ in range(parts - len(filled))]
-        place = min(open_bins, key=lambda b: loads[b])
-        bins[place].append(i)
-        loads[place] += costs[i]
-        rooms[place] -= sizes[i]
-    return bins

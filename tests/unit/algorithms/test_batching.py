@@ -242,6 +242,21 @@ def test_a_rank_whose_rows_fill_fewer_micro_batches_runs_a_dummy():
     assert sorted(rows_of_steps(plan)[0]) == [[[0]], [[1, 2]]]
 
 
+def test_micro_batches_are_of_similar_cost_or_of_similar_length_under_a_low_cap():
+    """Rows of 8, 2, 3 and 7 tokens cost 72, 6, 12 and 56, so 8 is balanced by the others, which are
+    12 tokens; a cap of 10 leaves only 8 + 2 and 7 + 3."""
+    rows = {
+        cap: [
+            sorted(micro)
+            for micro in rows_of_steps(
+                plan_steps(ragged([8, 2, 3, 7]), 1, 4, TokenCap(cap), cost=RowCost(1.0))
+            )[0][0]
+        ]
+        for cap in (10, 12, 20)
+    }
+    assert rows == {10: [[0, 1], [2, 3]], 12: [[1, 2, 3], [0]], 20: [[0, 1, 2, 3]]}
+
+
 def test_ranks_are_balanced_by_cost_not_by_tokens():
     """By tokens a row of 100 is as much as four of 25, by cost (300 and 37.5) as eight of them."""
     batch = ragged([100, *[25] * 12])

@@ -1,4 +1,4 @@
-"""Parts of like sums and bins of limited size, against every possible deal of a few things."""
+"""Parts of like sums, against every possible deal of a few things."""
 
 import itertools
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 from transformers import PretrainedConfig
 
-from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
+from openrl.algorithms.partition import RowCost, balanced_parts
 from openrl.models.cost import cost_of
 
 SEEDS = range(60)
@@ -84,40 +84,6 @@ def test_each_part_gets_one_of_every_like_costs():
         [4, 5],
         [6, 7],
     ]
-
-
-def test_bins_stay_within_their_cap():
-    for seed in SEEDS:
-        rng = random.Random(seed)
-        cap = 100
-        sizes = [rng.randint(1, cap) for _ in range(rng.randint(0, 40))]
-        costs = [n + 0.01 * n * n for n in sizes]
-        filled = first_fit(sizes, cap)
-        few = len(filled)
-        # all bins but one are more than half full, on average
-        assert few <= max(2 * sum(sizes) / cap, 1)
-        for bins in (
-            filled,
-            capped_parts(sizes, costs, cap, few),
-            capped_parts(sizes, costs, cap, few + 3),
-        ):
-            assert sorted(i for part in bins for i in part) == list(range(len(sizes)))
-            assert max(sums(bins, sizes), default=0) <= cap
-
-
-def test_bins_are_filled_evenly_where_there_is_room():
-    sizes = [50, 40, 30, 30, 20, 10]
-    assert sorted(sums(first_fit(sizes, 100), sizes)) == [80, 100]
-    assert sorted(sums(capped_parts(sizes, sizes, 100, 2), sizes)) == [90, 90]
-    assert sums(capped_parts([60, 60, 40, 40], [0, 0, 1, 1], 100, 2), [60, 60, 40, 40]) == [
-        100,
-        100,
-    ]
-
-
-def test_what_is_larger_than_a_bin_is_refused():
-    with pytest.raises(ValueError, match="101 does not fit into 100"):
-        first_fit([3, 101], 100)
 
 
 # -- what a row costs ------------------------------------------------------------------------------
