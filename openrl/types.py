@@ -145,6 +145,11 @@ class Score:
     # why the reward sources gave no reward; ``reward`` is then 0, or NaN to drop the trajectory
     failure: str | None = None
 
+    @classmethod
+    def failed(cls, failure: str, attempts: int = 1) -> Self:
+        """Return the score of a trajectory that could not be scored."""
+        return cls(math.nan, attempts=attempts, failure=failure)
+
     @property
     def dropped(self) -> bool:
         """True if training and statistics leave the trajectory out."""

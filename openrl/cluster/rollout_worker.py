@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -91,7 +90,7 @@ def missing_score(trajectory: Trajectory) -> Score:
     dropped."""
     if trajectory.end.is_truncated:
         return Score(0.0)
-    return Score(math.nan, failure="the agent ended without a reward")
+    return Score.failed("the agent ended without a reward")
 
 
 class RolloutWorker:

@@ -24,7 +24,7 @@ from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.models.trial import Trial
 from openrl.rewards.combined import RewardCombiner
-from openrl.rewards.protocol import Failure, ScoreRequest
+from openrl.rewards.protocol import ScoreRequest
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import PlacedImage, Score
@@ -49,8 +49,8 @@ class TextScorer(Protocol):
     def waiting(self) -> int:
         """How many texts wait."""
 
-    async def score(self, request: ScoreRequest) -> list[Score | Failure]:
-        """Return one score or failure for each query, in their order. Raises Refusal."""
+    async def score(self, request: ScoreRequest) -> list[Score]:
+        """Return one score for each query, in their order. Raises Refusal."""
 
     async def close(self) -> None:
         """Free everything; requests that still run fail."""
@@ -201,7 +201,7 @@ class ModelScorer:
     def waiting(self) -> int:
         return len(self._batcher)
 
-    async def score(self, rows: ScoreRequest | RewardRows) -> list[Score | Failure]:
+    async def score(self, rows: ScoreRequest | RewardRows) -> list[Score]:
         images = rows.images or [()] * len(rows)
         if not self._sees:
             self.counts.unseen += sum(map(len, images))
@@ -210,7 +210,7 @@ class ModelScorer:
         return [
             Score(scalar.value)
             if math.isfinite(scalar.value)
-            else Failure(scalar.problem or f"the model's output is {scalar.value}")
+            else Score.failed(scalar.problem or f"the model's output is {scalar.value}")
             for scalar in scalars
         ]
 
@@ -234,7 +234,7 @@ class FunctionScorer:
         self.most_waiting, self.waiting = most_waiting, 0
         self.counts = Counts()
 
-    async def score(self, request: ScoreRequest) -> list[Score | Failure]:
+    async def score(self, request: ScoreRequest) -> list[Score]:
         count = len(request)
         self.counts.unseen += sum(map(len, request.images))
         check_room(self.waiting, count, self.most_waiting)

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from openrl.http_server import COME_AGAIN, MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.scoring import TextScorer
-from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
+from openrl.rewards.protocol import BadRequest, ScoreRequest, read_request, reply_body
 
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
 
@@ -117,7 +117,7 @@ async def answer(
     except Exception as error:  # the server goes on: the next request may succeed
         log.exception("scoring failed")
         raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error
-    metrics.failures.inc(sum(isinstance(score, Failure) for score in scores))
+    metrics.failures.inc(sum(score.failure is not None for score in scores))
     return JSONResponse(reply_body(scores))
 
 

@@ -17,7 +17,7 @@ from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
-from openrl.processes.worker import Failed, Target
+from openrl.processes.worker import Target
 from openrl.rewards.combined import CombinedReward, RewardCombiner
 from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
@@ -147,15 +147,15 @@ def check_labels(
         target = VerifierTarget({name: options}, plugins)
         try:
             with ChildProcess(target, limits(flags), "reward") as process:
-                reply = process.call(Call(name, rows_without_response(asked)))
+                scores = process.call(Call(name, rows_without_response(asked)))
         except CallFailed:
             continue  # a few slow rows are left to the run itself
-        bad = [(p, r) for p, r in zip(asked, reply, strict=True) if isinstance(r, Failed)]
+        bad = [(p, s.failure) for p, s in zip(asked, scores, strict=True) if s.failure is not None]
         if len(bad) > flags.max_reward_failure_rate * len(asked):
-            first, failed = bad[0]
+            first, failure = bad[0]
             raise UserError(
                 f"--reward_funcs {name} cannot use the label of {len(bad)} of"
-                f" {len(asked)} rows, e.g. of {first.id}: {failed.message}",
+                f" {len(asked)} rows, e.g. of {first.id}: {failure}",
                 "--label_key COLUMN, or another verifier",
             )
 

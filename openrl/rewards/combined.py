@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.reward import FailurePolicy
 from openrl.config.reward_plan import RewardPlan
 from openrl.errors import UserError
-from openrl.rewards.protocol import Failure, shorten
+from openrl.rewards.protocol import shorten
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Group, Score, Trajectory
@@ -23,22 +22,19 @@ from openrl.vision.placing import unexpanded
 
 @dataclass(frozen=True)
 class RewardCombiner:
-    """Computes the reward of a row from the results of its sources, of whatever kind these are."""
+    """Computes the score of a row from those of its sources, of whatever kind these are."""
 
     plan: RewardPlan
     policy: FailurePolicy
 
-    def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
-        """Return the weighted sum of the results, which are given by the names of their sources. If
+    def combine(self, trajectory: Trajectory, scores: Mapping[str, Score]) -> Score:
+        """Return the weighted sum of the scores, which are given by the names of their sources. If
         a source failed, the policy decides; raises UserError if that is fail."""
-        combined = self.weighted_sum(trajectory.prompt.source, results)
-        return self.fail(trajectory, combined) if isinstance(combined, Failure) else combined
+        return self.apply_policy(trajectory, self.weighted_sum(trajectory.prompt.source, scores))
 
-    def weighted_sum(
-        self, datasource: str, results: Mapping[str, Score | Failure]
-    ) -> Score | Failure:
-        """Return the weighted sum for a row of ``datasource``, or the first failure, which then
-        names its source.
+    def weighted_sum(self, datasource: str, scores: Mapping[str, Score]) -> Score:
+        """Return the weighted sum for a row of ``datasource``, or the first score that failed,
+        whose failure then names its source.
 
         With several sources, each one is a part of the score, and its own parts are named
         "source/part". The verdict is the mean of the sources' verdicts, weighted by the absolute
@@ -46,9 +42,9 @@ class RewardCombiner:
         weights = self.plan.of(datasource)
         total = Score(0.0)
         verdicts: list[tuple[float, float]] = []
-        for name, score in results.items():
-            if isinstance(score, Failure):
-                return replace(score, message=f"{name}: {score.message}")
+        for name, score in scores.items():
+            if score.failure is not None:
+                return replace(score, failure=f"{name}: {score.failure}")
             total = self.add(total, name, weights[name], score)
             if score.passed is not None:
                 verdicts.append((abs(weights[name]), score.passed))
@@ -70,20 +66,16 @@ class RewardCombiner:
             attempts=max(score.attempts, result.attempts),
         )
 
-    def fail(self, trajectory: Trajectory, failure: Failure) -> Score:
-        """Return the score of a row that a source failed on. Raises UserError if the policy is
-        fail."""
-        if self.policy == "fail":
-            raise UserError(
-                "\n".join([f"a reward failed: {failure.message}", *row_lines(trajectory)]),
-                "fix the reward, or --reward_failure_policy drop",
-            )
-        zero = self.policy == "zero"
-        return Score(
-            0.0 if zero else math.nan,
-            0.0 if zero else None,
-            attempts=failure.attempts,
-            failure=failure.message,
+    def apply_policy(self, trajectory: Trajectory, score: Score) -> Score:
+        """Return the score that a row gets: if a source failed on it, the one that the policy
+        gives. Raises UserError if the policy is fail."""
+        if score.failure is None or self.policy == "drop":
+            return score
+        if self.policy == "zero":
+            return replace(score, reward=0.0, passed=0.0)
+        raise UserError(
+            "\n".join([f"a reward failed: {score.failure}", *row_lines(trajectory)]),
+            "fix the reward, or --reward_failure_policy drop",
         )
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.rewards.http_client import JsonClient, RequestFailed
-from openrl.rewards.protocol import REWARDS, SCORES, Failure, ScoreRequest, read_reply
+from openrl.rewards.protocol import REWARDS, SCORES, ScoreRequest, read_reply
 from openrl.rewards.reward_rows import RewardRows, join
-from openrl.rewards.sources import Results, retry_failed
+from openrl.rewards.sources import retry_failed
+from openrl.types import Score
 from openrl.vision.pictures import data_url
 from openrl.waiting import cancel_all
 
@@ -26,7 +27,7 @@ class PendingCall:
     """The rows of one call, which wait for a request that takes them along."""
 
     rows: RewardRows
-    results: asyncio.Future[Results]
+    scores: asyncio.Future[list[Score]]
 
 
 class HttpSource:
@@ -39,7 +40,7 @@ class HttpSource:
         self._queue: list[PendingCall] = []
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def score(self, rows: RewardRows) -> Results:
+    async def score(self, rows: RewardRows) -> list[Score]:
         mine = PendingCall(rows, asyncio.get_running_loop().create_future())
         self._queue.append(mine)
         try:
@@ -48,7 +49,7 @@ class HttpSource:
                 self._start(self._take())
             else:
                 self._slots.release()
-            return await mine.results
+            return await mine.scores
         finally:
             if mine in self._queue:  # this call was cancelled
                 self._queue.remove(mine)
@@ -74,51 +75,51 @@ class HttpSource:
         task.add_done_callback(self._sending.discard)
 
     async def _send(self, batch: list[PendingCall]) -> None:
-        """Give every call of the batch its results, or the error."""
+        """Give every call of the batch its scores, or the error."""
         try:
-            results = await self._score(join([waiting.rows for waiting in batch]))
+            scores = await self._score(join([waiting.rows for waiting in batch]))
         except BaseException as error:
             for waiting in batch:
-                if not waiting.results.done():  # a cancelled call is done already
-                    waiting.results.set_exception(
+                if not waiting.scores.done():  # a cancelled call is done already
+                    waiting.scores.set_exception(
                         error if isinstance(error, Exception) else RuntimeError("closed")
                     )
             return
         finally:
             self._slots.release()
         for waiting in batch:
-            mine, results = results[: len(waiting.rows)], results[len(waiting.rows) :]
-            if not waiting.results.done():
-                waiting.results.set_result(mine)
+            mine, scores = scores[: len(waiting.rows)], scores[len(waiting.rows) :]
+            if not waiting.scores.done():
+                waiting.scores.set_result(mine)
 
-    async def _score(self, rows: RewardRows) -> Results:
+    async def _score(self, rows: RewardRows) -> list[Score]:
         """Send one request for all rows, then the failed ones row by row, unless the rows cannot be
         to blame."""
         try:
-            results = await self._post(rows, alone=False)
+            scores = await self._post(rows, alone=False)
         except RequestFailed as failed:
-            results = [Failure(str(failed), failed.attempts)] * len(rows)
+            scores = [Score.failed(str(failed), failed.attempts)] * len(rows)
             if not failed.suspect:
-                return results
-        return await retry_failed(self._score_row, rows, results)
+                return scores
+        return await retry_failed(self._score_row, rows, scores)
 
-    async def _score_row(self, row: RewardRows) -> Results:
+    async def _score_row(self, row: RewardRows) -> list[Score]:
         async with self._single:
             try:
                 return await self._post(row, alone=True)
             except RequestFailed as failed:
-                return [Failure(str(failed), failed.attempts)]
+                return [Score.failed(str(failed), failed.attempts)]
 
-    async def _post(self, rows: RewardRows, *, alone: bool) -> Results:
+    async def _post(self, rows: RewardRows, *, alone: bool) -> list[Score]:
         shown = [[data_url(file) for file in files] for files in rows.images]
         images = shown if any(shown) else []
         body = ScoreRequest(rows.queries, rows.prompts, rows.labels, images).to_json()
 
-        def read(values: Any) -> Results:
+        def read(values: Any) -> list[Score]:
             return read_reply(without_echo(values), len(rows))
 
-        results, attempts = await self._client.post(body, read, alone=alone)
-        return [replace(result, attempts=attempts) for result in results]
+        scores, attempts = await self._client.post(body, read, alone=alone)
+        return [replace(score, attempts=attempts) for score in scores]
 
 
 def without_echo(values: Any) -> Any:

@@ -20,25 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from openrl.processes.worker import NotUsable
 from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The reason why an answer got no score."""
-
-    message: str
-    attempts: int = 1  # calls that were made for the answer
-
-
 class BadRequest(Exception):
     """The body is not a valid request; the message is for its sender."""
 
 
-class BadReply(ValueError):
+class BadReply(NotUsable, ValueError):
     """The reply as a whole is not a list of scores."""
 
 
@@ -100,10 +93,10 @@ def _check_texts(column: Any, name: str) -> None:
             raise BadRequest(f"{name!r}: text {i} holds half of a surrogate pair")
 
 
-def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
+def reply_body(scores: Sequence[Score]) -> dict[str, Any]:
     """Return the reply that holds these scores. If none has a verdict, ``scores`` repeats the
     rewards."""
-    given = [score if isinstance(score, Score) else None for score in scores]
+    given = [score if score.failure is None else None for score in scores]
     judged = any(score and score.passed is not None for score in given)
     names = sorted({name for score in given if score for name in score.parts})
     return {
@@ -113,9 +106,9 @@ def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
     }
 
 
-def read_reply(values: Any, count: int) -> list[Score | Failure]:
-    """Return a score or a failure for each of ``count`` answers. Raises BadReply if the reply as a
-    whole is unusable."""
+def read_reply(values: Any, count: int) -> list[Score]:
+    """Return the scores of ``count`` answers. Raises BadReply if the reply as a whole is
+    unusable."""
     if not isinstance(values, dict):
         values = {REWARDS: values}
     if REWARDS not in values:
@@ -130,12 +123,12 @@ def read_reply(values: Any, count: int) -> list[Score | Failure]:
     return [_score(*row) for row in zip(rewards, passed, logs, strict=True)]
 
 
-def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score | Failure:
+def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score:
     try:
         value = _number(reward, REWARDS)
         verdict = None if passed is None else _verdict(_number(passed, SCORES), value)
     except ValueError as error:
-        return Failure(str(error))
+        return Score.failed(str(error))
     parts = {}
     for name, log in logs.items():
         with contextlib.suppress(ValueError):  # other systems also leave out what is not a number

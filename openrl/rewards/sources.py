@@ -1,4 +1,4 @@
-"""The interface of reward sources, which return a score or a failure for each answer."""
+"""The interface of reward sources, which return a score for each answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from typing import Protocol
 
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import ProcessPool
-from openrl.processes.worker import Failed
-from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.worker import Call, Values
+from openrl.rewards.worker import Call
 from openrl.types import Score
-
-Results = list[Score | Failure]
 
 
 class Source(Protocol):
     name: str  # in metrics and --reward_routing
 
-    async def score(self, rows: RewardRows) -> Results:
-        """Return one result per row, in their order. The source retries by itself. Several calls
+    async def score(self, rows: RewardRows) -> list[Score]:
+        """Return one score per row, in their order. The source retries by itself. Several calls
         may run at a time.
 
         Raises UserError for an error that neither a retry nor the failure policy can handle.
@@ -38,54 +34,41 @@ class ProcessSource:
     def __init__(self, name: str, pool: ProcessPool) -> None:
         self.name, self._pool = name, pool
 
-    async def score(self, rows: RewardRows) -> Results:
-        results = await self._attempt(rows)
-        return await retry_failed(self._attempt, rows, results, together=bool(self._pool.facts))
+    async def score(self, rows: RewardRows) -> list[Score]:
+        scores = await self._attempt(rows)
+        return await retry_failed(self._attempt, rows, scores, together=bool(self._pool.facts))
 
-    async def _attempt(self, rows: RewardRows) -> Results:
+    async def _attempt(self, rows: RewardRows) -> list[Score]:
         try:
             async with self._pool.lease() as process:
-                reply = await process.call(Call(self.name, rows))
+                scores: list[Score] = await process.call(Call(self.name, rows))
+                return scores
         except CallFailed as failed:
-            return [Failure(str(failed))] * len(rows)
-        if isinstance(reply, list):
-            return [_read_row(row) for row in reply]
-        try:
-            return read_reply(reply.values, len(rows))
-        except BadReply as bad:
-            return [Failure(str(bad))] * len(rows)
+            return [Score.failed(str(failed))] * len(rows)
 
     async def close(self) -> None:
         await self._pool.close()
 
 
-def _read_row(row: Values | Failed) -> Score | Failure:
-    try:
-        return Failure(row.message) if isinstance(row, Failed) else read_reply(row.values, 1)[0]
-    except BadReply as bad:
-        return Failure(str(bad))
-
-
 async def retry_failed(
-    attempt: Callable[[RewardRows], Awaitable[Results]],
+    attempt: Callable[[RewardRows], Awaitable[list[Score]]],
     rows: RewardRows,
-    results: Results,
+    scores: list[Score],
     *,
     together: bool = False,
-) -> Results:
+) -> list[Score]:
     """Retry the failed rows once, each by itself, so that one bad row does not fail the others. If
     rows are only meaningful ``together``, retry all of them at once."""
-    failed = [i for i, result in enumerate(results) if isinstance(result, Failure)]
-    if not failed:
-        return results
-    if together:
+    failed = [i for i, score in enumerate(scores) if score.failure is not None]
+    if together and failed:
         again = await attempt(rows)
+        retried = {i: again[i] for i in failed}
     else:
         alone = await asyncio.gather(*(attempt(rows.pick([i])) for i in failed))
-        again = list(results)
-        for i, (result,) in zip(failed, alone, strict=True):
-            again[i] = result
+        retried = {i: score for i, (score,) in zip(failed, alone, strict=True)}
     return [
-        replace(again[i], attempts=result.attempts + again[i].attempts) if i in failed else result
-        for i, result in enumerate(results)
+        replace(retried[i], attempts=score.attempts + retried[i].attempts)
+        if i in retried
+        else score
+        for i, score in enumerate(scores)
     ]

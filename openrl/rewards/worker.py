@@ -1,4 +1,4 @@
-"""Reward code in a separate process: the targets it loads, and the results of a call.
+"""Reward code in a separate process: the targets it loads, and how it scores rows.
 
 This module uses the standard library only, like everything that such a process imports before the
 reward code itself."""
@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openrl.processes.worker import AskParent, Failed, Loaded, describe, load_module
+from openrl.processes.worker import AskParent, Loaded, describe, load_module
+from openrl.rewards.protocol import read_reply
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
+from openrl.types import Score
 
 DEFAULT_NAMES = ("reward_func", "compute_score")  # OpenRLHF's name; EasyR1's and verl's
 
@@ -25,17 +27,6 @@ class Call:
 
     name: str
     rows: RewardRows
-
-
-@dataclass(frozen=True)
-class Values:
-    """What the function returned for all rows, in the form that ``protocol.read_reply`` reads."""
-
-    values: Any
-
-
-Reply = Values | list[Values | Failed]
-"""Of a function that takes all rows, or of one that scores row by row."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class FileTarget:
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
 
-        def answer(asked: Call, ask: AskParent) -> Reply:
+        def answer(asked: Call, ask: AskParent) -> list[Score]:
             return call(scorer, asked.rows, str(self.path))
 
         return Loaded(answer, facts=scorer.together)
@@ -84,7 +75,7 @@ class VerifierTarget:
             for n, given in self.options.items()
         }
 
-        def answer(asked: Call, ask: AskParent) -> Reply:
+        def answer(asked: Call, ask: AskParent) -> list[Score]:
             return verify(*chosen[asked.name], asked.rows)
 
         return Loaded(answer, facts=False)
@@ -107,16 +98,16 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
     )
 
 
-def call(scorer: Scorer, rows: RewardRows, path: str) -> Reply:
-    """Return the function's values for the rows. If it takes one row at a time, an error in one row
+def call(scorer: Scorer, rows: RewardRows, path: str) -> list[Score]:
+    """Return the function's scores of the rows. If it takes one row at a time, an error in one row
     does not affect the others."""
     if not scorer.by_row:
-        return Values(scorer(rows))
+        return read_reply(scorer(rows), len(rows))
     return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
 
 
-def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> Reply:
-    """Return the verdicts of a verifier, row by row, in the protocol's form."""
+def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list[Score]:
+    """Return the scores of a verifier, row by row."""
     from openrl.rewards.verifiers.base import Answer
 
     def one(row: RewardRows) -> dict[str, Any]:
@@ -134,8 +125,8 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> Repl
     return [_score_row(one, rows.pick([i]), "") for i in range(len(rows))]
 
 
-def _score_row(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Values | Failed:
+def _score_row(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Score:
     try:
-        return Values(score(row))
+        return read_reply(score(row), 1)[0]
     except Exception as error:
-        return Failed(describe(error, path))
+        return Score.failed(describe(error, path))

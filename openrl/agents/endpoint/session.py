@@ -25,7 +25,7 @@ from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
 from openrl.agents.tools.calls import ParsedReply
 from openrl.data.rows import BadRow
 from openrl.http_server import Refusal
-from openrl.rewards.protocol import BadReply, Failure, read_reply
+from openrl.rewards.protocol import BadReply, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
 _NEUTRAL: Json = {
@@ -155,8 +155,8 @@ class Session:
             score = read_reply(reply, 1)[0]
         except BadReply as error:
             raise Refusal(400, str(error)) from error
-        if isinstance(score, Failure):
-            raise Refusal(400, score.message)
+        if score.failure is not None:
+            raise Refusal(400, score.failure)
         self.score = score
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from openrl.rewards.combined import RewardCombiner
-from openrl.rewards.protocol import Failure
 from openrl.types import Group, Score, Trajectory
 
 Forward = Callable[[list[Group], int], Awaitable[Tensor]]
@@ -64,7 +63,8 @@ class RewardModels:
 
     def _add_output(self, row: Trajectory, name: str, value: float) -> Score:
         if not math.isfinite(value):
-            return self.combiner.fail(row, Failure(f"{name}: the model's output is {value}"))
+            failed = Score.failed(f"{name}: the model's output is {value}")
+            return self.combiner.apply_policy(row, failed)
         assert row.score is not None
         weight = self.combiner.plan.of(row.prompt.source)[name]
         return self.combiner.add(row.score, name, weight, Score(value))

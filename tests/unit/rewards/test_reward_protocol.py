@@ -10,7 +10,6 @@ import pytest
 from openrl.rewards.protocol import (
     BadReply,
     BadRequest,
-    Failure,
     ScoreRequest,
     read_reply,
     read_request,
@@ -82,11 +81,11 @@ def test_replies_that_are_no_scores(values, message):
 def test_one_bad_row_takes_no_other_along(values, message):
     fine, bad = read_reply(values, 2)
     assert fine == Score(1.0)
-    assert isinstance(bad, Failure) and message in bad.message
+    assert bad.dropped and message in bad.failure
 
 
 def test_a_reply_is_read_as_it_was_written():
-    scores = [Score(-2.5, 1.0, {"a": 1.0}), Failure("it hung"), Score(3.0, None, {"b": 2.0})]
+    scores = [Score(-2.5, 1.0, {"a": 1.0}), Score.failed("it hung"), Score(3.0, None, {"b": 2.0})]
     body = json.loads(json.dumps(reply_body(scores)))
     assert body == {
         "rewards": [-2.5, None, 3.0],
@@ -95,7 +94,7 @@ def test_a_reply_is_read_as_it_was_written():
     }
     first, failed, third = read_reply(body, 3)
     assert (first, third) == (scores[0], scores[2])
-    assert isinstance(failed, Failure)
+    assert failed.dropped and failed.failure is not None
 
 
 def test_a_request_is_read_as_it_was_written():

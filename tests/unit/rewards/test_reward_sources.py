@@ -17,7 +17,6 @@ from openrl.errors import UserError
 from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import RewardCombiner
-from openrl.rewards.protocol import Failure
 from openrl.trainer.playing.evaluation import eval_metrics
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.reward_failures import FailureGuard, failure_notes
@@ -166,7 +165,7 @@ def test_one_source_keeps_its_parts():
     ("policy", "reward", "passed"), [("zero", 0.0, 0.0), ("drop", math.nan, None)]
 )
 def test_one_source_that_fails_fails_the_row(policy, reward, passed):
-    result = weigh({"a": Score(2.0), "b": Failure("it hung", 2)}, policy, a=1.0, b=1.0)
+    result = weigh({"a": Score(2.0), "b": Score.failed("it hung", 2)}, policy, a=1.0, b=1.0)
     assert (result.failure, result.attempts, result.passed, result.parts) == (
         "b: it hung",
         2,
