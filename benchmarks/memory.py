@@ -32,14 +32,12 @@ from openrl.cluster.ray_group import worker_env
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelFlags
-from openrl.config.groups.optimizer import LearningRateFlags
 from openrl.trainer.planning.memory import (
     Memory,
     in_size_classes,
     model_memory,
     model_shape,
 )
-from openrl.trainer.workers.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import empty_cache
@@ -105,9 +103,8 @@ def make_model(directory: Path, shape: dict[str, int]) -> None:
     LlamaForCausalLM(LlamaConfig(**fields)).save_pretrained(directory)
 
 
-def train(path: str, case: Case) -> None:
-    """Optimizer steps of two micro-batches each."""
-    spec = ModelSpec(
+def spec_of(path: str, case: Case) -> ModelSpec:
+    return ModelSpec(
         "logprobs",
         path,
         ModelFlags(pretrain=path, param_dtype=case.dtype),
@@ -118,7 +115,11 @@ def train(path: str, case: Case) -> None:
         packing=case.packing,
         lora=case.lora,
     )
-    engine = build_engine(spec)
+
+
+def train(path: str, case: Case) -> None:
+    """Optimizer steps of two micro-batches each."""
+    engine = build_engine(spec_of(path, case))
     vocabulary = engine.model.config.get_text_config().vocab_size
     batch = rollout(case.rows // 4, 0, PROMPT, ANSWER, vocabulary)
     batch.attention_mask[:] = True
@@ -129,10 +130,8 @@ def train(path: str, case: Case) -> None:
 
 
 def estimate(path: str, case: Case) -> Memory:
-    model = RoleModel("logprobs", path, LearningRateFlags(), lora=case.lora)
     tokens = case.rows * (PROMPT + ANSWER)
-    shape = model_shape(path, False)
-    memory = model_memory(shape, model, case.dtype, case.deepspeed, 1, tokens)
+    memory = model_memory(spec_of(path, case), model_shape(path, False), 1, tokens)
     return in_size_classes(memory)
 
 

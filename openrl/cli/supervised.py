@@ -27,14 +27,13 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     """Train; with --dry_run print the plan instead."""
     import asyncio
 
-    from openrl.trainer.supervised.launch import describe, train
+    from openrl.trainer.supervised.launch import describe, train, trained_spec
 
     if config.debug.dry_run:
         from openrl.trainer.planning.dry_run import supervised_memory
 
-        memory = supervised_memory(
-            config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device
-        )
+        spec = trained_spec(config, inputs.task, inputs.device, inputs.steps)
+        memory = supervised_memory(config, spec, inputs.ranks(config.ranks))
         if inputs.is_rank_0:
             print(printable(describe(config, inputs)), memory, sep="\n\n")
     else:

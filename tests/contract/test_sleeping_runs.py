@@ -27,7 +27,6 @@ from openrl.trainer.workers.residency import Residency, ResidencyTable
 from openrl.trainer.workers.roles import (
     Roles,
     assign_roles,
-    role_models,
     sleep_parts,
     start_waves,
     worker_arguments,
@@ -103,8 +102,7 @@ async def in_this_process(
     config: PPOConfig, device, optimizer_steps: int, stage
 ) -> AsyncIterator[Roles]:
     """As ``start_roles``, with one worker of each role, here."""
-    models = role_models(config)
-    requests = role_requests(config.placement, config.hybrid, config.engine, models)
+    requests = role_requests(config.placement, config.hybrid, config.engine, config.model_roles)
     plan = plan_placement(requests, device, [Node("here", 8, 0, 8, 0)])
     made_of, groups = worker_arguments(config, device, optimizer_steps, plan), {}
     residency = Residency(

@@ -35,14 +35,8 @@ from openrl.trainer.planning.sleep import (
 )
 from openrl.trainer.planning.start_lines import start_lines
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
-from openrl.trainer.workers.roles import (
-    RoleModel,
-    check_ranks,
-    place_requests,
-    role_models,
-    sleep_parts,
-)
-from openrl.training.build import EngineKind
+from openrl.trainer.workers.roles import check_ranks, model_specs, place_requests, sleep_parts
+from openrl.training.build import ModelSpec
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
 
 GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
@@ -53,9 +47,9 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
 
     Raises UserError if a model's config does not load, or if the batches do not divide among the
     ranks."""
-    models = role_models(config)
-    node = planned_node(inputs.device)
-    plan = plan_placement(place_requests(config, models), inputs.device, [node])
+    plan = plan_placement(place_requests(config), inputs.device, [planned_node(inputs.device)])
+    steps = config.batch.total_optimizer_steps(len(inputs.prompts))
+    models = model_specs(config, inputs.device, steps)
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
     memory = memory_by_role(config, models, plan, inputs.device)
     batch = batch_rows(config, len(inputs.prompts), plan)
@@ -193,25 +187,19 @@ def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
+def supervised_memory(config: SupervisedConfig, spec: ModelSpec, ranks: int) -> str:
     """Return the memory table for training one model. A reference model runs before it and needs
     less. Raises UserError if the model's config does not load."""
-    model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
     size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
-    shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
-    parallel = config.parallel
+    tokens = size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len
+    shape = model_shape(spec.path, config.model.trust_remote_code)
+    split = config.parallel.ds_tensor_parallel_size
     memory = model_memory(
-        shape.of_rank(parallel.ds_tensor_parallel_size),
-        model,
-        config.model.param_dtype,
-        config.deepspeed,
-        ranks // parallel.ds_tensor_parallel_size,
-        (size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len)
-        // parallel.sequence_size,
-        config.optim.optimizer,
+        spec, shape.of_rank(split), ranks // split, tokens // config.parallel.sequence_size
     )
-    return memory_table({"model": memory}, {"model": ranks}, device) + "\nNot counted: libraries."
+    table = memory_table({"model": memory}, {"model": ranks}, spec.device)
+    return f"{table}\nNot counted: libraries."
 
 
 def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:

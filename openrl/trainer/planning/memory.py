@@ -13,11 +13,9 @@ from transformers import PretrainedConfig
 
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap
 from openrl.cluster.placement import PlacementPlan
-from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.logging import PlanFlags
-from openrl.config.groups.optimizer import OptimizerName
 from openrl.config.groups.placement import ENGINES
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
@@ -26,7 +24,8 @@ from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
 from openrl.rollout.engine import CPU_CACHE, EngineSpec
 from openrl.trainer.learning.rows import rollout_batching
-from openrl.trainer.workers.roles import RoleModel, run_engine_spec
+from openrl.trainer.workers.roles import run_engine_spec
+from openrl.training.build import ModelSpec
 from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
@@ -147,33 +146,30 @@ def saved_numbers(text: PretrainedConfig, attention: int, norms: bool) -> dict[s
 
 
 def memory_by_role(
-    config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, device: Device
+    config: PPOConfig, models: dict[str, list[ModelSpec]], plan: PlacementPlan, device: Device
 ) -> dict[str, Memory]:
     """Return the memory of one rank of each role."""
-    paths = {path for model in models.values() for path in (model.path, *model.others)}
+    paths = {spec.path for specs in models.values() for spec in specs}
     shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
     result, batching, parallel = {}, rollout_batching(config, PER_TOKEN), config.parallel
     held = {path: shape.of_rank(parallel.ds_tensor_parallel_size) for path, shape in shapes.items()}
-    for role, model in models.items():
-        size = batching.train if model.rate else batching.forward
+    for role, (own, *others) in models.items():
         result[role] = model_memory(
-            held[model.path],
-            model,
-            config.model.param_dtype,
-            config.deepspeed,
+            own,
+            held[own.path],
             len(plan.rows[role]) // parallel.ds_tensor_parallel_size,
-            most_tokens(config, size) // parallel.sequence_size,
-            config.optim.optimizer,
-            [held[path] for path in model.others],
+            most_tokens(config, batching.train if own.optim else batching.forward)
+            // parallel.sequence_size,
+            [held[other.path] for other in others],
         )
         if device == "cpu":
             result[role] = in_size_classes(result[role])
-        if model.rate is None and derived.ref_reward_streams(config):
+        if own.streamed:
             result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
     if ENGINES in plan.rows:
         spec = run_engine_spec(config, device, plan.size(ENGINES), plan.shared(ENGINES))
         backend, gpu = config.engine.rollout_backend, gpu_memory(config.debug)
-        result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, backend, gpu)
+        result[ENGINES] = engine_memory(shapes[config.model.pretrain], spec, backend, gpu)
     return result
 
 
@@ -190,13 +186,10 @@ def most_tokens(config: PPOConfig, size: MicroBatchSize) -> int:
 
 
 def model_memory(
+    model: ModelSpec,
     shape: ModelShape,
-    model: RoleModel,
-    dtype: str,
-    flags: DeepSpeedFlags,
     ranks: int,
     micro_batch_tokens: int,
-    optimizer: OptimizerName = "adamw",
     others: Sequence[ModelShape] = (),
 ) -> Memory:
     """Return the memory of one rank of a model under DeepSpeed, together with ``others`` that are
@@ -206,6 +199,7 @@ def model_memory(
     3 also the weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the
     weights are their own masters. With adapters, only the adapters have gradients and optimizer
     states."""
+    flags, dtype = model.deepspeed, model.model.param_dtype
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
     stage, size = flags.zero_stage, BYTES[dtype]
@@ -213,13 +207,14 @@ def model_memory(
     weights = weight_bytes(shape, parameters, size, in_4bit) // (ranks if stage == 3 else 1)
     logits = 0
     if model.kind == "logprobs":
-        trained = model.rate is not None
+        trained = model.optim is not None
         logits = logit_bytes(shape.vocabulary, size, flags, micro_batch_tokens, trained)
-    if model.rate is None:
+    if model.optim is None:
         return Memory(weights, logits=logits)
     if model.lora is not None and model.lora.adapts:
         parameters = model.lora.rank * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
+    optimizer = model.optim.flags.optimizer
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
     # the backward pass enters the layers when logits are gone, so only the larger counts
@@ -234,7 +229,7 @@ def model_memory(
         moments=shard * MOMENT_BYTES[optimizer],
         logits=logits,
         activations=activations,
-        host=0 if model.average is None else shard * FP32,
+        host=0 if model.optim.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
 

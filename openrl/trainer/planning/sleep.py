@@ -11,6 +11,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
 from openrl.trainer.workers.residency import Need, ResidencyTable, RolePart
+from openrl.trainer.workers.roles import TRAINED
 
 Sizes = Mapping[str, Mapping[str, int]]
 """Role -> part -> bytes per rank. "logits" only exist while the role works."""
@@ -33,7 +34,7 @@ def stages(config: PPOConfig) -> list[tuple[str, str]]:
     forward: list[str] = [role for role in ("reference", "critic") if role in roles]
     if derived.old_logprobs(config) == "forward" or config.policy_is_reference:
         forward.append("actor")
-    trained = [role for role in ("actor", "critic") if role in roles]
+    trained = [role for role in TRAINED if role in roles]
     passes = [*(("forward", role) for role in forward), *(("train", role) for role in trained)]
     return [("publish", ""), ("collect", ""), *passes]
 

@@ -10,9 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
-from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
-from openrl.config.groups.model import ModelChangeFlags
 from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
@@ -36,6 +34,7 @@ from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_
 from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.stopping import StopRequest
 from openrl.trainer.watching.supervision import raise_worker_lost, supervise
+from openrl.trainer.workers.roles import model_spec
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
@@ -155,7 +154,7 @@ async def train_once(
     name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
-    spec = model_spec(config, task, inputs.device, inputs.steps)
+    spec = trained_spec(config, task, inputs.device, inputs.steps)
     with (
         Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
         raise_worker_lost(progress, config.checkpoint),
@@ -166,7 +165,7 @@ async def train_once(
             model = SupervisedModel(
                 group, task, pad_id, supervised_batching(config, inputs.row_cost), guard
             )
-            examples = await start_model(model, spec, inputs.examples, progress.stage)
+            examples = await start_model(config, inputs, model, progress.stage)
             trainer = SupervisedTrainer(
                 model,
                 examples,
@@ -188,21 +187,16 @@ async def train_once(
 
 
 async def start_model(
-    model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage
+    config: SupervisedConfig, inputs: SupervisedInputs, model: SupervisedModel, stage: Stage
 ) -> Examples:
     """Start the trained model. If the loss needs a reference model, first start that one for a
     single pass over all examples. Returns the examples, in that case with reference log-probs."""
-    if model.task.reference is not None:
-        changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
-        frozen = replace(
-            spec,
-            path=model.task.reference,
-            optim=None,
-            lora=model.task.reference_lora,
-            changes=changes,
-        )
+    task, examples = inputs.task, inputs.examples
+    if task.reference is not None:
+        own = {"kind": task.kind, "optim": None, "lora": task.reference_lora}
+        frozen = model_spec(config, task.reference, inputs.device, **own)
         with stage("reference") as tell:
-            known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
+            known = await model.add_reference(frozen, examples.all, tell)
         count = len(examples.train)
         examples = replace(examples, train=known[:count], evaluation=known[count:])
     with stage("start"):
@@ -210,24 +204,16 @@ async def start_model(
     return examples
 
 
-def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int) -> ModelSpec:
-    return ModelSpec(
+def trained_spec(config: SupervisedConfig, task: Task, device: Device, steps: int) -> ModelSpec:
+    return model_spec(
+        config,
+        config.model.pretrain,
+        device,
         kind=task.kind,
-        path=config.model.pretrain,
-        model=derived.loaded(config),
-        deepspeed=config.deepspeed,
         optim=OptimSpec(config.learning_rate.learning_rate, config.optim, steps),
-        device=device,
-        seed=config.debug.seed,
-        deterministic=config.debug.full_determinism,
-        parallel=config.parallel,
-        packing=derived.packs(config),
-        shares=config.packing.shares_prefixes,
         value_head=task.value_head,
         fp32_head=task.fp32_head,
         lora=config.lora,
-        changes=config.changes,
-        vision=config.vision,
     )
 
 

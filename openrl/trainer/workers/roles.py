@@ -3,7 +3,7 @@ start and close."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +19,8 @@ from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
-from openrl.config.commands import PPOConfig
-from openrl.config.groups.lora import LoRAFlags
+from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.model import ModelChangeFlags
-from openrl.config.groups.optimizer import LearningRateFlags
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.batch import ranks_share_a_step
@@ -38,7 +36,7 @@ from openrl.tracking.progress import Stage
 from openrl.trainer.watching.memory_log import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
 from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
-from openrl.training.build import EngineKind, ModelSpec
+from openrl.training.build import ModelSpec
 from openrl.training.optimizers import OptimSpec
 from openrl.waiting import all_or_first_error
 
@@ -67,79 +65,69 @@ class Roles:
         return [group for group in groups if group is not None]
 
 
-@dataclass(frozen=True)
-class RoleModel:
-    """What distinguishes one model role from another."""
-
-    kind: EngineKind
-    path: str
-    rate: LearningRateFlags | None = None  # None: only evaluated
-    frozen_steps: int = 0  # initial training steps of the run that do not train it
-    others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
-    lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
-    # beta of a moving average of its weights; None: no average
-    average: float | None = None
-
-
-def role_models(config: PPOConfig) -> dict[str, RoleModel]:
-    """Return all models of the run, by role."""
-    others, policy, lora = config.others, config.model.pretrain, config.lora
-    fresh = lora.of_critic
-    table = {
-        "actor": RoleModel(
-            "logprobs",
-            policy,
-            config.actor_optim,
-            config.algorithm.frozen_actor_steps,
-            lora=lora,
-            average=config.checkpoint.ema_beta if config.checkpoint.enable_ema else None,
-        ),
-        "critic": RoleModel(
-            "values", others.critic_pretrain or policy, config.critic_optim, lora=fresh
-        ),
-        "reference": RoleModel("logprobs", reference_path(config)),
-    }
-    if config.others.reward_pretrain is not None:
-        first, *more = derived.rewards(config).models
-        table["reward"] = RoleModel("rewards", first, others=tuple(more))
-    return {role: table[role] for role in config.model_roles}
+TRAINED = ("actor", "critic")  # the other models are only evaluated
 
 
 def model_spec(
-    config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int
+    config: PPOConfig | SupervisedConfig, path: str, device: Device, **own: Any
 ) -> ModelSpec:
-    own_steps = optimizer_steps - role.frozen_steps * config.batch.optimizer_steps_per_rollout
-    optim = None
-    if role.rate is not None:
-        optim = OptimSpec(role.rate.learning_rate, config.optim, own_steps, role.average)
+    """Return what a rank of the model at ``path`` is built from. ``own`` sets it apart from the
+    other models of the run."""
     return ModelSpec(
-        kind=role.kind,
-        path=role.path,
+        path=path,
         model=derived.loaded(config),
         deepspeed=config.deepspeed,
-        optim=optim,
         device=device,
         seed=config.debug.seed,
         deterministic=config.debug.full_determinism,
-        temperature=config.sampling.temperature,
-        value_head=config.others.value_head_prefix,
-        normalise=role.kind == "rewards" and config.reward.normalize_reward,
         parallel=config.parallel,
         packing=derived.packs(config),
         shares=config.packing.shares_prefixes,
-        streamed=role.rate is None and derived.ref_reward_streams(config),
-        kl_top_k=config.kl.full_top_k,
-        kl_reference=(
-            reference_path(config) if role.kind == "logprobs" and role.rate is not None else None
-        ),
-        lora=role.lora,
         vision=config.vision,
-        changes=config.changes if role.path == config.model.pretrain else ModelChangeFlags(),
+        changes=config.changes if path == config.model.pretrain else ModelChangeFlags(),
+        **own,
     )
 
 
-def reference_path(config: PPOConfig) -> str:
-    return config.others.ref_pretrain or config.model.pretrain
+def model_specs(
+    config: PPOConfig, device: Device, optimizer_steps: int
+) -> dict[str, list[ModelSpec]]:
+    """Return the models of each role: its own, then those that are evaluated in turn with it."""
+    others, policy, roles = config.others, config.model.pretrain, config.model_roles
+    reference, before = others.ref_pretrain or policy, config.algorithm.frozen_actor_steps
+    actor_steps = optimizer_steps - before * config.batch.optimizer_steps_per_rollout
+    average = config.checkpoint.ema_beta if config.checkpoint.enable_ema else None
+    actor_optim, critic_optim = (
+        OptimSpec(config.actor_optim.learning_rate, config.optim, actor_steps, average),
+        OptimSpec(config.critic_optim.learning_rate, config.optim, optimizer_steps),
+    )
+    paths = {
+        "actor": [policy],
+        "critic": [others.critic_pretrain or policy],
+        "reference": [reference],
+        "reward": derived.rewards(config).models if "reward" in roles else [],
+    }
+    evaluated = {"optim": None, "streamed": derived.ref_reward_streams(config)}
+    own: dict[str, dict[str, Any]] = {
+        "actor": {
+            "kind": "logprobs",
+            "optim": actor_optim,
+            "lora": config.lora,
+            "kl_reference": reference,
+        },
+        "critic": {"kind": "values", "optim": critic_optim, "lora": config.lora.of_critic},
+        "reference": {"kind": "logprobs", **evaluated},
+        "reward": {"kind": "rewards", "normalise": config.reward.normalize_reward, **evaluated},
+    }
+    common = {
+        "temperature": config.sampling.temperature,
+        "value_head": others.value_head_prefix,
+        "kl_top_k": config.kl.full_top_k,
+    }
+    return {
+        role: [model_spec(config, path, device, **common, **own[role]) for path in paths[role]]
+        for role in roles
+    }
 
 
 def run_engine_spec(
@@ -168,9 +156,8 @@ def worker_arguments(
     """Return the worker class of each group and the constructor arguments that follow the
     context."""
     table: dict[str, tuple[Any, ...]] = {}
-    for role, model in role_models(config).items():
-        spec = model_spec(config, model, device, optimizer_steps)
-        table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
+    for role, specs in model_specs(config, device, optimizer_steps).items():
+        table[role] = (ModelWorker, *specs)
     places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and ENGINES in plan.rows else ()
     engine = run_engine_spec(config, device, *places)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
@@ -185,8 +172,8 @@ def sleep_parts(config: PPOConfig) -> list[RolePart]:
     parts = [
         RolePart(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
     ]
-    for role, model in role_models(config).items():
-        if model.rate is not None:
+    for role in config.model_roles:
+        if role in TRAINED:
             parts += [RolePart(role, part) for part in config.hybrid.sleep_states]
         elif derived.ref_reward_sleeps(config):
             parts.append(RolePart(role, "param"))
@@ -227,10 +214,14 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
     return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
 
 
-def place_requests(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
+def place_requests(config: PPOConfig) -> list[RoleRequest]:
     """Return the places that every role wants. Engines want none if rollouts are replayed."""
     requests = role_requests(
-        config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
+        config.placement,
+        config.hybrid,
+        config.engine,
+        config.model_roles,
+        config.asynchrony.async_train,
     )
     return [r for r in requests if r.name != ENGINES or not config.collecting.replays]
 
@@ -245,13 +236,11 @@ async def start_roles(
     Engines that share GPUs with models start first, since vLLM measures free memory while it
     starts. If anything can sleep, roles start one after the other, and each goes to sleep before
     the next one needs its memory."""
-    models = role_models(config)
-    requests = place_requests(config, models)
     with stage("start"):
-        cluster, plan = open_cluster(config.placement, requests, device)
+        cluster, plan = open_cluster(config.placement, place_requests(config), device)
     groups: dict[str, WorkerGroup] = {}
     try:
-        check_ranks(config, {role: len(plan.rows[role]) for role in models})
+        check_ranks(config, {role: len(plan.rows[role]) for role in config.model_roles})
         print(plan.render(), flush=True)
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)

@@ -21,7 +21,7 @@ from openrl.trainer.planning.dry_run import batch_rows
 from openrl.trainer.planning.start_lines import split_lines
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import check_ranks, model_spec, role_models
+from openrl.trainer.workers.roles import check_ranks, model_specs
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.tensor_parallel import check_layers
 from tests.flags import GRPO, SFT, ppo, said, settle
@@ -149,10 +149,10 @@ def test_a_ring_packs_and_says_so():
             " padding"
         ),
     ]
-    spec = model_spec(config, role_models(config)["reference"], "cpu", 10)
+    (spec,) = model_specs(config, "cpu", 10)["reference"]
     assert spec.packing and spec.parallel.ring_attn_size == 2
     config, _ = settle(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ring_attn_size 2")
-    spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
+    spec = launch_supervised.trained_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
     assert spec.packing and spec.parallel.ring_attn_size == 2
 
 
@@ -161,16 +161,15 @@ def test_shared_beginnings_pack_and_choose_the_attention():
     assert split_lines(config) == [
         "--prefix_grouper turns --packing_samples on: a micro-batch runs as one row without padding"
     ]
-    for role in role_models(config).values():
-        spec = model_spec(config, role, "cpu", 10)
+    for (spec,) in model_specs(config, "cpu", 10).values():
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
     assert rollout_batching(config, RowCost(0.1)).cost == RowCost(0.1, shared=True)
     plain = ppo(GRPO + " --packing_samples")
-    assert not model_spec(plain, role_models(plain)["actor"], "cpu", 10).shares
+    assert not model_specs(plain, "cpu", 10)["actor"][0].shares
     assert rollout_batching(plain, RowCost(0.1)).cost == RowCost(0.1)
     for command, more in ((DPOConfig, ""), (RMConfig, "")):
         config, _ = settle(command, "--pretrain m --dataset d --prefix_grouper" + more)
-        spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
+        spec = launch_supervised.trained_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
         assert supervised_batching(config, RowCost()).cost.shared
 

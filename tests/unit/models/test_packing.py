@@ -6,7 +6,7 @@ from openrl.config.commands import SFTConfig
 from openrl.models.packing import arrange
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import model_spec, role_models
+from openrl.trainer.workers.roles import model_specs
 from tests.flags import ppo, settle
 from tests.tiny import tiny_tokenizer
 
@@ -93,11 +93,9 @@ def test_the_flag_reaches_every_model():
     words = "--pretrain m --prompt_data d --remote_rm_url r.py"
     for packing, more in ((True, " --packing_samples"), (False, "")):
         config = ppo(words + more)
-        roles = role_models(config)
-        assert {"actor", "critic", "reference"} <= roles.keys()
-        assert all(
-            model_spec(config, role, "cpu", 10).packing is packing for role in roles.values()
-        )
+        models = model_specs(config, "cpu", 10)
+        assert {"actor", "critic", "reference"} <= models.keys()
+        assert all(spec.packing is packing for (spec,) in models.values())
         config, _ = settle(SFTConfig, "--pretrain m --dataset d --output_key o" + more)
         task = task_of(config, tiny_tokenizer())
-        assert launch_supervised.model_spec(config, task, "cpu", 10).packing is packing
+        assert launch_supervised.trained_spec(config, task, "cpu", 10).packing is packing

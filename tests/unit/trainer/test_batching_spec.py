@@ -26,7 +26,7 @@ from openrl.trainer.learning.rows import (
     work_metrics,
 )
 from openrl.trainer.planning.start_lines import start_lines
-from openrl.trainer.workers.roles import Roles, model_spec, role_models
+from openrl.trainer.workers.roles import Roles, model_specs
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 
@@ -54,7 +54,7 @@ def test_flags_become_sizes():
 
 def test_every_role_packs_and_a_run_says_so():
     config = ppo(f"{PPO} {DYNAMIC}")
-    assert all(model_spec(config, role, "cpu", 10).packing for role in role_models(config).values())
+    assert all(spec.packing for (spec,) in model_specs(config, "cpu", 10).values())
     assert [line for line in start_lines(config, "cuda") if "turns --packing_samples on" in line]
     for words in (PPO, f"{PPO} {DYNAMIC} --packing_samples"):
         assert not [line for line in start_lines(ppo(words), "cuda") if "packing" in line]

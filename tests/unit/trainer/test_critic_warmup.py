@@ -12,7 +12,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.errors import UserError
 from openrl.metrics import Sum
 from openrl.trainer.launch import build_learner
-from openrl.trainer.workers.roles import Roles, model_spec, role_models
+from openrl.trainer.workers.roles import Roles, model_specs
 from tests.batches import outcome_batch
 from tests.flags import ppo
 
@@ -80,10 +80,7 @@ def test_a_run_stops_without_finite_gradients(tmp_path):
 @pytest.mark.parametrize(("frozen", "steps"), [(-1, 20), (0, 18), (3, 12)])
 def test_the_actors_schedule_starts_when_it_does(tmp_path, frozen, steps):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
-    models = role_models(config)
     total = config.batch.total_optimizer_steps(80)
-    ends = {
-        role: model_spec(config, model, "cpu", total).optim.total_steps
-        for role, model in models.items()
-    }
+    models = model_specs(config, "cpu", total)
+    ends = {role: spec.optim.total_steps for role, (spec,) in models.items()}
     assert ends == {"actor": steps, "critic": 20}

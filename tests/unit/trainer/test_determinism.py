@@ -8,7 +8,7 @@ import torch
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import model_spec, role_models
+from openrl.trainer.workers.roles import model_specs
 from openrl.training.build import compute_deterministically
 from tests.flags import PPO, SFT, ppo, settle
 from tests.tiny import tiny_tokenizer
@@ -18,11 +18,11 @@ from tests.tiny import tiny_tokenizer
 def test_every_trained_model_is_told(asked):
     flag = " --full_determinism" if asked else ""
     config = ppo(PPO + " --init_kl_coef 0.1" + flag)
-    specs = [model_spec(config, role, "cpu", 10) for role in role_models(config).values()]
+    specs = [spec for (spec,) in model_specs(config, "cpu", 10).values()]
     for command in (SFTConfig, RMConfig, DPOConfig):
         config, _ = settle(command, SFT + flag)
         task = task_of(config, tiny_tokenizer())
-        specs.append(launch_supervised.model_spec(config, task, "cpu", 10))
+        specs.append(launch_supervised.trained_spec(config, task, "cpu", 10))
     assert {spec.deterministic for spec in specs} == {asked} and len(specs) >= 5
 
 

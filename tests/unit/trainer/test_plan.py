@@ -12,7 +12,8 @@ from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
-from openrl.config.groups.optimizer import LearningRateFlags
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.config.groups.placement import DeviceFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
@@ -37,7 +38,8 @@ from openrl.trainer.planning.memory import (
     most_tokens,
     saved_bytes,
 )
-from openrl.trainer.workers.roles import RoleModel
+from openrl.training.build import ModelSpec
+from openrl.training.optimizers import OptimSpec
 from tests.flags import PPO, ppo
 from tests.tiny import tiny_model_dir
 
@@ -51,16 +53,24 @@ SHAPE = ModelShape(
     head_dim=5,
     vocabulary=20,
 )
-POLICY = RoleModel("logprobs", "", LearningRateFlags())
-REFERENCE = RoleModel("logprobs", "")
-CRITIC = RoleModel("values", "", LearningRateFlags())
+OPTIM = OptimSpec(1e-6, OptimizerFlags(), 1)
+POLICY = ModelSpec("logprobs", "", ModelFlags(pretrain=""), DeepSpeedFlags(), OPTIM, "cpu", 0)
+REFERENCE = replace(POLICY, optim=None)
+CRITIC = replace(POLICY, kind="values")
 
 
 def memory(
-    model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8, **flags: Any
+    model: ModelSpec,
+    dtype: str,
+    stage: int,
+    ranks: int,
+    chunk: int = 8,
+    shape: ModelShape = SHAPE,
+    **flags: Any,
 ) -> Memory:
     deepspeed = DeepSpeedFlags(zero_stage=stage, logits_chunk_size=chunk, **flags)
-    return model_memory(SHAPE, model, dtype, deepspeed, ranks, 64)
+    loaded = ModelFlags(pretrain="", param_dtype=dtype)
+    return model_memory(replace(model, model=loaded, deepspeed=deepspeed), shape, ranks, 64)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +115,7 @@ def test_what_is_offloaded_or_averaged_is_in_host_memory():
     assert offloaded == Memory(1000, host=8000, **on_device) and offloaded.total == 3960
     everything = memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True)
     assert everything == Memory(0, host=9000, **on_device)
-    averaged = memory(replace(POLICY, average=0.99), "bf16", 2, 2)
+    averaged = memory(replace(POLICY, optim=replace(OPTIM, average=0.99)), "bf16", 2, 2)
     assert averaged == replace(memory(POLICY, "bf16", 2, 2), host=2000)
 
 
@@ -162,12 +172,11 @@ def test_an_engine_on_a_cpu_holds_weights_cache_logits_a_sync_and_kernels():
 def test_gradients_of_a_layer_count_beside_its_activations_where_logits_were_fewer():
     """64 tokens in fp32: a layer saves 30 numbers and has 40 gradients on the way, 64 x 40 x 4 =
     10,240 bytes; logits of 8 tokens take 640 of them."""
-    deepspeed = DeepSpeedFlags(zero_stage=0, logits_chunk_size=8)
     shape = replace(SHAPE, saved=30, passing=40)
-    found = model_memory(shape, POLICY, "fp32", deepspeed, 1, 64)
+    found = memory(POLICY, "fp32", 0, 1, shape=shape)
     assert found.logits == 640
     assert found.activations == 2 * 64 * 30 * 4 + 10240 - 640
-    few = model_memory(replace(shape, passing=2), POLICY, "fp32", deepspeed, 1, 64)
+    few = memory(POLICY, "fp32", 0, 1, shape=replace(shape, passing=2))
     assert few.activations == 2 * 64 * 30 * 4
 
 
