@@ -10,7 +10,8 @@ from typing import Any
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.server import Endpoint, OpenSession, serve
+from openrl.agents.endpoint.server import Endpoint, serve
+from openrl.agents.endpoint.session import Session
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import Completion, Prompt, Sampling, Segment
@@ -47,17 +48,15 @@ async def opened(
     sampling: Sampling = ROOM,
     limits: TurnFlags = TurnFlags(),
     play: Play | None = None,
-) -> AsyncIterator[OpenSession]:
+) -> AsyncIterator[Session]:
     async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:
         yield session
 
 
-def run(
-    conversation: Callable[[OpenSession], Awaitable[Any]], policy: Any, **settings: Any
-) -> OpenSession:
+def run(conversation: Callable[[Session], Awaitable[Any]], policy: Any, **settings: Any) -> Session:
     """The session after ``conversation(opened)``, which may take a minute."""
 
-    async def main() -> OpenSession:
+    async def main() -> Session:
         async with opened(policy, **settings) as session:
             await asyncio.wait_for(conversation(session), 60)
         return session

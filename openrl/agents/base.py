@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
-from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
+from openrl.types import Completion, End, Message, PlacedImage, Prompt, Sampling, Trajectory
 
 if TYPE_CHECKING:  # environments of text run in processes that do not need PIL
     from openrl.vision.parts import Content
@@ -38,6 +38,19 @@ class Agent(Protocol):
 
         An exception other than UserError is a failure of the infrastructure, not of the policy:
         the sample is played again."""
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """What code that plays an episode by itself says about it."""
+
+    reward: float | None = None
+    passed: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    end: End | None = None  # None: the code ended it
+    failure: str | None = None  # why the code could not play to the end
+    token_ids: list[int] | None = None  # from an executor: all tokens of the episode
+    action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
 
 
 @dataclass(frozen=True)

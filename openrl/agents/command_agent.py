@@ -25,15 +25,14 @@ from contextlib import contextmanager, suppress
 from typing import IO
 from uuid import uuid4
 
-from openrl.agents.base import Generate
-from openrl.agents.conversation import EpisodeOver
-from openrl.agents.ending import deadline
+from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.endpoint.records import MODEL
-from openrl.agents.endpoint.server import HOST, Endpoint, OpenSession
+from openrl.agents.endpoint.server import HOST, Endpoint
+from openrl.agents.endpoint.session import NoRequest, Session
 from openrl.config.groups.agent import split_command
 from openrl.processes.child import ending
 from openrl.processes.family import MARK, kill_family, resident_bytes
-from openrl.types import End, Prompt, Sampling, Trajectory, message_text
+from openrl.types import Prompt, Sampling, Trajectory, message_text
 from openrl.vision.parts import messages_for_clients
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
@@ -53,19 +52,24 @@ class AgentCommand:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
         with the end of its output, and if it takes too much memory or prints too much."""
-        async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
+        async with self._places:
             with tempfile.TemporaryFile() as output, _chat_file(prompt) as chat:
-                given = {**episode_variables(prompt, opened), "OPENRL_MESSAGES_FILE": chat.name}
-                code = await self._exit_code(given, output)
-                said = _output_tail(output)
-        failure = RuntimeError(f"the agent {ending(code)}: {said}") if code else None
-        idle = f"the agent sent no request to the endpoint; its output ends with: {said}"
-        opened.session.check_played(failure, idle)
-        return opened.session.trajectory(End.TIMEOUT if code is None else None)
 
-    async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int | None:
-        """Run the program and return its exit code; None if it was killed because its time was
-        over. Everything that it started has ended by then."""
+                async def play(session: Session) -> EpisodeResult:
+                    given = {**episode_variables(session), "OPENRL_MESSAGES_FILE": chat.name}
+                    code = await self._exit_code(given, output)
+                    failed = f"the agent {ending(code)}: {_output_tail(output)}"
+                    return EpisodeResult(failure=failed if code else None)
+
+                try:
+                    return await self.endpoint.run(prompt, generate, sampling, play)
+                except NoRequest as error:
+                    said = _output_tail(output)
+                    raise RuntimeError(f"{error}; its output ends with: {said}") from None
+
+    async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int:
+        """Run the program and return its exit code. Everything that it started has ended by
+        then, also if this is cancelled."""
         mark = uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
         process = subprocess.Popen(
@@ -77,16 +81,12 @@ class AgentCommand:
             start_new_session=True,
         )
         try:
-            async with deadline(self.limits.episode_timeout):
-                while not await _wait_for_exit(process.pid, WATCH_INTERVAL):
-                    await self._check_limits(process.pid, output)
-            ended = True
-        except EpisodeOver:
-            ended = False
+            while not await _wait_for_exit(process.pid, WATCH_INTERVAL):
+                await self._check_limits(process.pid, output)
         finally:
             await asyncio.to_thread(kill_family, process.pid, mark)
             code = process.wait()
-        return code if ended else None
+        return code
 
     async def _check_limits(self, pid: int, output: IO[bytes]) -> None:
         """Raise RuntimeError if the program takes too much memory or prints too much."""
@@ -103,19 +103,19 @@ class AgentCommand:
             )
 
 
-def episode_variables(prompt: Prompt, opened: OpenSession) -> dict[str, str]:
+def episode_variables(session: Session) -> dict[str, str]:
     """Return the environment variables that tell a program about its episode."""
-    messages = prompt.chat
+    prompt, messages = session.prompt, session.prompt.chat
     row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
     local = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST]))
     return {
-        "OPENAI_BASE_URL": opened.base_url,
-        "OPENAI_API_KEY": opened.key,
+        "OPENAI_BASE_URL": f"{session.root}/v1",
+        "OPENAI_API_KEY": session.key,
         "OPENAI_MODEL": MODEL,
-        "ANTHROPIC_BASE_URL": opened.root,
-        "ANTHROPIC_API_KEY": opened.key,
+        "ANTHROPIC_BASE_URL": session.root,
+        "ANTHROPIC_API_KEY": session.key,
         "ANTHROPIC_MODEL": MODEL,
-        "OPENRL_REWARD_URL": f"{opened.base_url}/reward",
+        "OPENRL_REWARD_URL": f"{session.root}/v1/reward",
         "OPENRL_PROMPT": message_text(messages[-1]),
         "OPENRL_MESSAGES": json.dumps(messages, ensure_ascii=False),
         "OPENRL_ROW": json.dumps(row, ensure_ascii=False, default=str),

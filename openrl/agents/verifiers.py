@@ -25,11 +25,10 @@ from uuid import uuid4
 import msgpack
 import zmq.asyncio
 
-from openrl.agents.base import Generate
-from openrl.agents.conversation import EpisodeOver
-from openrl.agents.ending import deadline
+from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.endpoint.records import MODEL, Json
-from openrl.agents.endpoint.server import Endpoint, OpenSession
+from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.session import Session
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 from openrl.waiting import cancel_all
@@ -86,22 +85,19 @@ class VerifiersAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises RuntimeError if the environment fails."""
         key = self._keys.pop() if self._keys else secrets.token_hex(16)
-        async with self.endpoint.open(prompt, generate, sampling, key) as opened:
-            outcome = await self._outcome(prompt, opened, sampling)
-        if not outcome.timed_out:
-            self._keys.append(key)
-        session, failed = opened.session, outcome.error is not None and not outcome.timed_out
-        failure = RuntimeError(f"the environment failed: {outcome.error}") if failed else None
-        session.check_played(failure, "the environment sent no request to the endpoint")
-        session.score = Score(outcome.reward, parts=outcome.metrics)
-        return session.trajectory(End.TIMEOUT if outcome.timed_out else None)
+        ended: list[str] = []
 
-    async def _outcome(self, prompt: Prompt, opened: OpenSession, sampling: Sampling) -> Outcome:
+        async def play(session: Session) -> EpisodeResult:
+            played = await self.server.run(prompt, f"{session.root}/s/{key}/v1", sampling)
+            ended.extend([] if played.end else [key])
+            return played
+
         try:
-            async with deadline(self.endpoint.play.limits.episode_timeout):
-                return await self.server.run(prompt, f"{opened.keyed_root}/v1", sampling)
-        except EpisodeOver:
-            return Outcome(0.0, timed_out=True)
+            trajectory = await self.endpoint.run(prompt, generate, sampling, play, key)
+        finally:
+            self._keys += ended
+        trajectory.score = trajectory.score or Score(0.0)  # there was no time for a reward
+        return trajectory
 
 
 @dataclass
@@ -143,7 +139,7 @@ class EnvironmentServer:
         await cancel_all([self._receiving])
         self._context.destroy()
 
-    async def run(self, prompt: Prompt, base_url: str, sampling: Sampling) -> Outcome:
+    async def run(self, prompt: Prompt, base_url: str, sampling: Sampling) -> EpisodeResult:
         """Let the server play one episode against ``base_url``. Cancelling this call cancels the
         episode in the server. Raises RuntimeError if the server is gone or refuses."""
         id_ = _new_id()
@@ -161,10 +157,10 @@ class EnvironmentServer:
         reply = request.reply.result()
         if not reply.get("success"):
             raise RuntimeError(f"the environment server refused the episode: {reply.get('error')}")
-        outcome = self._wire.read(reply, request.deltas)
-        if not math.isfinite(outcome.reward):
-            raise RuntimeError(f"the environment's reward is {outcome.reward}, not a finite number")
-        return outcome
+        played = self._wire.read(reply, request.deltas)
+        if not math.isfinite(played.reward or 0.0):
+            raise RuntimeError(f"the environment's reward is {played.reward}, not a finite number")
+        return played
 
     async def _check_alive(self) -> None:
         try:
@@ -213,23 +209,13 @@ def _new_id() -> bytes:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result of an episode."""
-
-    reward: float
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
-    timed_out: bool = False
-
-
-@dataclass(frozen=True)
 class Wire:
     """The frames that follow the id of a request, and how to read its reply."""
 
     health: list[bytes]
     run: Callable[[Prompt, str, Sampling], list[bytes]]  # row, base URL, sampling
     cancel: Callable[[bytes], list[bytes]]  # id of a run -> a whole message
-    read: Callable[[Json, list[Json]], Outcome]  # reply, deltas
+    read: Callable[[Json, list[Json]], EpisodeResult]  # reply, deltas
 
 
 def pack(value: Any) -> bytes:
@@ -274,11 +260,12 @@ def _run_environment(prompt: Prompt, base_url: str, sampling: Sampling) -> list[
     return [pack(request)]
 
 
-def _read_output(reply: Json, deltas: list[Json]) -> Outcome:
+def _read_output(reply: Json, deltas: list[Json]) -> EpisodeResult:
     output = reply["output"]
-    error = output.get("error")
-    return Outcome(
-        float(output["reward"]), _numbers(output.get("metrics")), str(error) if error else None
+    return EpisodeResult(
+        float(output["reward"]),
+        metrics=_numbers(output.get("metrics")),
+        failure=f"the environment failed: {output['error']}" if output.get("error") else None,
     )
 
 
@@ -298,7 +285,7 @@ def _cancel_task(id_: bytes) -> list[bytes]:
     return [uuid4().hex.encode(), b"cancel", pack({"request_id": id_.decode()})]
 
 
-def _read_episode(reply: Json, deltas: list[Json]) -> Outcome:
+def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
     """Sum over the traces of all agents. Version 0.3 sends them in the reply, 0.4 as deltas."""
     head = reply.get("head") or reply.get("episode") or {}
     traces: dict[str, Json] = {str(i): trace for i, trace in enumerate(head.get("traces", []))}
@@ -312,12 +299,13 @@ def _read_episode(reply: Json, deltas: list[Json]) -> Outcome:
     rewards = [r for trace in traces.values() for r in (trace.get("rewards") or {}).values() if r]
     metrics = [_numbers(trace.get("metrics")) for trace in traces.values()]
     errors = [error.get("message") for one in (head, *traces.values()) for error in one["errors"]]
-    failed = "; ".join(map(str, errors)) or "it is not ok"
-    return Outcome(
+    timed_out = any(one.get("is_timeout") for one in (head, *traces.values()))
+    failed = f"the environment failed: {'; '.join(map(str, errors)) or 'it is not ok'}"
+    return EpisodeResult(
         sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards),
-        {name: value for one in metrics for name, value in one.items()},
-        error=None if head.get("ok") else failed,
-        timed_out=any(one.get("is_timeout") for one in (head, *traces.values())),
+        metrics={name: value for one in metrics for name, value in one.items()},
+        end=End.TIMEOUT if timed_out else None,
+        failure=None if head.get("ok") or timed_out else failed,
     )
 
 

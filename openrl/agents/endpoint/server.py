@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
@@ -20,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from openrl.agents.base import Generate
-from openrl.agents.conversation import Play
+from openrl.agents.base import EpisodeResult, Generate
+from openrl.agents.conversation import EpisodeOver, Play
+from openrl.agents.ending import deadline
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
 from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, session_ended
@@ -30,7 +30,7 @@ from openrl.agents.endpoint.retries import Exchange, Sender
 from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
 from openrl.http_server import Refusal, bind, read_body, refuse_web_pages
-from openrl.types import Prompt, Sampling
+from openrl.types import Prompt, Sampling, Score, Trajectory
 
 HOST = "127.0.0.1"
 KEEP_ALIVE = 3600  # seconds between two requests, in which an agent may do other things
@@ -38,25 +38,8 @@ DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class OpenSession:
-    """An open session, and the URLs where a client finds it."""
-
-    session: Session
-    root: str  # base URL for Anthropic's clients, which add /v1 themselves
-    key: str
-
-    @property
-    def base_url(self) -> str:
-        """The base URL for OpenAI's clients."""
-        return f"{self.root}/v1"
-
-    @property
-    def keyed_root(self) -> str:
-        """The root for clients that cannot be given a key; their base URL is this plus /v1."""
-        return f"{self.root}/s/{self.key}"
+Client = Callable[[Session], Awaitable[EpisodeResult]]
+"""Plays an episode by asking the endpoint."""
 
 
 @asynccontextmanager
@@ -97,17 +80,39 @@ class Endpoint:
     @asynccontextmanager
     async def open(
         self, prompt: Prompt, generate: Generate, sampling: Sampling, key: str | None = None
-    ) -> AsyncIterator[OpenSession]:
+    ) -> AsyncIterator[Session]:
         """Open a session for one playing of the prompt, with a random key if none is given. When
         the context ends, replies that are still being sampled are cancelled, and later requests
         are refused."""
-        session, key = Session(self.play, prompt, generate, sampling), key or secrets.token_hex(16)
+        key = key or secrets.token_hex(16)
+        session = Session(self.play, prompt, generate, sampling, self.root, key)
         self._sessions[key] = session
         try:
-            yield OpenSession(session, self.root, key)
+            yield session
         finally:
             del self._sessions[key]
             await session.close()
+
+    async def run(
+        self,
+        prompt: Prompt,
+        generate: Generate,
+        sampling: Sampling,
+        client: Client,
+        key: str | None = None,
+    ) -> Trajectory:
+        """Let ``client`` play the prompt in a session of its own. Raises what it raises, and the
+        same as ``Session.check_played``."""
+        async with self.open(prompt, generate, sampling, key) as session:
+            try:
+                async with deadline(self.play.limits.episode_timeout):
+                    played = await client(session)
+            except EpisodeOver as over:
+                played = EpisodeResult(end=over.end)
+        session.check_played(played.failure)
+        if played.reward is not None:
+            session.score = Score(played.reward, played.passed, dict(played.metrics))
+        return session.trajectory(played.end)
 
     def app(self) -> Starlette:
         routes = []

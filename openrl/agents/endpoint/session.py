@@ -36,13 +36,28 @@ _NEUTRAL: Json = {
 }
 
 
+class NoRequest(RuntimeError):
+    """A client has asked for nothing that could be answered."""
+
+
 class Session:
     """A rollout that a client plays. Its rows may begin with any prompt, so only
     ``sampling.max_len`` limits them; without it, they may hold as many tokens as the prompt plus
     ``sampling.max_tokens``."""
 
-    def __init__(self, play: Play, prompt: Prompt, generate: Generate, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        play: Play,
+        prompt: Prompt,
+        generate: Generate,
+        sampling: Sampling,
+        root: str,
+        key: str,
+    ) -> None:
+        """Clients find the session at ``root``/v1 if they send its key, and else at
+        ``root``/s/KEY/v1. Anthropic's add the /v1 themselves."""
         self.play, self.prompt, self.sampling = play, prompt, sampling
+        self.root, self.key = root, key
         longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
         bounded = replace(sampling, max_len=longest)
         self.conversation = Conversation(play, prompt, generate, bounded, any_prompt=True)
@@ -164,16 +179,15 @@ class Session:
         self._closed = True
         await self.exchanges.cancel()
 
-    def check_played(self, failure: Exception | None, idle: str) -> None:
-        """Raise the first error that left the client without a reply; ``failure``, which is the
-        client's own, unless it was refused further replies before; and RuntimeError(``idle``) if it
-        asked for nothing that could be answered."""
+    def check_played(self, failure: str | None = None) -> None:
+        """Raise the first error that left the client without a reply; RuntimeError(``failure``),
+        which is the client's own, unless it was refused further replies before; and NoRequest."""
         for error in self._failures.values():
             raise error
         if failure is not None and self.over is None:
-            raise failure
+            raise RuntimeError(failure)
         if not self.conversation.turns and self.over is None:
-            raise RuntimeError(idle)
+            raise NoRequest("the agent sent no request to the endpoint")
 
     def trajectory(self, end: End | None = None) -> Trajectory:
         """Return the rollout as a trajectory. ``end`` None means that the agent ended it, or that

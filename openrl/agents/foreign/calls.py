@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.agents.base import EpisodeResult
 from openrl.types import Message, Prompt, Sampling
 
 
@@ -55,18 +56,6 @@ class GenerateReply:
     logprobs: list[float]
     text: str  # special tokens included
     finish_reason: str  # stop or length
-
-
-@dataclass(frozen=True)
-class EpisodeResult:
-    """What an executor or a program says about its episode."""
-
-    reward: float | None
-    passed: float | None = None
-    metrics: Mapping[str, float] | None = None
-    truncated: bool = False
-    token_ids: list[int] | None = None  # from an executor: all tokens of the episode
-    action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
 
 
 # -- calling the file ------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from openrl.agents.base import EpisodeResult
 from openrl.agents.foreign.calls import (
-    EpisodeResult,
     GenerateReply,
     GenerateRequest,
     TokenizerRequest,
@@ -25,7 +25,7 @@ from openrl.agents.foreign.calls import (
 )
 from openrl.agents.foreign.player import Player
 from openrl.processes.worker import AskParent
-from openrl.types import Prompt, Sampling
+from openrl.types import End, Prompt, Sampling
 
 
 class ExecutorPlayer(Player):
@@ -131,7 +131,7 @@ def read(found: Any) -> EpisodeResult:
         )
     return replace(
         read_scores(found),
-        truncated=bool(found.get("truncated")),
+        end=End.LENGTH if found.get("truncated") else None,
         token_ids=[int(i) for i in found["observation_tokens"]],
         action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],
     )

@@ -6,13 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from openrl.agents.base import Generate
+from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.ending import deadline
 from openrl.agents.foreign.calls import (
     Call,
-    EpisodeResult,
     GenerateReply,
     GenerateRequest,
     TokenizerRequest,
@@ -118,11 +117,11 @@ def trajectory(
             for s in turn.completion.versions
             if s.start < length
         )
-    metrics = {f"env/{prompt.source}/{k}": v for k, v in (played.metrics or {}).items()}
+    metrics = {f"env/{prompt.source}/{k}": v for k, v in played.metrics.items()}
     return Trajectory(
         prompt,
         [row],
-        End.LENGTH if played.truncated else last.completion.end,
+        played.end or last.completion.end,
         text=chat.decode_after(played.token_ids[:first], played.token_ids[first:]),
         turns=len(turns),
         score=None if played.reward is None else Score(played.reward, played.passed),

@@ -7,15 +7,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Environment, Generate, Step, ToolError, Toolset
+from openrl.agents.base import Environment, EpisodeResult, Generate, Step, ToolError, Toolset
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import EpisodeOver
-from openrl.agents.ending import deadline
 from openrl.agents.endpoint.server import Endpoint
-from openrl.agents.foreign.calls import Call, EpisodeResult
+from openrl.agents.endpoint.session import Session
+from openrl.agents.foreign.calls import Call
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease
-from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import Message, Prompt, Sampling, Trajectory
 from openrl.vision.parts import Content
 
 
@@ -97,20 +96,13 @@ class ProgramAgent:
         self.process, self.endpoint = process, endpoint
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play the episode. Raises what the engine raised, CallFailed, and RuntimeError if the
-        agent asks for nothing."""
-        played, end, failure = EpisodeResult(None), None, None
-        async with self.endpoint.open(prompt, generate, sampling) as opened:
-            call = Call("play", (prompt, sampling, opened.root, opened.key))
+        """Play the episode. Raises the same as ``Endpoint.run``."""
+
+        async def play(session: Session) -> EpisodeResult:
+            call = Call("play", (prompt, sampling, session.root, session.key))
             try:
-                async with deadline(self.endpoint.play.limits.episode_timeout):
-                    played = await self.process.call(call, timeout=0.0)
-            except EpisodeOver as over:
-                end = over.end
+                return await self.process.call(call, timeout=0.0)
             except CallFailed as error:
-                failure = error
-        session = opened.session
-        session.check_played(failure, "the agent sent no request to the endpoint")
-        if played.reward is not None:
-            session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
-        return session.trajectory(End.LENGTH if played.truncated else end)
+                return EpisodeResult(failure=str(error))
+
+        return await self.endpoint.run(prompt, generate, sampling, play)

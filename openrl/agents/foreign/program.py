@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from openrl.agents.base import EpisodeResult
 from openrl.agents.foreign.calls import (
-    EpisodeResult,
     chat_for_clients,
     construct,
     numbers,
@@ -22,7 +22,7 @@ from openrl.agents.foreign.calls import (
 )
 from openrl.agents.foreign.player import Player
 from openrl.agents.foreign.shims import ChatContext
-from openrl.types import Prompt, Sampling, message_text
+from openrl.types import End, Prompt, Sampling, message_text
 
 
 class ProgramPlayer(Player):
@@ -62,11 +62,12 @@ def read(found: Any) -> EpisodeResult:
     """Read what ``run`` returned: None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's
     Result."""
     if found is None:
-        return EpisodeResult(None)
+        return EpisodeResult()
     if isinstance(found, Mapping):
         return read_scores(found)
     if hasattr(found, "terminated"):
         reward = scalar(found.reward, "the reward")
         passed = verdict(reward if found.score is None else found.score)
-        return EpisodeResult(reward, passed, numbers(found.info), bool(found.truncated))
+        end = End.LENGTH if found.truncated else None
+        return EpisodeResult(reward, passed, numbers(found.info), end)
     return EpisodeResult(scalar(found, "the reward"))

@@ -80,8 +80,8 @@ def test_after_the_end_and_of_another_rollout():
                 client_of(first) as client,
             ):
                 await chat(client, [ASKS])
-                assert first.session.trajectory().turns == 1
-                assert second.session.trajectory().turns == 0
+                assert first.trajectory().turns == 1
+                assert second.trajectory().turns == 0
             async with client_of(first) as client:
                 with pytest.raises(openai.AuthenticationError, match="it has ended"):
                     await chat(client, [ASKS])
@@ -100,7 +100,7 @@ def test_what_runs_at_the_end_is_given_up():
                 await policy.asked.wait()
             assert (await asking).status_code == 401
             await client.aclose()
-        assert session.session.trajectory().turns == 0
+        assert session.trajectory().turns == 0
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -109,12 +109,12 @@ def test_the_path_selects_the_rollout():
     policy = policy_of("a", "b")
 
     async def talk(session):
-        base_url = f"{session.keyed_root}/v1"
+        base_url = f"{session.root}/s/{session.key}/v1"
         async with client_of(session, api_key="EMPTY", base_url=base_url) as client:
             await chat(client, [ASKS])
             assert [model.id async for model in client.models.list()] == ["policy"]
 
-    assert run(talk, policy).session.trajectory().turns == 1
+    assert run(talk, policy).trajectory().turns == 1
 
 
 def test_a_retry_gets_the_reply_of_the_first():
@@ -130,7 +130,7 @@ def test_a_retry_gets_the_reply_of_the_first():
             again = await client.post(PATH, json=BODY)  # wanted anew
             assert [content_of(r) for r in (first, other, again)] == ["a", "b", "c"]
 
-    assert run(talk, policy).session.trajectory().metrics["replayed_replies"] == 1
+    assert run(talk, policy).trajectory().metrics["replayed_replies"] == 1
 
 
 def test_an_idempotency_key():
@@ -152,7 +152,7 @@ def test_a_client_that_leaves_and_comes_back(finished):
     script = policy_of("a", "b")
 
     async def talk(session):
-        policy = session.session.conversation.generate
+        policy = session.conversation.generate
         async with http(session) as client:
             asking = asyncio.create_task(client.post(PATH, json=BODY))
             await policy.asked.wait()
@@ -173,12 +173,12 @@ def test_a_client_that_leaves_and_comes_back(finished):
         return session
 
     session = asyncio.run(main())
-    assert session.session.trajectory().turns == 2
+    assert session.trajectory().turns == 2
 
 
 async def abandoned(session):
     """The only exchange of the session, once its client is known to have left."""
-    (exchange,) = next(iter(session.session.exchanges._all.values()))
+    (exchange,) = next(iter(session.exchanges._all.values()))
     while not exchange.abandoned:
         await asyncio.sleep(0.01)
     return exchange
@@ -186,7 +186,7 @@ async def abandoned(session):
 
 def test_a_client_that_runs_out_of_patience():
     async def talk(session):
-        policy = session.session.conversation.generate
+        policy = session.conversation.generate
         async with client_of(session, timeout=1.0, max_retries=9) as client:
             asking = asyncio.create_task(chat(client, [ASKS]))
             await policy.asked.wait()
@@ -197,7 +197,7 @@ def test_a_client_that_runs_out_of_patience():
     async def main():
         async with opened(Gate(policy_of("a"))) as session:
             await asyncio.wait_for(talk(session), 60)
-        return session.session.trajectory()
+        return session.trajectory()
 
     trajectory = asyncio.run(main())
     assert trajectory.turns == 1 and trajectory.metrics["replayed_replies"] >= 1
@@ -208,8 +208,8 @@ def test_an_engine_that_fails_once_and_for_good():
         async with client_of(session) as client:  # asks twice again
             await chat(client, [ASKS])
 
-    mended = run(talk, Broken(policy_of("a"), 1)).session
-    mended.check_played(None, "idle")
+    mended = run(talk, Broken(policy_of("a"), 1))
+    mended.check_played()
     assert mended.trajectory().turns == 1
     with pytest.raises(openai.InternalServerError, match="the engine is gone"):
         run(talk, Broken(policy_of("a"), 9))
@@ -220,9 +220,9 @@ def test_an_engine_that_fails_once_and_for_good():
                 await chat(client, [ASKS])
             await chat(client, [GOES_ON])
 
-    lost = run(and_more, Broken(policy_of("a"), 1)).session
+    lost = run(and_more, Broken(policy_of("a"), 1))
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        lost.check_played(None, "idle")
+        lost.check_played()
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
                 await chat(client, [ASKS, said, GOES_ON])
             assert refused.value.code == code
 
-    session = run(talk, policy, limits=limits, sampling=sampling).session
+    session = run(talk, policy, limits=limits, sampling=sampling)
     assert (session.trajectory().end, session.trajectory().turns) == (end, 1)
-    session.check_played(None, "idle")
+    session.check_played()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_is_no_request(body, said):
             reply = await client.post(PATH, content=body)
             assert reply.status_code == 400 and said in reply.json()["error"]["message"]
 
-    assert run(talk, policy_of()).session.trajectory().turns == 0
+    assert run(talk, policy_of()).trajectory().turns == 0
 
 
 def test_a_page_of_a_browser_gets_nothing():
@@ -294,7 +294,7 @@ def test_rewards(body, status, score):
         async with http(session) as client:
             assert (await client.post("/v1/reward", json=body)).status_code == status
 
-    given = run(talk, policy_of()).session.score
+    given = run(talk, policy_of()).score
     assert score == (given and (given.reward, given.passed, given.parts))
 
 
@@ -312,7 +312,7 @@ def test_tokens_in_tokens_out():
                 replies.append((await client.post(path, json=body)).json())
                 ids = [*ids, *replies[-1]["choices"][0]["token_ids"]]
 
-    trajectory = run(talk, policy).session.trajectory()
+    trajectory = run(talk, policy).trajectory()
     (row,) = trajectory.segments
     assert [Row.of(row)] == rows_of(policy)
     assert trajectory.metrics["sampling_overrides"] == 0
@@ -344,7 +344,7 @@ def test_turns_for_people():
         ):
             said = (await chat(client, [ASKS])).choices[0].message
             await chat(client, [ASKS, said, GOES_ON])
-        return session.session.trajectory()
+        return session.trajectory()
 
     first, second, end = asyncio.run(main()).shown
     assert (first.messages, first.action) == ((ASKS,), "a")
@@ -375,7 +375,7 @@ def test_a_repetition_that_comes_before_its_first_request_is_seen_to_leave():
 def test_requests_at_the_same_time_do_not_exceed_the_turns():
     async def main():
         async with opened(Gate(policy_of("a", "b")), limits=TurnFlags(max_turns=1)) as session:
-            policy = session.session.conversation.generate
+            policy = session.conversation.generate
             async with http(session) as client:
                 first = asyncio.create_task(client.post(PATH, json=BODY))
                 await policy.asked.wait()

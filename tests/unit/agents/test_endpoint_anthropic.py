@@ -58,7 +58,7 @@ def test_tools_and_their_results(stream):
             await ask(client, [ASKS, back, {"role": "user", "content": [*results, thanks]}])
 
     session = run(talk, policy)
-    (row,) = session.session.trajectory().segments
+    (row,) = session.trajectory().segments
     assert [Row.of(row)] == rows_of(policy)
     called, ended = replies
     assert (called.stop_reason, ended.stop_reason) == ("tool_use", "end_turn")
@@ -69,7 +69,7 @@ def test_tools_and_their_results(stream):
     for reply, asked, given in zip(replies, policy.asked, policy.given, strict=True):
         used = reply.usage
         assert (used.input_tokens, used.output_tokens) == (len(asked), len(given))
-    shown = session.session.conversation.chat.tokenizer.decode(policy.asked[1])
+    shown = session.conversation.chat.tokenizer.decode(policy.asked[1])
     assert shown.startswith("<|im_start|>system\nBe brief.")
     assert shown.count("<tool_response>\n4\n</tool_response>") == 2
     assert shown.endswith("<|im_start|>user\nThere.<|im_end|>\n<|im_start|>assistant\n")
@@ -89,7 +89,7 @@ def test_what_is_cut_and_what_does_not_fit():
                 await client.messages.create(messages=long, **settings)
 
     session = run(talk, policy, sampling=Sampling(max_tokens=50, max_len=100))
-    trajectory = session.session.trajectory()
+    trajectory = session.trajectory()
     assert trajectory.end == "length" and trajectory.turns == 1
     assert trajectory.metrics["sampling_overrides"] == 2
     assert trajectory.metrics["requests_without_tools"] == 1
@@ -112,4 +112,4 @@ def test_a_token_for_the_key():
         async with client_of(session, api_key=None, auth_token=session.key) as client:
             await client.messages.create(model="policy", max_tokens=100, messages=[ASKS])
 
-    assert run(talk, policy).session.trajectory().turns == 1
+    assert run(talk, policy).trajectory().turns == 1

@@ -21,7 +21,8 @@ FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 def client_of(session, **settings):
-    settings = {"api_key": session.key, "base_url": session.base_url, "timeout": 30} | settings
+    url = f"{session.root}/v1"
+    settings = {"api_key": session.key, "base_url": url, "timeout": 30} | settings
     return openai.AsyncOpenAI(**settings)
 
 
@@ -30,7 +31,7 @@ async def chat(client, messages, **settings):
 
 
 def trained_as_sampled(session, policy, rows=1):
-    segments = session.session.trajectory().segments
+    segments = session.trajectory().segments
     assert [Row.of(segment) for segment in segments] == rows_of(policy)
     assert len(segments) == rows
     return segments
@@ -54,7 +55,7 @@ def test_two_turns_are_one_row():
         used = reply.usage
         assert (used.prompt_tokens, used.completion_tokens) == (len(asked), len(given))
         assert used.total_tokens == len(asked) + len(given)
-    trajectory = session.session.trajectory()
+    trajectory = session.trajectory()
     assert trajectory.turns == 2 and trajectory.end == "stop"
     assert trajectory.metrics["sampling_overrides"] == 0
 
@@ -109,7 +110,7 @@ def test_tools_and_their_results(stream):
     functions = [call.function for call in called.message.tool_calls]
     assert [(f.name, json.loads(f.arguments)) for f in functions] == [("add", {"a": 2, "b": 2})] * 2
     assert len({call.id for call in called.message.tool_calls}) == 2
-    shown = session.session.conversation.chat.tokenizer.decode(policy.asked[1])
+    shown = session.conversation.chat.tokenizer.decode(policy.asked[1])
     assert shown.count("<tool_response>\n4\n</tool_response>") == 2
 
 
@@ -195,7 +196,7 @@ def test_limits_of_the_client():
     assert (stopped.finish_reason, stopped.message.content) == ("stop", "It is 4. ")
     assert [s.max_tokens for s in policy.sampling] == [3, ROOM.max_len - len(policy.asked[1]), 1]
     assert policy.sampling[1].stop == ("Next:",) and policy.sampling[1].temperature == 1.0
-    trajectory = session.session.trajectory()
+    trajectory = session.trajectory()
     assert trajectory.metrics["sampling_overrides"] == 1 and trajectory.end == "stop"
 
 
@@ -207,9 +208,9 @@ def test_requests_at_the_same_time():
             await asyncio.gather(*(chat(client, [ASKS]) for _ in range(3)))
 
     session = run(talk, policy)
-    segments = session.session.trajectory().segments  # equal requests are answered anew
+    segments = session.trajectory().segments  # equal requests are answered anew
     assert [Row.of(s) for s in segments] == [Row.of(segments[0])] * 3
-    assert session.session.trajectory().metrics["replayed_replies"] == 0
+    assert session.trajectory().metrics["replayed_replies"] == 0
 
 
 # rows of a call, its result and an answer, as ToolAgent has them

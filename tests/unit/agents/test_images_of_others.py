@@ -111,7 +111,7 @@ def test_clients_show_images_in_their_own_ways(processor, chat, path, bodies):
                 assert reply.status_code == 200, reply.text
 
     policy = policy_of(chat)
-    session = run(talk, policy, sampling=ROOM, play=Play(chat)).session
+    session = run(talk, policy, sampling=ROOM, play=Play(chat))
     assert_row(processor, session.trajectory(), TEXT, [FIRST, SECOND], policy)
 
 
