@@ -61,7 +61,8 @@ def _same_in_order(answer: str, label: str) -> bool:
     for bare, tupled in ((answer, label), (label, answer)):
         inside, elements = _tuple(tupled), split_list(bare)
         if inside and inside[0] == "(" and in_brackets(bare) is None and len(elements) > 1:
-            return _same_tuples(("(", elements, ")"), inside)
+            sides = ("(", elements, ")"), inside
+            return _same_tuples(*(sides if tupled == label else reversed(sides)))
     return False
 
 
