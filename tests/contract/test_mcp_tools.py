@@ -106,6 +106,7 @@ class PlainServer:
         self.speaks.set()
         self.lets_go.set()
         self.notes = 202  # the status that notifications get
+        self.code = -32602  # of the error that a tool reports
         self.app.post("/mcp")(self.post)
         self.app.delete("/mcp")(self.delete)
 
@@ -149,8 +150,10 @@ class PlainServer:
                 iter([f"data: {json.dumps(answer)}\n\n"]), media_type="text/event-stream"
             )
         if params["name"] == "fails":
-            error = {"code": -32602, "message": "nothing can be done"}
+            error = {"code": self.code, "message": "nothing can be done"}
             return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        if params["name"] == "mixes_up":
+            return self.json({"id": message["id"] + 1}, {"content": []})
         if params["name"] == "ends":
             return StreamingResponse(iter([]), media_type="text/event-stream")
         if params["name"] == "shows":
@@ -208,7 +211,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", [*UNREADABLE, "shapeless"])
+@pytest.mark.parametrize("name", [*UNREADABLE, "shapeless", "mixes_up"])
 def test_an_answer_that_cannot_be_read_is_not_the_policys_fault(name):
     async def play():
         async with serve(PlainServer().app) as url:
@@ -277,8 +280,10 @@ def test_what_the_protocol_also_allows():
             assert await first.call("count", {}) == '{"count": 2}'
             assert await second.call("count", {}) == '{"count": 1}'  # an episode of its own
             shown = await second.call("shows", {})
-            with pytest.raises(ToolError, match="nothing can be done"):
-                await first.call("fails", {})
+            for server.code in (-32602, -32000):  # the latter is mcp's for a lost connection
+                with pytest.raises(ToolError, match="nothing can be done"):
+                    await first.call("fails", {})
+            assert await first.call("count", {}) == '{"count": 5}'  # the session goes on
             for toolbox in (first, unused):
                 await toolbox.close()
             with pytest.raises(McpFailed, match="ended without a response"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache, partial
 from ssl import SSLContext
 from typing import Any
@@ -25,7 +25,9 @@ from openrl.waiting import cancel_all
 TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools, to end a session
 LARGEST = 64 * 2**20  # bytes of an event; pictures take more than the default of 1 MiB
 # no answer came, or none that can be read; any other error is the tool's
-_NO_ANSWER = (types.CONNECTION_CLOSED, types.PARSE_ERROR, types.INVALID_REQUEST)
+_NO_ANSWER = (types.PARSE_ERROR, types.INVALID_REQUEST)
+# what mcp itself says with CONNECTION_CLOSED, a code that servers use for errors of their own
+_CLOSED = ("Connection closed", "SSE stream ")
 _CLIENT = types.Implementation(name="openrl", version="1")
 
 
@@ -77,7 +79,8 @@ class McpTools(Toolset):
         except ValidationError as error:
             raise McpFailed(f"{self.url}: {name} answers what no tool may: {error}") from error
         except MCPError as error:
-            if error.code not in _NO_ANSWER:
+            closed = error.code == types.CONNECTION_CLOSED and error.message.startswith(_CLOSED)
+            if not closed and error.code not in _NO_ANSWER:
                 raise ToolError(error.message) from error
             await self.close()
             raise self._loss(error.message) from error
@@ -108,7 +111,7 @@ async def _open_session(url: str) -> AsyncIterator[ClientSession]:
     # no limit for reading: the toolbox limits the time of a call
     limits = httpx2.Timeout(TIMEOUT, read=None)
     hooks: dict[str, list[Callable[..., Any]]]
-    hooks = {"request": [_limit_end], "response": [_refuse_error]}
+    hooks = {"request": [_limit_end], "response": [_check_reply]}
     http = httpx2.AsyncClient(timeout=limits, verify=_certificates(), event_hooks=hooks)
     try:
         async with (
@@ -136,15 +139,21 @@ async def _limit_end(request: httpx2.Request) -> None:
         request.extensions["timeout"]["read"] = TIMEOUT
 
 
-async def _refuse_error(reply: httpx2.Response) -> None:
-    """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool. A
-    notification may be refused: what needed it fails by itself."""
-    request = reply.request
-    if not reply.is_error or request.method != "POST":
+async def _check_reply(reply: httpx2.Response) -> None:
+    """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool, and
+    for the answer to another request, after which the caller would wait. A notification may be
+    refused: what needed it fails by itself."""
+    asked = json.loads(reply.request.content) if reply.request.method == "POST" else {}
+    if not {"id", "method"} <= asked.keys():
         return
-    if {"id", "method"} <= json.loads(request.content).keys():
+    if reply.is_error:
         said = (await reply.aread()).decode(errors="replace")[:200]
         raise McpFailed(f"it answers {reply.status_code} {said}".rstrip())
+    if reply.headers.get("content-type", "").lower().startswith("application/json"):
+        with suppress(ValueError):  # mcp itself reports what is no JSON
+            told = json.loads(await reply.aread())
+            if isinstance(told, dict) and str(told.get("id")) != str(asked["id"]):
+                raise McpFailed(f"it answers request {told.get('id')} instead of {asked['id']}")
 
 
 def _content(name: str, answer: types.CallToolResult) -> Content:
