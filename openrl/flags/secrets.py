@@ -56,14 +56,21 @@ def without_secrets(value: Any) -> Any:
 
 
 def hide_secrets(value: Any, typed: str) -> None:
-    """Leave the secrets of a JSON object out of this process's command line, which is shown where a
-    run says how to resume it, and which some trackers record."""
+    """Leave the secrets of a JSON object out of this process's command line."""
     hidden = without_secrets(value)
     if hidden != value and typed.lstrip().startswith("{"):  # and not the name of a file
-        sys.argv[1:] = [word.replace(typed, json.dumps(hidden)) for word in sys.argv[1:]]
+        hide(typed, json.dumps(hidden))
+
+
+def hide(typed: str, shown: str = LEFT_OUT) -> None:
+    """Replace a value on this process's command line, which is shown where a run says how to resume
+    it, and which some trackers record."""
+    for i, word in enumerate(sys.argv[1:], start=1):
+        if typed in (word, word.partition("=")[2]):
+            sys.argv[i] = word.removesuffix(typed) + shown
 
 
 def move_to_environment(secret: str, variable: str) -> None:
     """Move a secret from this process's command line to its environment, where nothing shows it."""
     os.environ[variable] = secret
-    sys.argv[1:] = [word.replace(secret, LEFT_OUT) for word in sys.argv[1:]]
+    hide(secret)

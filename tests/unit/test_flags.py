@@ -84,6 +84,7 @@ class TrainGroup:
     stop: tuple[str, ...] = flag((), "Stop texts.")
     extra: dict[str, Any] = flag({}, "More settings.")
     guarded: dict[str, Any] = flag({}, "Settings with keys.", may_hold_secrets=True)
+    track: bool = flag(False, "Send figures.", secret="TOY_KEY")
     plugin: tuple[str, ...] = flag((), "Modules.")
     shuffle: bool = flag(True, "Shuffle.")
     whiten: bool | None = flag(None, "Whiten.")
@@ -391,6 +392,27 @@ def test_secrets_are_left_out_of_what_is_written(tmp_path, monkeypatch):
     dumped = ["--config", str(tmp_path / "run.yaml")]
     assert "--guarded: *** stands for a secret that was left out" in said(*dumped)
     assert good(*dumped, "--guarded", typed) == config
+
+
+def test_secrets_that_a_later_word_overrides_are_left_out_too(monkeypatch):
+    first, torn = json.dumps(SECRET), '{"api_key": "s3cr3t"'
+    words = ["--guarded", first, "--guarded={}", "--guarded", torn, "--guarded", '{"tags": ["a"]}']
+    monkeypatch.setattr(sys, "argv", ["p", *words, "--pretrain", "m{}"])
+    assert good("--pretrain", "m", *words).train.guarded == {"tags": ["a"]}
+    shown = ["--guarded", json.dumps(HIDDEN), "--guarded={}", "--guarded", "***", *words[-2:]]
+    assert sys.argv == ["p", *shown, "--pretrain", "m{}"]
+
+
+def test_of_two_keys_the_last_counts_and_neither_stays(monkeypatch):
+    """Only whole words are keys: the first one is a part of many."""
+    monkeypatch.setenv("TOY_KEY", "")
+    words = ["--track", "a", "--track=s3cr3t"]
+    monkeypatch.setattr(sys, "argv", ["p", *words, "--pretrain", "a_model"])
+    config, problems = settle("--pretrain", "a_model", *words)
+    assert config.train.track is True and os.environ["TOY_KEY"] == "s3cr3t"
+    assert sys.argv == ["p", "--track", "***", "--track=***", "--pretrain", "a_model"]
+    assert ["export TOY_KEY" in str(problem) for problem in problems] == [True]
+    assert "--track: expected true or false, got ''" in said("--pretrain", "m", "--track", "")
 
 
 def test_numbers_and_switches_are_no_secrets():

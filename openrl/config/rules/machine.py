@@ -27,6 +27,9 @@ from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, check_environment
 from openrl.locks import owner_of, refusal
 
+# what $WANDB_MODE may say
+WANDB_SENDING_MODES = ("online", "shared", "run")
+WANDB_LOCAL_MODES = ("offline", "disabled", "dryrun")
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
@@ -274,13 +277,18 @@ def trackers_can_run(config: TrainingConfig) -> Problems:
 
 
 @check_environment
-def wandb_has_a_key(config: TrainingConfig) -> Problems:
+def wandb_can_start(config: TrainingConfig) -> Problems:
     flags = config.logging
     mode = flags.wandb_mode or os.environ.get("WANDB_MODE", "online")
-    if "wandb" not in flags.trackers or mode != "online":
+    if "wandb" not in flags.trackers or mode in WANDB_LOCAL_MODES:
+        return
+    if mode not in WANDB_SENDING_MODES:
+        fix = f"unset WANDB_MODE, or one of {', '.join(WANDB_SENDING_MODES + WANDB_LOCAL_MODES)}"
+        yield Problem(("use_wandb",), f"Weights & Biases has no mode {mode!r} ($WANDB_MODE)", fix)
         return
     stored = [Path(name).expanduser() for name in ("~/.netrc", "~/_netrc")]
-    known = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"} & os.environ.keys()
+    variables = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC")
+    known = any(map(os.environ.get, variables))
     if not known and not any(path.is_file() for path in stored):
         fix = "export WANDB_API_KEY, run `wandb login`, or --wandb_mode offline"
         yield Problem(("use_wandb",), "Weights & Biases has no key", fix)

@@ -531,12 +531,25 @@ def test_trackers_that_cannot_be_meant(words, message):
 def test_a_tracker_without_a_key_is_refused_before_the_start(here, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY", "")
     found = said(PPOConfig, f"{here} --track_with wandb", environment=True)
     assert ["Weights & Biases has no key" in problem for problem in found] == [True]
     assert not said(PPOConfig, f"{here} --use_wandb --wandb_mode offline", environment=True)
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai password x")
+    monkeypatch.setenv("WANDB_MODE", "shared")  # it sends too
+    assert said(PPOConfig, f"{here} --track_with wandb", environment=True) == found
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
     assert not said(PPOConfig, f"{here} --use_wandb", environment=True)
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai password x")
+    monkeypatch.delenv("WANDB_MODE")
+    assert not said(PPOConfig, f"{here} --use_wandb", environment=True)
+
+
+@pytest.mark.parametrize("mode", ["nosuch", "", "ONLINE"])  # wandb refuses each of them
+def test_a_mode_that_wandb_does_not_know_is_refused_before_the_start(here, monkeypatch, mode):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    (found,) = said(PPOConfig, f"{here} --use_wandb", environment=True)
+    assert f"no mode {mode!r} ($WANDB_MODE)" in found
+    assert not said(PPOConfig, f"{here} --use_wandb --wandb_mode offline", environment=True)
 
 
 # -- derived ---------------------------------------------------------------------------------------
