@@ -30,11 +30,11 @@ from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector
 from openrl.flags.dump import effective_flags
 from openrl.inference.output import Output, Row, rows_of
-from openrl.inference.scoring import ModelScorer, load_reward_model
+from openrl.inference.scoring import ModelScorer, check_reward_model, load_reward_model
 from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
-from openrl.models.stored import check_head, check_language_model, check_length
+from openrl.models.stored import check_language_model, check_length
 from openrl.rewards.build import (
     RewardSetup,
     build_reward,
@@ -137,7 +137,7 @@ def check_models(config: AnsweringConfig, reward_models: str | None) -> None:
     trusted = config.model.trust_remote_code
     lengths = config.sampling.lengths
     for model in split(reward_models):
-        check_head(model, config.rm.value_head_prefix, trusted)
+        check_reward_model(model, config.rm, trusted)
     if not isinstance(config, BatchInferenceConfig) or config.task.eval_task != "rm":
         check_language_model(path, trusted)
         fix = "--generate_max_len and --prompt_max_len of {most} together"

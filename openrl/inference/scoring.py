@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.groups.inference import RewardModelFlags
+from openrl.config.groups.inference import OPEN_TEXT, RewardModelFlags
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow
 from openrl.data.tokenizer import load_tokenizer
@@ -22,6 +22,7 @@ from openrl.inference.batcher import MicroBatcher, check_room
 from openrl.models.causal_lm import DTYPES, Loading
 from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
+from openrl.models.stored import check_head, check_length
 from openrl.models.trial import Trial
 from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.protocol import ScoreRequest
@@ -73,15 +74,13 @@ class TextRewardModel:
         self,
         model: RewardModel,
         tokenizer: PreTrainedTokenizerBase,
-        max_len: int,
+        max_len: int | None,
         images: RowImages | None = None,
     ) -> None:
         """Without ``images`` the model reads only text."""
         self.model, self.tokenizer, self.images = model, tokenizer, images
-        longest = (
-            getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
-        )
-        self.max_len = min(max_len, longest)
+        context = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None)
+        self.max_len = max_len or min(OPEN_TEXT, context or OPEN_TEXT)
 
     def __call__(self, texts: list[str], images: Sequence[Sequence[Any]] = ()) -> list[Scalar]:
         """Score texts, tokenised exactly as written: the only special tokens are those in the text.
@@ -141,6 +140,14 @@ class _Row:
     images: tuple[PlacedImage, ...] = ()
     cut: bool = False
     problem: str = "the text is empty"  # if there are no tokens
+
+
+def check_reward_model(path: str, rm: RewardModelFlags, trust_remote_code: bool) -> None:
+    """Raise UserError if ``path`` holds no reward model, or one whose context is below
+    --max_len."""
+    check_head(path, rm.value_head_prefix, trust_remote_code)
+    what, fix = "--max_len: a scored text", "--max_len {most}"
+    check_length(path, rm.max_len or 0, trust_remote_code, what, fix)
 
 
 def load_reward_model(

@@ -22,13 +22,18 @@ from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.data.images import RowImages
 from openrl.errors import ErrorCollector
 from openrl.http_server import bind
-from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
+from openrl.inference.scoring import (
+    FunctionScorer,
+    ModelScorer,
+    TextScorer,
+    check_reward_model,
+    load_reward_model,
+)
 from openrl.inference.server import build_app
 from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.scalar_model import stored_moments
-from openrl.models.stored import check_head
 from openrl.rewards.build import check_reward_sources, process_sources
 from openrl.rewards.combined import RewardCombiner
 from openrl.vision.processor import VisionProcessor
@@ -59,7 +64,7 @@ def prepare(config: ServeConfig) -> ServeInputs:
     with collector:
         if (path := config.rm.reward_pretrain) is not None:
             trusted = config.model.trust_remote_code
-            check_head(path, config.rm.value_head_prefix, trusted)
+            check_reward_model(path, config.rm, trusted)
             check_attention(config.model, device)
             if config.reward.normalize_reward:
                 stored_moments(path, trusted)

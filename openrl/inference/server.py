@@ -49,7 +49,7 @@ class ServerMetrics:
         for name, meaning, value in (
             ("texts", "Texts scored.", counts.texts),
             ("batches", "Forward passes, or calls of functions.", counts.batches),
-            ("cut_texts", "Texts longer than --max_len or the context.", counts.cut),
+            ("cut_texts", "Texts longer than --max_len.", counts.cut),
             ("unseen_images", "Images for what reads only text.", counts.unseen),
         ):
             yield CounterMetricFamily(f"openrl_rm_{name}", meaning, value=value)

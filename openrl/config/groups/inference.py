@@ -9,6 +9,8 @@ from openrl.config.groups.model import scalar_head
 from openrl.config.groups.sampling import GENERATES
 from openrl.flags.schema import REQUIRED, Condition, flag, given, group
 
+OPEN_TEXT = 2048  # tokens of a scored text, where the model's context has room for them
+
 
 @group("Reward model")
 class RewardModelFlags:
@@ -16,10 +18,10 @@ class RewardModelFlags:
     reward_pretrain: str | None = flag(
         None, "Reward model with a scalar head. None: no reward model."
     )
-    max_len: int = flag(
-        2048,
-        "Most tokens of a scored text, limited by the model's context; longer texts are cut at the"
-        " start and counted.",
+    max_len: int | None = flag(
+        None,
+        "Most tokens of a scored text; longer texts are cut at the start and counted. None:"
+        f" {OPEN_TEXT}, or the model's context if that is less.",
         bounds="> 0",
         only_if=REWARD_MODEL,
     )

@@ -168,7 +168,7 @@ def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint, 
         assert cut == pytest.approx(exact, abs=1e-5) and abs(cut - short) > 1e-3
         assert "openrl_rm_cut_texts_total 1.0" in (await client.get("/metrics")).text
 
-    talk(scorer_of(text_model(str(checkpoint), max_len=6 if flag else 64)), conversation)
+    talk(scorer_of(text_model(str(checkpoint), max_len=6 if flag else None)), conversation)
 
 
 def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
