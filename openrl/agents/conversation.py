@@ -7,6 +7,7 @@ reasoning, or the context was compacted), the turn starts a row of its own: a fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from openrl.agents.base import Generate
@@ -200,32 +201,19 @@ class Conversation:
         said, message = self.chat.reply_text(asked, ids), self.chat.message(asked, ids)
         return Reply(said, message, asked, completion, images)
 
-    def continues_row(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
-        """Whether the messages continue the row of the last turn, so that the next turn would not
-        fork."""
-        try:
-            text = self.chat.render(messages, tools)
-        except TemplateError:
-            return False
-        return self._last is not None and self._last.is_continued_by(
-            text, self.chat.images_in(messages)
-        )
-
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
     ) -> list[Message]:
         """Return the first chat that continues the row of the last turn, else the first that can be
         rendered, else the last."""
+        fitting = []
         for chat in chats:
-            if self.continues_row(chat, tools):
-                return list(chat)
-        for chat in chats[:-1]:
-            try:
-                self.chat.render(chat, tools)
-                return list(chat)
-            except TemplateError:
-                continue
-        return list(chats[-1])
+            with suppress(TemplateError):
+                text, images = self.chat.render(chat, tools), self.chat.images_in(chat)
+                if self._last is not None and self._last.is_continued_by(text, images):
+                    return list(chat)
+                fitting.append(chat)
+        return list(fitting[0] if fitting else chats[-1])
 
     def _require_turn(self) -> None:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):

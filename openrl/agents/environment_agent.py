@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, Play
@@ -40,84 +40,25 @@ class EnvironmentAgent:
         """Play the episode. Raises EnvironmentFailure if the environment fails, hangs or breaks its
         interface."""
         conversation = Conversation(self.how, prompt, generate, sampling)
-        game = _CheckedEnvironment(self.make(prompt), prompt, self.how)
-        episode = _Episode(conversation, game)
-        async with close_on_exit(game.close):
+        episode = _Episode(self.make(prompt), conversation)
+        async with close_on_exit(episode.close):
             end = await episode_end(episode.play(), self.how.limits.episode_timeout)
         return episode.trajectory(end)
 
 
-class _CheckedEnvironment:
-    """An environment whose errors name the episode."""
-
-    def __init__(self, environment: Environment, prompt: Prompt, play: Play) -> None:
-        self.environment, self.prompt, self.chat = environment, prompt, play.chat
-        self.timeout = play.limits.env_step_timeout
-        self.seed = prompt.meta.get("seed", seed_of(prompt.id))
-        self.actions: list[str] = []
-
-    async def reset(self) -> list[Message]:
-        first = await self._call(self.environment.reset(self.seed, self.prompt))
-        return self._messages(first)
-
-    async def step(self, action: str) -> tuple[Step, list[Message]]:
-        """Take an action. Return its result, and the messages that the policy reads next."""
-        self.actions.append(action)
-        step = await self._call(self.environment.step(action))
-        if step.passed is not None and not 0 <= step.passed <= 1:
-            raise self._failure(f"success must be in [0, 1], but it is {step.passed}")
-        numbers = {"the reward": step.reward, **step.metrics}
-        for name, value in numbers.items():
-            if not math.isfinite(value):
-                raise self._failure(f"{name} is {value}, not a finite number")
-        return step, self._messages(step.observation)
-
-    async def frame(self) -> Any | None:
-        return await self._call(self.environment.frame())
-
-    async def close(self) -> None:
-        await self._call(self.environment.close())
-
-    async def _call(self, answer: Awaitable[T]) -> T:
-        limit = asyncio.timeout(self.timeout or None)
-        try:
-            async with limit:
-                return await answer
-        except UserError:
-            raise
-        except Exception as error:
-            if limit.expired():
-                raise self._failure(f"no answer within {self.timeout:g} s") from None
-            raise self._failure(f"{type(error).__name__}: {error}") from error
-
-    def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
-        try:
-            messages = self.chat.load_images(as_messages(observation))
-        except BadRow as error:
-            raise self._failure(str(error)) from error
-        length = sum(len(str(message["content"])) for message in messages)
-        if length > LONGEST_OBSERVATION:
-            raise self._failure(f"an observation has {length} characters")
-        return messages
-
-    def _failure(self, what: str) -> EnvironmentFailure:
-        actions = repr(self.actions)
-        if len(actions) > _SHOWN_ACTIONS:
-            actions = f"... {actions[-_SHOWN_ACTIONS:]}"
-        return EnvironmentFailure(
-            f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}"
-        )
-
-
 class _Episode:
-    def __init__(self, conversation: Conversation, game: _CheckedEnvironment) -> None:
-        self.conversation, self.game, self.limits = conversation, game, conversation.limits
+    def __init__(self, environment: Environment, conversation: Conversation) -> None:
+        self.environment, self.conversation = environment, conversation
+        self.prompt, self.limits = conversation.prompt, conversation.limits
+        self.seed = self.prompt.meta.get("seed", seed_of(self.prompt.id))
+        self.actions: list[str] = []
         self.steps: list[Step] = []
         self.shown: list[Shown] = []
         self.passed: float | None = None
 
     async def play(self) -> End:
-        chat = new = await self.game.reset()
+        first = await self._answer(self.environment.reset(self.seed, self.prompt))
+        chat = new = self._messages(first)
         state = _state(None, new)
         while True:
             async with deadline(self.limits.turn_timeout):
@@ -136,16 +77,64 @@ class _Episode:
         reply = await self.conversation.reply(chat, state=state)
         self._show_action(reply.text)
         self.conversation.require_room_after(reply)
-        step, after = await self.game.step(reply.text)
+        step = await self._step(reply.text)
+        after = self._messages(step.observation)
         self._show_action(reply.text, step.reward)
         self.conversation.credit(step.reward)
         self.steps.append(step)
         self.passed = self.passed if step.passed is None else step.passed
         return step, reply.message, after
 
+    async def _step(self, action: str) -> Step:
+        self.actions.append(action)
+        step = await self._answer(self.environment.step(action))
+        if step.passed is not None and not 0 <= step.passed <= 1:
+            raise self._failure(f"success must be in [0, 1], but it is {step.passed}")
+        numbers = {"the reward": step.reward, **step.metrics}
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise self._failure(f"{name} is {value}, not a finite number")
+        return step
+
+    async def close(self) -> None:
+        await self._answer(self.environment.close())
+
+    async def _answer(self, answer: Awaitable[T]) -> T:
+        """Return the environment's answer. Raises EnvironmentFailure, which names the episode."""
+        limit = asyncio.timeout(self.limits.env_step_timeout or None)
+        try:
+            async with limit:
+                return await answer
+        except UserError:
+            raise
+        except Exception as error:
+            if limit.expired():
+                late = f"no answer within {self.limits.env_step_timeout:g} s"
+                raise self._failure(late) from None
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+
+    def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
+        try:
+            messages = self.conversation.chat.load_images(as_messages(observation))
+        except BadRow as error:
+            raise self._failure(str(error)) from error
+        length = sum(len(str(message["content"])) for message in messages)
+        if length > LONGEST_OBSERVATION:
+            raise self._failure(f"an observation has {length} characters")
+        return messages
+
+    def _failure(self, what: str) -> EnvironmentFailure:
+        actions = repr(self.actions)
+        if len(actions) > _SHOWN_ACTIONS:
+            actions = f"... {actions[-_SHOWN_ACTIONS:]}"
+        return EnvironmentFailure(
+            f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}"
+        )
+
     async def _show(self, new: list[Message]) -> None:
-        if self.conversation.prompt.shown:
-            self.shown.append(Shown(tuple(new), await self.game.frame()))
+        if self.prompt.shown:
+            frame = await self._answer(self.environment.frame())
+            self.shown.append(Shown(tuple(new), frame))
 
     def _show_action(self, text: str, reward: float = 0.0) -> None:
         if self.shown:
@@ -156,16 +145,15 @@ class _Episode:
             self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)
         trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
-        trajectory.seed, trajectory.shown = self.game.seed, tuple(self.shown)
+        trajectory.seed, trajectory.shown = self.seed, tuple(self.shown)
         return trajectory
 
     def _metrics(self) -> dict[str, float]:
         steps = [{"action_is_valid": float(s.valid), **s.metrics} for s in self.steps]
-        reduced = reduce_metrics(steps, self.game.environment.reductions)
+        reduced = reduce_metrics(steps, self.environment.reductions)
         if self.passed is not None:
             reduced["success"] = self.passed
-        tag = self.conversation.prompt.source
-        named = {f"env/{tag}/{name}": value for name, value in reduced.items()}
+        named = {f"env/{self.prompt.source}/{name}": value for name, value in reduced.items()}
         return {"invalid_actions": float(sum(not s.valid for s in self.steps)), **named}
 
 

@@ -52,7 +52,7 @@ def message_forms(sampled: Message, parsed: ParsedReply) -> list[Message]:
     structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
 
     Templates write structured calls in their own way, which may differ from what was sampled.
-    ``Conversation.continues_row`` tells whether it does."""
+    ``Conversation.choose`` finds out whether it does."""
     as_objects = [dict(call.arguments) for call in parsed.calls]
     as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
     forms: list[Message] = []

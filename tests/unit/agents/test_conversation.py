@@ -98,7 +98,7 @@ def test_calls_that_go_back_as_they_were_sampled(family, rows):
     assert segments[-1].token_ids == whole
 
 
-def test_whether_messages_go_on():
+def test_the_messages_that_go_on():
     chat = chat_of("qwen2.5")
     function = {"name": "add", "arguments": {"a": 2, "b": 2}}
     structured = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
@@ -106,11 +106,11 @@ def test_whether_messages_go_on():
         call = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
         policy = ScriptedPolicy(chat, [call + "<|im_end|>"])
         conversation, messages = play(chat, policy, [[ASKS]], TOOLS)
-        assert conversation.continues_row([ASKS, structured, RESULT], TOOLS) == same
-        assert conversation.continues_row([*messages, RESULT], TOOLS)
-        assert not conversation.continues_row(
-            [*messages, RESULT]
-        )  # without the tools' descriptions
+        chats = [[ASKS, structured, RESULT], [*messages, RESULT]]
+        assert conversation.choose(chats, TOOLS) == chats[0 if same else 1]
+        assert conversation.choose(chats[::-1], TOOLS) == chats[1]
+        # neither goes on without the tools' descriptions
+        assert conversation.choose(chats) == chats[0]
 
 
 def test_what_a_template_refuses():
@@ -119,7 +119,8 @@ def test_what_a_template_refuses():
     with pytest.raises(TemplateError, match="roles must alternate"):
         play(chat, policy, [[ASKS], [RESULT]])
     conversation, messages = play(chat, policy, [[ASKS]])
-    assert not conversation.continues_row([*messages, RESULT])
+    assert conversation.choose([[*messages, RESULT], [ASKS]]) == [ASKS]
+    assert conversation.choose([[ASKS], [*messages, RESULT]]) == [ASKS]
 
 
 def test_a_reply_that_is_cut_within_a_character():
