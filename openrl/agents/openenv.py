@@ -16,7 +16,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +40,8 @@ _READ = {"integer": int, "number": float, "string": str}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
 
 Json = dict[str, Any]
+ReadAction = Callable[[str], Json]
+"""Turns the policy's text into the fields of an action. Raises InvalidAction."""
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[Json]]
 """Sends a message (its type, its data) of an episode, and returns the "data" of the answer. Raises
 ServerError."""
@@ -50,15 +51,13 @@ class OpenEnvAgent:
     """Plays the environments of a server. An episode's time begins once the server has room."""
 
     def __init__(self, server: Server, play: Play) -> None:
-        """Raises UserError if a policy cannot write the server's actions."""
-        self.connections, self.read = Connections(server), ActionReader.of(server.action)
-        self.how = play
+        self.server, self.how = server, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
         gone."""
-        async with self.connections.open() as (ask, waits):
-            environment = OpenEnvEnvironment(ask, self.read)
+        async with self.server.open() as (ask, waits):
+            environment = OpenEnvEnvironment(ask, self.server.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)
             trajectory = await agent.run(prompt, generate, sampling)
         trajectory.metrics["waits_for_room"] = float(waits)
@@ -68,7 +67,7 @@ class OpenEnvAgent:
 class OpenEnvEnvironment(Environment):
     """The environment of one episode. It ends with its connection."""
 
-    def __init__(self, ask: Ask, read: ActionReader) -> None:
+    def __init__(self, ask: Ask, read: ReadAction) -> None:
         self._ask, self._read = ask, read
 
     async def reset(self, seed: int, prompt: Prompt) -> str:
@@ -106,44 +105,33 @@ class InvalidAction(Exception):
     """The policy wrote something that is not an action. The policy reads the message."""
 
 
-@dataclass(frozen=True)
-class ActionReader:
-    """Turns the policy's text into the fields of an action."""
+def action_reader(schema: Mapping[str, Any]) -> ReadAction:
+    """Return the reader for a schema of actions. Raises UserError for a schema without fields."""
+    fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
+    required = [name for name in schema.get("required", []) if name in fields]
+    if not fields:
+        raise UserError("openenv: the actions have no field that a policy could write")
+    for only in (required, list(fields)):
+        if len(only) == 1 and fields[only[0]].get("type") in _READ:
+            return partial(_read_field, only[0], fields[only[0]]["type"])
+    return partial(_read_object, list(fields))
 
-    field: str | None  # the only field to fill; None: the text is a JSON object of fields
-    kind: str = "string"
-    names: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, schema: Mapping[str, Any]) -> ActionReader:
-        """Return the reader for a schema of actions. Raises UserError for a schema without
-        fields."""
-        fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
-        required = [name for name in schema.get("required", []) if name in fields]
-        if not fields:
-            raise UserError("openenv: the actions have no field that a policy could write")
-        for only in (required, list(fields)):
-            if len(only) == 1 and fields[only[0]].get("type") in _READ:
-                return cls(only[0], fields[only[0]]["type"])
-        return cls(None, names=tuple(fields))
+def _read_field(name: str, kind: str, text: str) -> Json:
+    try:
+        return {name: text if kind == "string" else _READ[kind](text.strip())}
+    except ValueError:
+        raise InvalidAction(f"An action is one {kind}.") from None
 
-    def __call__(self, text: str) -> dict[str, Any]:
-        """Return the fields of the action. Raises InvalidAction."""
-        if self.field is None:
-            return self._object(text)
-        try:
-            return {self.field: text if self.kind == "string" else _READ[self.kind](text.strip())}
-        except ValueError:
-            raise InvalidAction(f"An action is one {self.kind}.") from None
 
-    def _object(self, text: str) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise InvalidAction(f"An action is a JSON object of {', '.join(self.names)}.")
-        return found
+def _read_object(names: list[str], text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidAction(f"An action is a JSON object of {', '.join(names)}.")
+    return found
 
 
 # -- the protocols ---------------------------------------------------------------------------------
@@ -161,18 +149,36 @@ class ServerFull(Exception):
     """The server plays as many episodes as it can."""
 
 
-@dataclass(frozen=True)
 class Server:
-    """A server of environments."""
+    """A server of environments. Lives in one event loop."""
 
-    root: str  # http://host:port
-    action: Mapping[str, Any]  # the JSON schema of actions
-    has_websocket: bool
+    def __init__(self, root: str, read: ReadAction, has_websocket: bool) -> None:
+        """``root`` is http://host:port."""
+        self.root, self.read, self.has_websocket = root, read, has_websocket
+        self._alone = asyncio.Lock()  # held by the one episode that runs over HTTP
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[tuple[Ask, int]]:
+        """Open a connection for an episode. The context gives it, and how often the server had no
+        room for it. Raises ServerFull."""
+        if not self.has_websocket:
+            async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                yield partial(_post, client, self.root), 0
+            return
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(ServerFull),
+            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
+        )
+        late = ServerFull(f"{self.root} had no room for another episode within {WAIT_FOR_ROOM:g} s")
+        async with time_limit(WAIT_FOR_ROOM, late):
+            socket: websockets.ClientConnection = await attempts(_enter, self.root)
+        async with socket:
+            yield partial(_send, socket), attempts.statistics["attempt_number"] - 1
 
 
 async def find_server(url: str) -> Server:
     """Return the server at ``url``, whose scheme is http, https, ws or wss. Raises UserError if
-    there is none."""
+    there is none, or if a policy cannot write its actions."""
     root = url.replace("ws", "http", 1) if url.startswith("ws") else url
     root = root.rstrip("/").removesuffix("/ws")
     remedy = "--agent_func_path openenv:ws://HOST:PORT of a server that runs"
@@ -185,62 +191,29 @@ async def find_server(url: str) -> Server:
         raise UserError(f"openenv: {root} does not answer at /schema: {error!r}", remedy) from None
     if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
         raise UserError(f"openenv: {root}/schema does not describe actions", remedy)
+    read = action_reader(schema["action"])
     try:
         async with _connect(root):
-            return Server(root, schema["action"], True)
+            return Server(root, read, True)
     except websockets.InvalidStatus:  # there is no /ws
-        return Server(root, schema["action"], False)
+        return Server(root, read, False)
     except (OSError, websockets.WebSocketException) as error:
         raise UserError(f"openenv: {root}/ws cannot be reached: {error!r}", remedy) from None
 
 
-class Connections:
-    """Opens a connection for each episode. Lives in one event loop."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self._alone = asyncio.Lock()  # held by the one episode that runs over HTTP
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[Ask, int]]:
-        """Open a connection. The context gives it, and how often the server had no room for it.
-        Raises ServerFull."""
-        if not self.server.has_websocket:
-            async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                yield partial(_post, client, self.server.root), 0
-            return
-        socket, waits = await self._wait_for_room()
-        async with socket:
-            yield partial(_send, socket), waits
-
-    async def _wait_for_room(self) -> tuple[websockets.ClientConnection, int]:
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(ServerFull),
-            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
-        )
-        late = ServerFull(
-            f"{self.server.root} had no room for another episode within {WAIT_FOR_ROOM:g} s"
-        )
-        async with time_limit(WAIT_FOR_ROOM, late):
-            async for attempt in attempts:
-                with attempt:
-                    socket = await _connect(self.server.root)
-                    try:
-                        await self._check_room(socket)
-                    except BaseException:
-                        await socket.close()
-                        raise
-                    return socket, attempt.retry_state.attempt_number - 1
-        raise AssertionError("it is tried until the time is over")
-
-    async def _check_room(self, socket: websockets.ClientConnection) -> None:
-        """Find out whether the server has room: a full one refuses every request. Raises
-        ServerFull."""
-        try:
-            await _send(socket, "state", {})
-        except ServerError as error:
-            if error.code == NO_ROOM:
-                raise ServerFull(f"{self.server.root}: {error.message}") from None
+async def _enter(root: str) -> websockets.ClientConnection:
+    """Connect to a server that has room; a full one refuses every request. Raises ServerFull."""
+    socket = await _connect(root)
+    try:
+        await _send(socket, "state", {})
+    except ServerError as error:
+        if error.code == NO_ROOM:
+            await socket.close()
+            raise ServerFull(f"{root}: {error.message}") from None
+    except BaseException:
+        await socket.close()
+        raise
+    return socket
 
 
 def _connect(root: str) -> websockets.connect:

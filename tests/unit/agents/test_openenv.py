@@ -14,10 +14,10 @@ from openrl.agents import openenv
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv import (
-    ActionReader,
     InvalidAction,
     OpenEnvAgent,
     ServerFull,
+    action_reader,
     find_server,
     observation_text,
 )
@@ -240,7 +240,7 @@ def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
     ],
 )
 def test_actions_are_read_by_their_schema(schema, text, action):
-    read = ActionReader.of(schema)
+    read = action_reader(schema)
     if action is InvalidAction:
         with pytest.raises(InvalidAction):
             read(text)
