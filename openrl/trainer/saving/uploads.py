@@ -33,8 +33,10 @@ class Uploads:
         self._idle.set()
 
     def begin(self, checkpoint: Path) -> None:
-        """Start to copy this checkpoint, and those that failed before."""
-        self._waiting.append(checkpoint)
+        """Start to copy this checkpoint, and those that failed before and still exist."""
+        if gone := [old for old in self._waiting if not old.exists()]:
+            log.warning("%s has no copy of %s, removed here", self.target, _names(gone))
+        self._waiting = [*(old for old in self._waiting if old not in gone), checkpoint]
         self._idle = asyncio.Event()
         args = ([*self._waiting], self._idle, asyncio.get_running_loop())
         # a daemon, so that a copy that hangs does not keep the process alive
@@ -79,6 +81,8 @@ class Uploads:
     def _copy(self, checkpoint: Path) -> None:
         """Copy one checkpoint. The manifest comes last, since it marks the copy as complete."""
         files = sorted(checkpoint.rglob("*"), key=lambda path: path.name == MANIFEST)
+        if not files:
+            raise FileNotFoundError(f"{checkpoint} was removed meanwhile")
         for path in filter(Path.is_file, files):
             there = f"{self._root}/{path.relative_to(checkpoint.parent).as_posix()}"
             self._files.makedirs(there.rpartition("/")[0], exist_ok=True)

@@ -346,6 +346,26 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
     assert copied.start_from == there / "step_000002", "whole, checksums included"
 
 
+def test_a_checkpoint_that_is_removed_before_its_copy_succeeds_is_told(tmp_path, caplog):
+    there = tmp_path / "there"
+    checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}", max_ckpt_num=1)
+
+    async def write(directory: Path, parts: StateParts) -> None:
+        directory.joinpath("part").write_text("weights")
+
+    async def scenario() -> None:
+        there.write_text("no directory yet")
+        await checkpoints.save(1, {"step": 1}, write, no_export)
+        await checkpoints.uploads.idle()
+        there.unlink()
+        await checkpoints.save(2, {"step": 2}, write, no_export)
+        await checkpoints.finish()
+
+    asyncio.run(scenario())
+    assert sorted(path.name for path in there.iterdir()) == ["step_000002"]
+    assert f"file://{there} has no copy of step_000001, removed here" in caplog.text
+
+
 def test_a_copy_that_hangs_does_not_hold_the_run(tmp_path, monkeypatch, caplog):
     there, go_on = tmp_path / "there", threading.Event()
     monkeypatch.setattr("openrl.trainer.saving.uploads.COPY_TIMEOUT", 0.1)
