@@ -78,6 +78,10 @@ class Trackers:
         self.local, self.others, self.every = local, others or [], every
         self.samples, self.evaluated = samples, evaluated
         self.failures: Counter[str] = Counter()
+        self._reported: set[str] = set()
+        for tracker in self.others:
+            if isinstance(tracker, NotStarted):
+                self._report(tracker.name, tracker.error)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self.local is None:
@@ -112,15 +116,20 @@ class Trackers:
         try:
             action(*args)
         except Exception as error:  # no failure of a tracker is worth stopping the training for
-            if not self.failures[name]:
-                a_file = getattr(error, "filename", None)  # then the message says it all
-                logger.warning(
-                    "%s failed: %s; training goes on, later failures are only counted",
-                    name,
-                    error,
-                    exc_info=not a_file,
-                )
             self.failures[name] += 1
+            self._report(name, error)
+
+    def _report(self, name: str, error: Exception) -> None:
+        if name in self._reported:
+            return
+        self._reported.add(name)
+        a_file = getattr(error, "filename", None)  # then the message says it all
+        logger.warning(
+            "%s failed: %s; training goes on, later failures are only counted",
+            name,
+            error,
+            exc_info=None if a_file else error,
+        )
 
 
 def run_name(flags: LoggingFlags, command: str) -> str:

@@ -19,13 +19,13 @@ from openrl.tracking.progress import duration
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """The figures of a run. Pass rates are in [0, 1]; None means nothing was evaluated, or no
-    reward gave a verdict."""
+    """The figures of a run. Pass rates are in [0, 1]. None means that nothing was measured: no step
+    was trained, nothing was evaluated, or no reward gave a verdict."""
 
     steps: int
     seconds_by_stage: Mapping[str, float]  # of this process; a resumed run counts from its resume
-    samples_per_second: float
-    tokens_per_second: float
+    samples_per_second: float | None
+    tokens_per_second: float | None
     eval_pass_before: float | None = None
     eval_pass_after: float | None = None
     eval_reward_before: float | None = None
@@ -88,8 +88,10 @@ def _result_table(summary: RunSummary) -> Table:
             "gain", f"{after - before:+.3f}", style="bold green" if after > before else "bold red"
         )
     table.add_row("steps", str(summary.steps))
-    table.add_row("samples/s", f"{summary.samples_per_second:.1f}")
-    table.add_row("tokens/s", f"{summary.tokens_per_second:.0f}")
+    if summary.samples_per_second is not None:
+        table.add_row("samples/s", f"{summary.samples_per_second:.1f}")
+    if summary.tokens_per_second is not None:
+        table.add_row("tokens/s", f"{summary.tokens_per_second:.0f}")
     return table
 
 

@@ -38,8 +38,8 @@ class Totals:
         return RunSummary(
             steps=steps,
             seconds_by_stage=dict(seconds_by_stage),
-            samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
-            tokens_per_second=self.tokens / self.seconds if self.seconds else 0.0,
+            samples_per_second=self.samples / self.seconds if self.seconds else None,
+            tokens_per_second=self.tokens / self.seconds if self.seconds else None,
             eval_pass_before=self.eval_pass_before,
             eval_pass_after=self.eval_pass_after,
             eval_reward_before=self.eval_reward_before,

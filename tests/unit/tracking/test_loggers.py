@@ -136,6 +136,19 @@ def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
     assert good.closed and bad.closed
 
 
+def test_a_tracker_that_cannot_start_is_reported_at_the_start(tmp_path, caplog):
+    (tmp_path / "tb").write_text("no directory")
+    flags = LoggingFlags(use_tensorboard=str(tmp_path / "tb"), logging_steps=10)
+    trackers = build_trackers(flags, tmp_path, name="run", config={})
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["tensorboard failed"]
+    for step in range(1, 22):
+        trackers.log(step, {"reward": 1.0})
+    trackers.close()
+    assert len(caplog.records) == 1
+    last = {"step": 21, "reward": 1.0, "tracking/tensorboard_failures": 2.0}
+    assert lines(tmp_path / "metrics.jsonl")[-1] == last
+
+
 def test_logging_steps_thins_the_others_but_not_evaluations():
     local, other = Memory("local"), Memory("other")
     trackers = Trackers(local, [other], every=2)

@@ -1,5 +1,10 @@
 """The book of a run: what is counted, what it makes of it, and that it survives a checkpoint."""
 
+import io
+
+from rich.console import Console
+
+from openrl.tracking.report import summary_table
 from openrl.tracking.totals import Totals, throughput
 
 
@@ -23,7 +28,11 @@ def test_rates_of_a_step_and_of_the_run():
 
 
 def test_a_run_without_steps_has_no_rate():
-    assert Totals().summary(0, {}).samples_per_second == 0.0
+    summary = Totals().summary(0, {})
+    assert (summary.samples_per_second, summary.tokens_per_second) == (None, None)
+    console = Console(file=io.StringIO())
+    console.print(summary_table(summary, {}))
+    assert "steps" in console.file.getvalue() and "/s" not in console.file.getvalue()
 
 
 def test_tokens_per_gpu_and_second():
