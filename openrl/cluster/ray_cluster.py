@@ -230,8 +230,10 @@ class RayCluster:
     def dead(self) -> str | None:
         """Describe one of Ray's own processes that has died; None if all are alive."""
         for name, process in self.own.items():
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return f"Ray's {name} (process {process.pid}) died"
+            with suppress(psutil.NoSuchProcess):  # it may end between the two questions
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            return f"Ray's {name} (process {process.pid}) died"
         return None
 
     def close(self) -> None:
