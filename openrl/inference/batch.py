@@ -118,6 +118,7 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
             + (again if output.removed else "")
         )
     tally = Tally()
+    tally.note_failures(output.kept)
     if output.done < len(units):
         async with open_work(config, inputs) as work:
             async for rows in run_units(units, work, output, console):
@@ -172,16 +173,20 @@ class Tally:
 
     def count(self, rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
         """Count one unit's rows; return those to write."""
-        failed = [row for row in rows if "failure" in row]
+        self.note_failures(rows)
         scored = [row["reward"] for row in rows if row.get("reward") is not None]
-        self.answers, self.failures = self.answers + len(rows), self.failures + len(failed)
         self.scored, self.rewards = self.scored + len(scored), self.rewards + sum(scored)
-        if failed and not self.example:
-            self.example = f"{failed[0]['id']}: {failed[0]['failure']}"
         written = post_process(rows, config)
         self.ties += not written and bool(scored)
         self.rows += len(written)
         return written
+
+    def note_failures(self, rows: list[Row]) -> None:
+        """Count responses and those without a reward, also those that an earlier run wrote."""
+        failed = [row for row in rows if "failure" in row]
+        self.answers, self.failures = self.answers + len(rows), self.failures + len(failed)
+        if failed and not self.example:
+            self.example = f"{failed[0]['id']}: {failed[0]['failure']}"
 
     def line(self, path: Path, prompts: int) -> str:
         text = f"{path}: {self.rows} rows written for {prompts} prompts"

@@ -71,18 +71,17 @@ def generating(**changes: object) -> dict[str, object]:
     } | changes
 
 
-def batch(task: Path, out: Path, **changes: object) -> list[dict]:
-    """The rows that the command leaves."""
-    words = flags(task, out, **changes)
-    code = command(
+def batch(task: Path, out: Path, code: int = 0, **changes: object) -> list[dict]:
+    """The rows that the command leaves when it ends with this code."""
+    ended = command(
         BatchInferenceConfig,
         batch_inference.prepare,
         batch_inference.run,
         prog="batch_inference",
         description="",
-        argv=words,
+        argv=flags(task, out, **changes),
     )
-    assert code == 0
+    assert ended == code
     return read(out)
 
 
@@ -199,6 +198,28 @@ def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
             group[0]["input"], ordered[-1]["output"], ordered[0]["output"],
         )  # fmt: skip
         assert pair["chosen_reward"] > pair["rejected_reward"]
+
+
+def test_responses_without_a_reward_fail_the_command_again_when_nothing_is_left(
+    task, tmp_path, capsys
+):
+    given, reward = tmp_path / "given.jsonl", tmp_path / "picky.py"
+    row = {"input": "1+1=", "label": "", "finish": "stop"}
+    given.write_text("".join(json.dumps(row | {"output": str(n)}) + "\n" for n in range(4)))
+    reward.write_text(
+        "def compute_score(predict_str, ground_truth):\n    return 1 / int(predict_str)"
+    )
+    for _ in range(2):
+        rows = batch(
+            task,
+            tmp_path / "scored.jsonl",
+            code=1,
+            eval_task="rm",
+            prompt_data=given,
+            remote_rm_url=reward,
+        )
+        assert [row["reward"] for row in rows] == [None, 1.0, 0.5, pytest.approx(1 / 3)]
+        assert "1 of 4 responses have no reward" in capsys.readouterr().err
 
 
 def test_texts_that_a_reward_model_did_not_see_whole_are_counted(task, tmp_path, capsys):
