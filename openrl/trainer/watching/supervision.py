@@ -96,8 +96,8 @@ def how_to_resume(flags: CheckpointFlags) -> str:
     command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
     try:
         last = find_start(resume_flags(flags), deep=False).path
-    except UserError:
-        last = None
+    except UserError as error:  # what there is cannot be resumed from
+        return f"{error.remedy}: {error.message}"
     if last is None:
         return f"the same command; no checkpoint was written (--save_steps {flags.save_steps})"
     if "--load_checkpoint" not in words:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.trainer.saving.disk import DiskFull
-from openrl.trainer.watching.supervision import driver_log
+from openrl.trainer.watching.supervision import driver_log, how_to_resume
 
 
 def test_a_log_on_a_full_disk_hides_no_error(tmp_path, capfd):
@@ -23,3 +24,12 @@ def test_a_log_on_a_full_disk_hides_no_error(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "a line that fits" in (tmp_path / "driver.log").read_text()
     assert "Logging error" not in capfd.readouterr().err
+
+
+def test_checkpoints_that_nothing_can_resume_from_are_not_called_missing(tmp_path):
+    flags = CheckpointFlags(ckpt_path=str(tmp_path), save_steps=3)
+    assert how_to_resume(flags) == "the same command; no checkpoint was written (--save_steps 3)"
+    (tmp_path / "step_000003").mkdir()
+    said = how_to_resume(flags)
+    assert "--overwrite_ckpt to start fresh: --load_checkpoint: every checkpoint is damaged" in said
+    assert "step_000003: manifest.json is missing" in said
