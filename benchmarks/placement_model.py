@@ -43,6 +43,7 @@ class Costs:
     prefill_per_token: float = 0.0  # GPU-seconds, of answers that go on under new weights
     sync: float = 0.0  # from trained weights to engines that decode with them
     switch: float = 0.0  # engines to sleep and awake, once a step, where training has their GPUs
+    collect: float = 0.0  # a prompt's answers to a trainer on GPUs of its own, which waits for them
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,8 @@ class ModelledRun:
         per_token = self.costs.train_per_token + self.costs.logprobs_per_token
         seconds = (float(ages.sum()) + prompt_tokens) * per_token
         self.train_busy += seconds
-        await asyncio.sleep(seconds / self.train_gpus)
+        collecting = 0.0 if self.colocated else self.costs.collect * len(prompts)
+        await asyncio.sleep(collecting + seconds / self.train_gpus)
         return ages
 
     async def sync(self) -> None:
