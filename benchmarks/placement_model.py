@@ -11,7 +11,6 @@ when, on which engine, and who waits for whom is decided by ``openrl.trainer.pla
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -123,14 +122,6 @@ class Outcome:
     age_max: int
 
 
-@dataclass(eq=False)
-class _Playing:
-    """A prompt whose answers are being decoded."""
-
-    left: int  # answers
-    done: asyncio.Future[None]
-
-
 class Engine:
     """A rollout worker whose answers are numbers of tokens. As many engines share ``run``."""
 
@@ -139,9 +130,10 @@ class Engine:
         self.busy = 0.0  # seconds with a live sequence
         self.tokens = 0.0  # that a sequence which never ends would have by now
         self.syncs: list[float] = []  # ``tokens`` at each weight sync
-        self._live: list[tuple[float, int, float, _Playing]] = []  # heap of (end, n, begin, whose)
+        self._live = np.empty((2, 0))  # ``tokens`` where each sequence ends, in order, and began
+        self._prompts: list[tuple[float, asyncio.Future[None]]] = []  # its last answer's end
         self._loop = asyncio.get_running_loop()
-        self._then, self._count, self._computes = self._loop.time(), 0, True
+        self._then, self._computes = self._loop.time(), True
         self._timer: asyncio.TimerHandle | None = None
         run.engines.append(self)
 
@@ -151,12 +143,12 @@ class Engine:
             self._advance()
             work, begin, version = self.run.work, self.tokens, len(self.syncs)
             lengths = work.lengths.draw(work.per_prompt, seed=int(prompt.id))
-            playing = _Playing(len(lengths), self._loop.create_future())
-            for length in lengths.tolist():
-                self._count += 1
-                heapq.heappush(self._live, (begin + length, self._count, begin, playing))
+            done = self._loop.create_future()
+            live = np.hstack((self._live, [begin + lengths, np.full_like(lengths, begin)]))
+            self._live = live[:, live[0].argsort()]
+            self._prompts.append((begin + float(lengths.max()), done))
             self._set_timer()
-            await playing.done
+            await done
         # tokens of each answer that were sampled before each sync since it began
         marks = [mark - begin for mark in self.syncs[version:]]
         by_version = [float(np.minimum(lengths, mark).sum()) for mark in marks]
@@ -177,7 +169,7 @@ class Engine:
             await self.gate.open()
             return
         self._advance()
-        known = sum(self.tokens - begin for _, _, begin, _ in self._live)
+        known = float((self.tokens - self._live[1]).sum())
         prefill = known * self.costs.prefill_per_token / self.run.work.engine_gpus
         self.busy += prefill
         self._then, self._computes = self._loop.time() + prefill, True
@@ -187,33 +179,38 @@ class Engine:
         self._advance()
         self.syncs.append(self.tokens)
 
-    @property
-    def _pace(self) -> float:
-        """Seconds of a token of every live sequence."""
-        return self.costs.decode_base + len(self._live) * self.costs.decode_per_sequence
-
     def _advance(self) -> None:
-        """Decode up to now."""
+        """Decode up to now. The more sequences have ended, the faster are the others."""
         elapsed, self._then = self._loop.time() - self._then, max(self._then, self._loop.time())
-        if elapsed > 0 and self._live and self._computes:
-            self.busy += elapsed
-            self.tokens += elapsed / self._pace
+        ends = self._live[0]
+        if elapsed <= 0 or not ends.size or not self._computes:
+            return
+        paces = self.costs.decode_base + self.costs.decode_per_sequence * np.arange(
+            ends.size, 0, -1
+        )
+        marks = np.append(self.tokens, ends)
+        seconds = np.append(0.0, np.cumsum(np.diff(marks) * paces))
+        self.busy += min(elapsed, seconds[-1])
+        self.tokens = float(np.interp(elapsed, seconds, marks))
+        self._live = self._live[:, ends > self.tokens + DONE]
 
     def _set_timer(self) -> None:
-        """Wake up when the next answer ends."""
+        """Wake up when the last answer to a prompt ends."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._live and self._computes:
-            left = max(self._live[0][0] - self.tokens, 0.0)
-            self._timer = self._loop.call_at(self._then + left * self._pace + 1e-9, self._end)
+        if self._prompts and self._computes:
+            end = min(end for end, _ in self._prompts)
+            shared = float((np.minimum(self._live[0], end) - self.tokens).sum())
+            seconds = self.costs.decode_base * (end - self.tokens)
+            seconds += self.costs.decode_per_sequence * shared
+            self._timer = self._loop.call_at(self._then + max(seconds, 0.0) + 1e-9, self._end)
 
     def _end(self) -> None:
         self._advance()
-        while self._live and self._live[0][0] <= self.tokens + DONE:
-            _, _, _, playing = heapq.heappop(self._live)
-            playing.left -= 1
-            if not playing.left:
-                playing.done.set_result(None)
+        for end, done in self._prompts:
+            if end <= self.tokens + DONE:
+                done.set_result(None)
+        self._prompts = [waiting for waiting in self._prompts if not waiting[1].done()]
         self._set_timer()
 
 
