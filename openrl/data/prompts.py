@@ -41,15 +41,17 @@ KEEP: dict[str, Callable[[str, int], str]] = {
 """--prompt_overflow -> what is left of a content of which n characters stay."""
 
 
-def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[str]]:
+def load_prompts(
+    builder: PromptBuilder, seed: int, difficulty_key: str | None = None
+) -> tuple[list[Prompt], list[str]]:
     """Return the training prompts of --prompt_data, one pass over the blend, unshuffled, and a line
-    on each source."""
+    on each source. They get the difficulty in the column ``difficulty_key``."""
     flags = builder.flags
     assert flags.prompt_data is not None
     return load_blend(
         flags.prompt_data,
         flags.prompt_split,
-        partial(builder.build, kind="train"),
+        partial(builder.build, kind="train", difficulty_key=difficulty_key),
         flag="prompt_data",
         max_samples=flags.max_samples,
         probs=flags.prompt_data_probs,
@@ -60,8 +62,7 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
 def load_eval_prompts(
     builder: PromptBuilder, evaluation: PromptEvalFlags
 ) -> tuple[list[Prompt], list[str]]:
-    """Return the prompts of --eval_dataset, which must be given. Columns and templates are those of
-    training."""
+    """Return the prompts of --eval_dataset, which must be given."""
     assert evaluation.eval_dataset is not None
     return load_blend(
         evaluation.eval_dataset,
@@ -83,12 +84,11 @@ class ReadPrompt:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A row and its prompt as text."""
+    """A row's prompt, still without tokens and images."""
 
     number: int
-    row: dict[str, Any]
+    prompt: Prompt
     parts: PromptParts
-    text: str  # ``parts`` as the model sees them
     images: list[Image]
 
 
@@ -111,19 +111,18 @@ class PromptBuilder:
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 
     def build(
-        self, sources: list[RowSource], flag: str, kind: str
+        self, sources: list[RowSource], flag: str, kind: str, difficulty_key: str | None = None
     ) -> tuple[list[list[Prompt]], list[str]]:
-        """Return the prompts of each source and a line on its rows. ``flag`` is the flag that
-        gave the sources, for errors.
+        """Return the prompts of each source and a line on its rows. ``flag`` gave the sources.
 
-        Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises UserError
-        for a missing column, for all unusable rows of all sources together, and if every prompt of
-        a source is too long.
+        Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises one
+        UserError for all unusable rows, and if every prompt of a source is too long.
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
             rows, binary = without_binary(source.rows, self.images)
             columns = find_columns(self.flags, rows, source.name)
+            columns = replace(columns, difficulty_key=difficulty_key)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
             chunk = read_rows(rows, reader, self.workers)
@@ -140,8 +139,7 @@ class PromptBuilder:
         ], reports
 
     def _check_images(self, items: list[ReadPrompt]) -> None:
-        """Check that the first prompt with images equals what the processor makes of it as a
-        whole."""
+        """Check the first prompt with images against what the processor makes of it as a whole."""
         prompt = next((i.prompt for i in items if i.prompt and i.prompt.images), None)
         if prompt is not None and self.images and self.images.processor:
             images = [placed.image for placed in prompt.images]
@@ -153,39 +151,29 @@ class PromptBuilder:
         drafts = []
         for number, row in rows:
             try:
-                drafts.append(self._draft(number, row, columns))
+                drafts.append(self._draft(number, row, columns, prefix, tag))
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
-        all_ids = self._tokenise([draft.text for draft in drafts]) if drafts else []
+        all_ids = self._tokenise([draft.prompt.text for draft in drafts]) if drafts else []
         for draft, ids in zip(drafts, all_ids, strict=True):
             try:
                 ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
-                kept = self._fit(draft, len(ids))
+                prompt = replace(draft.prompt, token_ids=ids, images=placed)
+                kept = self._fit(prompt, draft.parts)
             except BadRow as reason:
                 chunk.bad.append((draft.number, str(reason)))
                 continue
-            if kept is None:
-                chunk.items.append(ReadPrompt(None, len(ids)))
-                continue
-            shortened = kept is not draft
-            token_ids = self._tokenise([kept.text])[0] if shortened else ids
-            prompt = Prompt(
-                id=f"{prefix}:{draft.number}",
-                token_ids=token_ids,
-                text=kept.text,
-                messages=tuple(kept.parts.messages(kept.parts.content)),
-                label="" if columns.label_key is None else value_of(draft.row, columns.label_key),
-                source=self._source(draft.row, tag),
-                meta=self._meta(draft.row, columns),
-                images=placed,
-            )
-            chunk.items.append(ReadPrompt(prompt, len(ids), shortened))
+            shortened = kept is not None and kept is not prompt
+            chunk.items.append(ReadPrompt(kept, len(ids), shortened))
         return chunk
 
-    def _draft(self, number: int, row: dict[str, Any], columns: Columns) -> _Draft:
+    def _draft(
+        self, number: int, row: dict[str, Any], columns: Columns, prefix: str, tag: str
+    ) -> _Draft:
         """Return the prompt and the images of a row; its label must exist too. Raises BadRow."""
         value = value_of(row, columns.input_key)
-        if columns.label_key is not None and value_of(row, columns.label_key) is None:
+        label = "" if columns.label_key is None else value_of(row, columns.label_key)
+        if label is None:
             raise BadRow(f"{columns.label_key}: no label")
         cells: list[Any] = []
         try:
@@ -194,8 +182,19 @@ class PromptBuilder:
             parts = self.templates.prompt(value)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
+        text, messages = parts.around(parts.content)
+        prompt = Prompt(
+            id=f"{prefix}:{number}",
+            token_ids=[],
+            text=text,
+            messages=tuple(messages),
+            label=label,
+            source=self._source(row, tag),
+            difficulty=_difficulty(row, columns.difficulty_key),
+            meta=self._meta(row, columns),
+        )
         images = self.images.of(row, cells) if self.images else []
-        return _Draft(number, row, parts, parts.text(), images)
+        return _Draft(number, prompt, parts, images)
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
         return [
@@ -203,25 +202,26 @@ class PromptBuilder:
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 
-    def _fit(self, draft: _Draft, length: int) -> _Draft | None:
-        """Return the draft, which has ``length`` tokens, shortened if it is longer than
-        --prompt_max_len; None if it is left out. A prompt with images is never shortened, because
-        the cut might go through them. Raises BadRow."""
-        parts, overflow = draft.parts, self.flags.prompt_overflow
-        if length <= self.limit:
-            return draft
+    def _fit(self, prompt: Prompt, parts: PromptParts) -> Prompt | None:
+        """Return the prompt, shortened if it is too long; None if it is left out. A prompt with
+        images is never shortened, because the cut might go through them. Raises BadRow."""
+        overflow = self.flags.prompt_overflow
+        if len(prompt.token_ids) <= self.limit:
+            return prompt
         if overflow == "error":
             raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
-        if overflow not in KEEP or draft.images:
+        if overflow not in KEEP or prompt.images:
             return None
 
         def fits(content: str) -> bool:
-            return len(self._tokenise([parts.render(content)])[0]) <= self.limit
+            return len(self._tokenise([parts.around(content)[0]])[0]) <= self.limit
 
         content = shorten(parts.content, overflow, fits)
         if content is None:
             return None
-        return replace(draft, parts=replace(parts, content=content), text=parts.render(content))
+        text, messages = parts.around(content)
+        token_ids = self._tokenise([text])[0]
+        return replace(prompt, text=text, messages=tuple(messages), token_ids=token_ids)
 
     def _meta(self, row: dict[str, Any], columns: Columns) -> dict[str, Any]:
         """Return the other columns of a row, as rewards get them."""
@@ -263,9 +263,20 @@ class PromptBuilder:
         return "; ".join([text, *notes])
 
 
+def _difficulty(row: dict[str, Any], key: str | None) -> float | None:
+    """Return the number in the column of --difficulty_key; None without one. Raises BadRow."""
+    if key is None:
+        return None
+    value = column(row, key)
+    if value is MISSING:
+        raise BadRow(f"no column {key!r}, which --difficulty_key names")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise BadRow(f"{key!r} must be a number in [0, 1], found {value!r}")
+    return float(value)
+
+
 def shorten(content: str, overflow: str, fits: Callable[[str], bool]) -> str | None:
-    """Find by bisection the longest part of ``content`` that fits, at least one character; None if
-    not even one fits."""
+    """Find by bisection the longest part of ``content`` that fits; None if no character does."""
     keep = KEEP[overflow]
     low, high = 0, len(content)  # low characters fit, high characters do not
     while high - low > 1:

@@ -1,5 +1,4 @@
-"""Recognises rows of other systems by their columns, so that they work without --input_key and
---label_key."""
+"""Recognises rows of other systems by their columns, without --input_key and --label_key."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from openrl.lazy import datasets
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of a system's rows; ``also`` names further columns that tell them apart from
-    others."""
+    """The columns of a system's rows; ``also`` names others that tell them apart."""
 
     system: str
     input_key: str
@@ -33,11 +31,12 @@ SHAPES = (  # the first that fits is taken
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of prompt and label in the rows of one source."""
+    """The columns of prompt, label and difficulty in the rows of one source."""
 
     input_key: str
     label_key: str | None
     note: str = ""  # how they were found, if no flag names them
+    difficulty_key: str | None = None
 
 
 def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) -> Columns:
@@ -64,8 +63,7 @@ def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) ->
 
 
 def binary_columns(rows: datasets.Dataset) -> list[str]:
-    """Return the columns that hold images, sound or bytes at any depth: they do not fit a JSON-like
-    record, and they are slow to decode."""
+    """Return the columns with images, sound or bytes at any depth, which JSON cannot hold."""
 
     def is_binary(feature: object) -> bool:
         if isinstance(feature, dict):

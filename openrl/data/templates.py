@@ -1,11 +1,10 @@
-"""From the prompt in a row to the text that a model sees: --input_template, --system_prompt, chat
-template."""
+"""From the prompt in a row to the text that a model sees: system prompt and templates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -23,22 +22,19 @@ from openrl.types import Message
 
 @dataclass(frozen=True)
 class PromptParts:
-    """A prompt in two parts: the content, which may be shortened, and functions that put it back in
-    its place."""
+    """A prompt in two parts: the content, which may be shortened, and what stands around it."""
 
     content: str  # the row's own text, or that of the last user message; empty if there is none
-    render: Callable[[str], str]  # content -> the text that the model sees; raises BadRow
-    # content -> the chat, if it is one
-    messages: Callable[[str], list[Message]] = lambda content: []
+    # content -> the text that the model sees, and the chat, if it is one; raises BadRow
+    around: Callable[[str], tuple[str, list[Message]]]
 
     def text(self) -> str:
         """Return the whole prompt. Raises BadRow."""
-        return self.render(self.content)
+        return self.around(self.content)[0]
 
 
 class Templates:
-    """The templates of one run. Creating them raises UserError for a template that cannot be used;
-    this needs no row."""
+    """The templates of one run. Creating them raises UserError if one cannot be used."""
 
     def __init__(
         self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase, sees: bool = False
@@ -60,12 +56,11 @@ class Templates:
         """Token ids before plain text; a chat template writes them itself."""
 
     def prompt(self, value: Any) -> PromptParts:
-        """Return the prompt in a row's column: text, chat messages, or these as JSON text. Raises
-        BadRow."""
+        """Return the prompt in a cell: text, chat messages, or these as JSON. Raises BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
                 raise BadRow("a chat list needs --apply_chat_template")
-            return PromptParts(as_text(value), self.wrap)
+            return PromptParts(as_text(value), lambda content: (self.wrap(content), []))
         messages = self.dialogue(value)
         if messages[-1]["role"] == "assistant":
             raise BadRow("the chat ends with an assistant message, so there is nothing to answer")
@@ -73,17 +68,14 @@ class Templates:
         if last is not None and not messages[last]["content"].strip():
             raise BadRow("empty")
 
-        def with_content(content: str) -> list[Message]:
-            wrapped = (
-                messages if last is None else _with_content(messages, last, self.wrap(content))
-            )
-            return split_into_parts(wrapped) if self.sees else wrapped
+        def around(content: str) -> tuple[str, list[Message]]:
+            chat = messages
+            if last is not None:
+                chat = _with_content(messages, last, self.wrap(content))
+            chat = split_into_parts(chat) if self.sees else chat
+            return self.render(chat, generate=True), chat
 
-        def render(content: str) -> str:
-            return self.render(with_content(content), generate=True)
-
-        shortened = "" if last is None else messages[last]["content"]
-        return PromptParts(shortened, render, with_content)
+        return PromptParts("" if last is None else messages[last]["content"], around)
 
     def dialogue(self, value: Any) -> list[Message]:
         """Return a row's chat, beginning with --system_prompt if it has no system message; text is
@@ -102,14 +94,7 @@ class Templates:
 
     def wrap(self, text: str) -> str:
         """Put ``text`` into --input_template. Raises BadRow."""
-        if self.around is None:
-            return text
-        if isinstance(self.around, str):
-            return self.around.replace("{}", text, 1)  # other braces stay as they are
-        try:
-            return _compile(self.around.source).render(content=text)
-        except Exception as error:  # templates raise anything
-            raise BadRow(f"--input_template cannot render it: {error}") from error
+        return text if self.around is None else self.around(text)
 
     def render(self, messages: list[Message], *, generate: bool) -> str:
         """Render the dialogue with the chat template; with ``generate``, up to where the assistant
@@ -129,16 +114,12 @@ class Templates:
             raise BadRow(f"the chat template cannot render it: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Jinja:
-    """A template as text: it travels to other processes, each of which compiles it once."""
-
-    source: str
-
-
-def _read_input_template(given: str | None) -> str | _Jinja | None:
-    if given is None or not given.endswith(JINJA_SUFFIXES):
-        return given
+def _read_input_template(given: str | None) -> Callable[[str], str] | None:
+    """Return the function that puts a text into a template; it pickles."""
+    if given is None:
+        return None
+    if not given.endswith(JINJA_SUFFIXES):
+        return partial(_fill, given)
     source = text_or_file(given, "input_template").strip()
     try:
         names = meta.find_undeclared_variables(_environment().parse(source))
@@ -154,7 +135,18 @@ def _read_input_template(given: str | None) -> str | _Jinja | None:
         raise UserError(
             f"--input_template: {given} uses {', '.join(others)}, but only content is available"
         )
-    return _Jinja(source)
+    return partial(_render, source)
+
+
+def _fill(template: str, text: str) -> str:
+    return template.replace("{}", text, 1)  # other braces stay as they are
+
+
+def _render(source: str, text: str) -> str:
+    try:
+        return _compile(source).render(content=text)
+    except Exception as error:  # templates raise anything
+        raise BadRow(f"--input_template cannot render it: {error}") from error
 
 
 @lru_cache(maxsize=8)

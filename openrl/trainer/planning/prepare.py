@@ -18,7 +18,6 @@ from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.data.answers import SupervisedRow
-from openrl.data.difficulty import add_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
@@ -185,10 +184,9 @@ def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Pr
         return seed_prompts(config, count, "train"), []
     if data.prompt_data is None:
         return [], []
-    prompts, reports = load_prompts(builder, derived.data_seed(config))
-    if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
-        prompts = add_difficulty(prompts, shaping.difficulty_key, data.prompt_data)
-    return prompts, reports
+    rated = shaping.difficulty_loss_weight and shaping.difficulty_key != "auto"
+    key = shaping.difficulty_key if rated else None
+    return load_prompts(builder, derived.data_seed(config), key)
 
 
 def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
