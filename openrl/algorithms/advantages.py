@@ -1,16 +1,12 @@
-"""Advantage estimators turn shaped rewards, and values, into advantages and returns. They need only
-torch.
+"""Advantage estimators turn shaped rewards, and values, into advantages and returns.
 
-``openrl.algorithms.credit.assign_credit`` runs an estimator in one of two places. A ``from_scores``
-estimator turns the rewards of trajectories into scores, for example by subtracting a baseline
-computed over siblings; the scores are then placed on tokens and summed from the end. A
-``from_tokens`` estimator reads the finished token rewards.
-``openrl.extension_points.advantage_estimators`` resolves names; ``suggests`` fills in flags that
-the user did not give.
+``credit.assign_credit`` runs an estimator in one of two places. One ``from_scores`` turns the
+rewards of trajectories into scores, for example by subtracting a baseline over siblings; the scores
+are then placed on tokens and summed from the end. One ``from_tokens`` reads the finished token
+rewards. ``suggests`` fills in flags that the user did not give.
 
 Both kinds see N trajectories, however many rows each has; S is the largest number of sampled tokens
-in any of them. A trajectory without a sampled token (a failed one) is not ``valid`` and does not
-count in its group.
+in any of them. One without any (a failed one) is not ``valid`` and does not count in its group.
 """
 
 from __future__ import annotations
@@ -51,8 +47,7 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def _on_rows(fn: TokenFn) -> CreditFn:
-    """Wrap ``fn`` so that it takes a batch: gather each trajectory's tokens, apply ``fn`` and
-    scatter the results back to the rows."""
+    """Let ``fn`` take a batch: gather trajectories' tokens, and scatter the results to the rows."""
 
     @wraps(fn)
     def credit(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:
@@ -65,8 +60,7 @@ def _on_rows(fn: TokenFn) -> CreditFn:
 
 @_on_rows
 def sum_from_the_end(tokens: SampledTokens, options: Any) -> tuple[Tensor, Tensor]:
-    """Undiscounted returns-to-go serve as advantages. Without rewards along the way, every token
-    gets the score."""
+    """Returns-to-go as advantages; without rewards along the way, every token gets the score."""
     returns = returns_to_go(tokens.rewards)
     return returns, returns
 
@@ -78,8 +72,7 @@ def as_rewarded(outcomes: Outcomes, options: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator: how rewards become advantages, in two steps around the shaping of token
-    rewards."""
+    """How rewards become advantages, in two steps around the shaping of token rewards."""
 
     scores: ScoreFn = as_rewarded
     credit: CreditFn = sum_from_the_end  # reads batch.token_rewards
@@ -147,8 +140,7 @@ _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 
 
 def minus_group_mean(outcomes: Outcomes) -> Tensor:
-    """Return each reward minus the mean over all siblings, (N,). The mean includes the trajectory's
-    own reward."""
+    """Return each reward minus the mean over all siblings, the trajectory itself included, (N,)."""
     mean, _, _ = outcomes.group_moments(outcomes.rewards)
     return (outcomes.rewards.double() - mean).to(outcomes.rewards.dtype)
 
@@ -285,8 +277,7 @@ class TurnOptions(Options):
 
 
 def discounted_between(rewards: Tensor, ids: Tensor, gamma: float) -> Tensor:
-    """Return returns-to-go, (N, S), discounted only where ``ids`` change from one token to the
-    next."""
+    """Return returns-to-go, (N, S), discounted only where ``ids`` change between two tokens."""
     result = torch.empty_like(rewards)
     result[:, -1] = running = rewards[:, -1]
     for t in reversed(range(rewards.shape[1] - 1)):

@@ -1,5 +1,4 @@
-"""Planning: which rank trains which rows, in which optimizer step and micro-batch. Needs only
-torch."""
+"""Planning: which rank trains which rows, in which optimizer step and micro-batch."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from openrl.experience import ExperienceBatch, StepCounts, StepPlan
 
 @dataclass(frozen=True)
 class TokenCap:
-    """As many rows per micro-batch as fit into ``tokens`` tokens on a rank; for rows that run
-    without padding."""
+    """As many rows per micro-batch as fit into ``tokens`` tokens on a rank, without padding."""
 
     tokens: int
 
@@ -61,14 +59,11 @@ def plan_steps(
     (Karmarkar-Karp): ranks get equal numbers of rows if micro-batches count rows, and any number if
     they count tokens. If siblings share a prefix (``cost.shared``), they stay together.
 
-    A rank receives the rows that it trains in any step, each once. With one epoch every row
-    therefore travels to one rank. A later epoch deals anew, and a row travels again only if it
-    lands on another rank. Keeping rows on their first rank would save that transfer, but would
-    leave the balance of every later step to chance.
+    A rank receives each row that it trains in any step once. Every epoch deals anew, because the
+    balance of a later step would otherwise be left to chance.
 
     All ranks run the same number of micro-batches, the costliest first; a rank that runs out of
-    rows runs ``[-1]``, a dummy row. Raises UserError for a row that does not fit into a
-    ``TokenCap``.
+    rows runs ``[-1]``, a dummy row. Raises UserError for a row beyond a ``TokenCap``.
 
     Rows outside ``computed`` (B,) bool, those without a gradient, go to no rank. They keep their
     places in the steps, and a step's counts include them.
@@ -105,11 +100,9 @@ def plan_pairs(
     micro_batch_size: MicroBatchSize,
     cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """Plan one optimizer step over a batch in which rows 2p and 2p + 1 are pair p. Sizes count
-    pairs, which are never split.
+    """Plan one optimizer step over pairs, rows 2p and 2p + 1. Sizes count pairs; none is split.
 
-    ``StepCounts.trajectories`` counts pairs with a trained token in the first row, ``tokens`` the
-    trained tokens of both rows.
+    ``StepCounts.trajectories`` counts pairs whose first row trains, ``tokens`` those of both rows.
     """
     sizes = RowSizes.of(batch, cost)
     pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]
@@ -167,8 +160,7 @@ def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bund
 
 
 def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
-    """Return the bundles of each rank's micro-batches, [rank][micro-batch], as many in each as
-    ``size`` allows."""
+    """Return the bundles of each rank's micro-batches, [rank][micro-batch], within ``size``."""
     equal_counts = isinstance(size, int)
     parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts)
     ranks = [[bundles[i] for i in part] for part in parts]
@@ -238,8 +230,7 @@ def split_rows(
     micro_batch_size: MicroBatchSize,
     rows: Sequence[int] | None = None,
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Deal ``rows``, or all of them, to ranks for a forward pass, as ``plan_steps`` deals those of
-    one optimizer step.
+    """Deal ``rows``, or all, to ranks for a forward pass, as ``plan_steps`` does for a step.
 
     Returns the rows of each rank's shard, [-1], a dummy, if it has none; and, [rank][micro-batch],
     indices into the shard, where -1 is a dummy row.
@@ -250,11 +241,9 @@ def split_rows(
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], shape: tuple[int, int]) -> Tensor:
-    """Invert a split: put each rank's column, (rows,) or (rows, its width, ...), back in batch
-    order.
+    """Invert a split: put the ranks' columns, (rows,) or (rows, width, ...), back in batch order.
 
-    Returns (B,) or (B, T, ...), where ``shape`` is the batch's (B, T); rows that were not dealt
-    hold 0.
+    Returns (B,) or (B, T, ...), where ``shape`` is the batch's (B, T); other rows hold 0.
     """
     filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
     first = columns[0]

@@ -96,8 +96,7 @@ def _invalid(trajectory: Trajectory) -> float | None:
 def _process_rewards(
     rows: list[tuple[int, Group, Trajectory, Segment]], width: int
 ) -> Tensor | None:
-    """Return the process rewards of each trajectory, cut to its segments, (B, T); None if no
-    trajectory has any."""
+    """Return process rewards, cut to segments, (B, T); None if no trajectory has any."""
     cut: list[list[float]] = []
     for _, _, t, segment in rows:
         earned = (t.score and t.score.token_rewards) or []
@@ -120,8 +119,7 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
 
 
 def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list[bool]:
-    """Return the segment's loss mask, or all False if its trajectory failed or the greedy answer
-    that it is compared with did."""
+    """Return the segment's loss mask; all False if its trajectory or the greedy answer failed."""
     failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(segment.loss_mask) if failed else segment.loss_mask
 
@@ -145,8 +143,7 @@ def length_mask(rows: Sequence[Sequence[float]], width: int) -> Tensor:
 
 
 def turn_ids(loss_mask: Tensor) -> Tensor:
-    """Number the runs of sampled tokens in each row from 0 and return each token's number, (B, T);
-    -1 outside the mask."""
+    """Return the number of each token's run of sampled tokens, (B, T); -1 outside the mask."""
     starts = loss_mask.clone()
     starts[:, 1:] &= ~loss_mask[:, :-1]
     return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)

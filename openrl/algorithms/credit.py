@@ -1,5 +1,4 @@
-"""From rewards to advantages, in the order in which everything that touches a reward acts. Needs
-only torch.
+"""From rewards to advantages, in the order in which everything that touches a reward acts.
 
 Per trajectory:
  1. --format_penalty per unparsable action
@@ -76,8 +75,7 @@ def assign_credit(
         kl_coef: coefficient of the KL in the reward, 0 if the KL is in the loss or off.
         running: moments of earlier steps' rewards; this batch's rewards are added.
 
-    Raises ValueError if a trajectory with sampled tokens has no finite reward, or if a column that
-    the estimator needs is missing.
+    Raises ValueError for a sampled trajectory without a finite reward, and for a missing column.
     """
     trajectories = Trajectories.of(batch)
     outcomes = Outcomes.of(batch)
@@ -115,8 +113,7 @@ def assign_credit(
 def _scores(
     outcomes: Outcomes, plan: CreditPlan, running: RunningMoments
 ) -> tuple[Tensor, dict[str, float]]:
-    """Do steps 6 and 7. Scopes other than the estimator's own replace its baseline or, if it has
-    none, normalise its scores."""
+    """Do steps 6 and 7."""
     limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
     names, none = ("reward_norm_mean", "reward_norm_std"), ("none", "none")
     own = tuple(estimator.suggests.get(name, "none") for name in names)

@@ -25,8 +25,7 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
 
 
 def group_mean(group: Group, key: str = "score") -> float | None:
-    """Return the mean of ``value_of`` over the trajectories that have one; None if there are
-    none."""
+    """Return the mean of ``value_of`` over the trajectories that have one; None without any."""
     values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 

@@ -28,10 +28,9 @@ ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Return the KL estimate of each token, in the shape of ``logprobs``, within +-10.
 
-    With d = logprobs - ref_logprobs: k1 is d, k2 is d^2/2, k3 is exp(-d) - 1 + d, abs is |d|. k1+
-    and k3+ have the value of k1 and k3 and the gradient of k2, which is the unbiased gradient of a
-    KL loss (https://arxiv.org/abs/2510.01555). Beyond the limit the gradient keeps the slope it has
-    at the limit: a plain clamp would drop the penalty exactly on the tokens that drifted furthest.
+    k1+ and k3+ have the value of k1 and k3 and the gradient of k2, which is the unbiased gradient
+    of a KL loss (https://arxiv.org/abs/2510.01555). Beyond the limit the gradient keeps its slope
+    there: a plain clamp would drop the penalty exactly on the tokens that drifted furthest.
     """
     d = logprobs - ref_logprobs
     if estimator in ("k1+", "k3+"):
@@ -74,16 +73,14 @@ def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
 
 
 def full_kl(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
-    """Return KL(policy || reference) of the next-token distributions, (...). It is exact if the
-    support is the whole vocabulary.
+    """Return KL(policy || reference) of the next-token distributions, (...); exact with all tokens.
 
     With K < V the other tokens count as one bucket, so the result is a lower bound of the KL
     (data-processing inequality). Unlike the estimators of single tokens it is not limited.
 
     Args:
         logits: (..., V) of the policy, divided by the temperature.
-        ids, ref_logprobs: from ``reference_support``; or None and (..., V) for the whole
-            vocabulary in order.
+        ids, ref_logprobs: from ``reference_support``; or None and (..., V) for all in order.
     """
     logprobs = support_logprobs(logits, ids)
     return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
@@ -102,8 +99,7 @@ def full_kl_gradient(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -
 
 
 def reference_kl(batch: ExperienceBatch, estimator: str) -> Tensor | None:
-    """Return the KL of the policy before its update to the reference, (B, T); None where the
-    columns that it needs were not computed."""
+    """Return the KL of the policy before its update, (B, T); None without the columns for it."""
     if estimator == "full":
         return batch.full_kl
     if batch.old_logprobs is None or batch.ref_logprobs is None:

@@ -37,8 +37,7 @@ def masked_std(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
-    """Return the mean of each segment on each of its tokens, (b, T). ``segments`` is -1 outside any
-    segment, where the result is 0."""
+    """Return the mean of each segment on its tokens, (b, T); 0 where ``segments`` is -1."""
     inside = segments >= 0
     index = segments.clamp(min=0)
     totals = torch.zeros_like(values).scatter_add(1, index, values.masked_fill(~inside, 0))
@@ -56,9 +55,7 @@ def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tenso
     each, in float64.
 
     Args:
-        values: (n,).
-        index: (n,) integers, equal for values of one group. Groups may differ in size and appear in
-            any order.
+        index: (n,) integers, equal for values of one group, which need not be neighbours.
         valid: (n,) bool. The other values get their group's figures but do not count in them.
     """
     _, index = index.unique(return_inverse=True)
@@ -75,8 +72,7 @@ STD_EPS = 1e-6  # added to a std before dividing; with a std up to this, values 
 
 
 def standardise(values: Tensor, index: Tensor, valid: Tensor) -> Tensor:
-    """Return (values - mean) / (std + 1e-6) within groups, (n,); 0 in a group with a single valid
-    value or equal ones."""
+    """Return (values - mean) / (std + 1e-6) within groups, (n,); 0 for one value or equal ones."""
     mean, std, count = grouped_moments(values, index, valid)
     standard = (values.double() - mean) / (std + STD_EPS)
     return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
@@ -107,17 +103,14 @@ def step_loss(
     Trajectories without a trained token never count.
 
     Args:
-        per_token: (b, T) losses.
-        loss_mask: (b, T) bool.
+        per_token, loss_mask: (b, T), losses and bool.
         mode: token-mean divides by trained tokens. The others divide by trajectories; a trajectory
             is one sequence, however many rows it has. seq-mean-token-mean also divides by each
             one's trained tokens, seq-mean-token-sum-norm (Dr. GRPO,
             https://arxiv.org/abs/2503.20783) by ``norm_const``.
-        norm_const: tokens, e.g. the longest response allowed; only seq-mean-token-sum-norm needs
-            it.
+        norm_const: tokens, e.g. of the longest response allowed.
         weights: (b,) factor of each row's loss; the denominators do not change.
-        trajectory_tokens: (b,) trained tokens in all rows of each row's trajectory; None if each
-            row is a trajectory.
+        trajectory_tokens: (b,) trained tokens of each row's trajectory; None if a row is one.
     """
     rows = masked_sum(per_token, loss_mask, -1)
     if weights is not None:

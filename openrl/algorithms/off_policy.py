@@ -1,5 +1,4 @@
-"""Off-policy correction: weights and rejection tests for rollouts whose engine computes differently
-or has older weights. Needs only torch.
+"""Off-policy correction of rollouts whose engine computes differently or has older weights.
 
 rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the
 policy that sampled. Both are known before training, so weights and rejections are computed once for
@@ -45,8 +44,7 @@ def stale_tokens(batch: ExperienceBatch, version: int, max_staleness: int) -> Te
 
 
 def age_metrics(batch: ExperienceBatch, version: int) -> dict[str, float]:
-    """Return the mean and the largest age of the tokens in ``loss_mask``; nothing if no age is
-    known."""
+    """Return the mean and the largest age of sampled tokens; nothing if none is known."""
     age = ages(batch, version)
     known = age[age >= 0].double()
     return {"age_mean": float(known.mean()), "age_max": float(known.max())} if len(known) else {}
@@ -98,8 +96,7 @@ def importance_weights(
 
     The types are tis (https://fengyao.notion.site/off-policy-rl), icepop
     (https://arxiv.org/abs/2510.18855), and seq-mask-tis, which drops whole sequences by their
-    geometric mean and leaves the weights of the others as they are. The denominators of the loss do
-    not change.
+    geometric mean. The denominators of the loss do not change.
     """
     low, high = flags.vllm_is_truncated_threshold
     if flags.correction_type == "seq-mask-tis":
@@ -120,9 +117,8 @@ def batch_normalised(weights: Tensor, batch: ExperienceBatch, covers: Correction
     """Divide the weights by their mean in the batch, as verl does. The mean is over tokens, or over
     sequences where each has one weight.
 
-    The batch is the whole rollout batch. The weights compare two policies that are fixed before the
-    update, so all samples together give the best estimate of their mean, and no weight depends on
-    which optimizer step its row is dealt to.
+    The batch is the whole rollout batch: both policies are fixed before the update, and no weight
+    depends on which optimizer step its row is dealt to.
     """
     if covers in ("sequence", "geometric"):
         trajectories = Trajectories.of(batch)
@@ -134,8 +130,7 @@ def batch_normalised(weights: Tensor, batch: ExperienceBatch, covers: Correction
 
 
 def log_ratio_at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) -> Tensor:
-    """Return the log-ratio of what one weight covers, on each of its tokens, within +-20; (B,
-    T)."""
+    """Return the log-ratio of what one weight covers on each of its tokens, within +-20, (B, T)."""
     mask = batch.loss_mask
     if level == "geometric":
         log_rho = _sequence_mean(log_rho, batch) * mask
@@ -161,8 +156,7 @@ def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest
     """Return (B, T) bool, True on tokens that pass a rejection test. A sequence, which is a
     trajectory with all its rows, passes or fails as a whole.
 
-    k1 = -log rho, so its bounds apply to rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log
-    rho.
+    k1 = -log rho: bounds apply to rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log rho.
     """
     limited = log_rho.clamp(-LIMIT, LIMIT)
     values = {"k1": -limited, "k2": limited.square() / 2, "k3": torch.expm1(limited) - limited}[

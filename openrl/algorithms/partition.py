@@ -16,8 +16,7 @@ class RowCost:
 
     Linear layers take 6 N n operations, where N is the number of parameters that a token passes;
     causal attention takes 6 L h n^2 in L layers of width h (https://arxiv.org/abs/2204.02311
-    appendix B, halved for the causal mask). So ``attention`` is L h / N. If tokens alone are
-    balanced, ranks with a row of 64k tokens take 5 % longer than the others.
+    appendix B, halved for the causal mask). So ``attention`` is L h / N.
     """
 
     attention: float = 0.0
@@ -58,14 +57,12 @@ def balanced_parts(
 
 
 def _spread(deal: list[Part], parts: int) -> float:
-    """Return the largest minus the smallest part of a deal in falling order; empty parts count as
-    0."""
+    """Return the largest minus the smallest part of a falling deal; empty parts count as 0."""
     return deal[0][0] - (deal[-1][0] if len(deal) == parts else 0.0)
 
 
 def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
-    """Merge part i of the one deal, counted from the largest, with part -i of the other. The deals
-    are used up."""
+    """Merge part i of the one deal, from the largest, with part -i of the other. Uses up both."""
     more, fewer = (first, second) if len(first) >= len(second) else (second, first)
     merged = list(more)
     for place, (load, members) in enumerate(fewer):

@@ -1,11 +1,9 @@
-"""Policy losses: the log-probs and advantages of one micro-batch become a loss per token. They need
-only torch.
+"""Policy losses: the log-probs and advantages of one micro-batch become a loss per token.
 
 Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and divides
-(``masked.step_loss``). ``openrl.extension_points.policy_losses`` resolves names. Ratios are new /
-old probability; their logarithm is clamped to +-20, so any finite input gives a finite loss. A
-token's loss never depends on another row, so the cut into micro-batches cannot matter; a loss that
-must compare tokens over the batch is a ``SelectingLoss`` (``selecting_losses.py``).
+(``masked.step_loss``). Ratios are new / old probability; their logarithm is clamped to +-20, so any
+finite input gives a finite loss. A token's loss never depends on another row, so the cut into
+micro-batches cannot matter; a ``SelectingLoss`` compares tokens over the batch before.
 
 A loss that needs "advantages" must be exactly 0, and so must its gradient, on a row whose
 advantages are all 0, unless it selects a token of that row: the trainer does not compute such rows.
@@ -45,8 +43,7 @@ def clamped_log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def squared(log_ratios: Tensor) -> Tensor:
-    """Return the squares; beyond +-1e6 they keep the value and the slope at that point, so they
-    stay finite and always pull."""
+    """Return the squares; beyond +-1e6 with the value and slope there, so that they always pull."""
     value = log_ratios.detach()
     return (value.clamp(-1e6, 1e6) + (log_ratios - value)).square()
 

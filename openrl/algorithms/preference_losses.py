@@ -1,10 +1,8 @@
-"""Losses on compared and rated answers: one loss per pair, or per rated answer. They need only
-torch.
+"""Losses on compared and rated answers: one loss per pair, or per rated answer.
 
-Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses`` and divides nothing;
-``openrl.extension_points.preference_losses`` resolves names. ``needs`` says what a loss reads
-besides the policy: "reference" for the log-probs of a frozen model, "ratings" for single answers
-rated good or bad instead of pairs.
+Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses`` and divides nothing. ``needs`` says
+what it reads besides the policy: "reference" for the log-probs of a frozen model, "ratings" for
+single answers rated good or bad instead of pairs.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def split_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split (2P,) rows, each chosen answer before its rejected one, into chosen and rejected, (P,)
-    each."""
+    """Split (2P,) rows, in which chosen and rejected answers alternate, into (P,) each."""
     return rows[0::2], rows[1::2]
 
 
@@ -115,8 +112,7 @@ def pair_reward_loss(
     """Return the Bradley-Terry loss of a reward model for P pairs of rewards, (P,),
     https://arxiv.org/abs/2203.02155 eq. 1. The margin is Llama 2's.
 
-    logexp is log(1 + exp(rejected - chosen)): another formula for the same value; it ignores the
-    margin.
+    logexp is log(1 + exp(rejected - chosen)): the same value, without the margin.
     """
     if kind == "logexp":
         return torch.log1p((rejected - chosen).clamp(max=80).exp())

@@ -1,5 +1,4 @@
-"""What rows cost to run. Rows of a group begin alike: in a packed micro-batch, their common prefix
-can be computed once for all."""
+"""What rows cost to run, where packed rows of a group may share their common prefix."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ Number = TypeVar("Number", int, Tensor)
 
 
 def common_prefixes(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Tensor:
-    """Return how many leading tokens all rows of the row's group have in common, (B,). A row's last
-    token never counts.
+    """Return how many leading tokens, but never all, the rows of each row's group share, (B,).
 
     Args:
         token_ids, attention_mask: (B, T) int64 and bool, padded on the right.

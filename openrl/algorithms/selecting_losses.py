@@ -1,5 +1,4 @@
-"""Policy losses that treat some tokens apart, https://arxiv.org/abs/2505.22617. They need only
-torch.
+"""Policy losses that treat some tokens apart, https://arxiv.org/abs/2505.22617.
 
 Log-probs of the old policy select the tokens before training, once over the whole rollout batch: a
 choice inside each micro-batch would depend on its size.
@@ -43,16 +42,14 @@ class SelectingLoss:
 def select_tokens(
     batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator
 ) -> ExperienceBatch:
-    """Fill ``selected`` if ``loss`` selects tokens; the batch must then have ``old_logprobs`` and
-    ``advantages``."""
+    """Fill ``selected`` if ``loss`` selects tokens, by ``old_logprobs`` and ``advantages``."""
     if isinstance(loss, SelectingLoss):
         return batch.replace(selected=loss.select(batch, options, generator))
     return batch
 
 
 def covariance(batch: ExperienceBatch) -> Tensor:
-    """Return (A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside
-    the mask."""
+    """Return (A - mean A)(log p - mean log p) of each token, (B, T); -inf outside the mask."""
     mask = batch.loss_mask
     advantages = batch.advantages - masked_mean(batch.advantages, mask)
     logprobs = batch.old_logprobs - masked_mean(batch.old_logprobs, mask)

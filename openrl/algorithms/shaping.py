@@ -68,8 +68,7 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
 
 
 class RunningMoments:
-    """Mean and unbiased std of all rewards of the run so far, merged batch by batch (Chan et al.
-    1979)."""
+    """Mean and unbiased std of a run's rewards, merged batch by batch (Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -102,8 +101,7 @@ def normalise(
     """Return (rewards - mean) / (std + 1e-6), each moment over its own scope; (N,). ``running``
     already counts these rewards.
 
-    The result is 0 where the std's scope has one member or equal rewards. A mean over one member
-    gives 0 by itself.
+    The result is 0 where the std's scope has one member or equal rewards.
     """
     rewards = outcomes.rewards
     result = rewards.double()
@@ -137,8 +135,7 @@ def _moments(
 def place_scores(
     batch: ExperienceBatch, scores: Tensor, keep_process_rewards: bool = True
 ) -> Tensor:
-    """Place each score on the last sampled token of its trajectory, (B, T); a trajectory without
-    sampled tokens gets none.
+    """Place each score on the last sampled token, if any, of its trajectory, (B, T).
 
     With ``keep_process_rewards``, process rewards stay where they were earned and the last token
     gets the rest, so that a trajectory still sums to its score. ``scores`` are (B,), equal on the
@@ -169,9 +166,8 @@ def token_rewards(
 
 
 def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
-    """Subtract the mean over the mask and divide by the (biased) std, (B, T); 0 outside. With fewer
-    than two masked tokens the values stay as they are. ``std_norm`` False only subtracts the
-    mean."""
+    """Subtract the mean over the mask and divide by the (biased) std, (B, T); 0 outside. Fewer than
+    two masked tokens stay as they are. ``std_norm`` False only subtracts the mean."""
     if int(mask.sum()) < 2:
         return values
     centred = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
@@ -196,8 +192,7 @@ def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None
 
 
 def difficulty(outcomes: Outcomes, key: str) -> Tensor:
-    """Return difficulties in [0, 1], (N,): the data's column or, with key "auto", 1 - the pass rate
-    of the group."""
+    """Return difficulties in [0, 1], (N,): a column or, for "auto", 1 - the group's pass rate."""
     if key != "auto":
         if outcomes.difficulty is None:
             raise ValueError("the batch has no difficulty")

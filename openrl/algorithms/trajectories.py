@@ -1,5 +1,4 @@
-"""The rows of a batch seen as trajectories: what each earned, and all its sampled tokens in one
-row. Needs only torch.
+"""The rows of a batch seen as trajectories: what each earned, and its sampled tokens in one row.
 
 The B rows belong to N trajectories; S is the largest number of sampled tokens in a trajectory.
 """
@@ -128,13 +127,11 @@ class Outcomes:
         return self.lengths > 0
 
     def group_moments(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, the unbiased std and the number of ``values`` (N,) in each trajectory's
-        group, in float64."""
+        """Return mean, unbiased std and number of ``values`` (N,) in each group, in float64."""
         return grouped_moments(values, self.group_ids, self.valid)
 
     def standardised(self, values: Tensor) -> Tensor:
-        """Return ``values`` (N,) minus the group's mean, divided by its std; see
-        ``standardise``."""
+        """Return ``values`` (N,) standardised within their groups."""
         return standardise(values, self.group_ids, self.valid)
 
 
@@ -163,7 +160,6 @@ class SampledTokens:
 
     @cached_property
     def turn_ids(self) -> Tensor:
-        """int64, rising along the trajectory, negative on padding; a turn is a run of sampled
-        tokens."""
+        """int64, rising along the trajectory, negative on padding."""
         of_row = self.trajectories.gather(self.batch.turn_ids, -1)
         return self.segment_ids * self.batch.loss_mask.shape[1] + of_row

@@ -138,8 +138,7 @@ class PPOConfig:
 
     @property
     def policy_is_reference(self) -> bool:
-        """Whether the reference is the policy's own base, with the adapters off: a second copy
-        would hold the same weights."""
+        """Whether the reference is the policy itself, with its adapters off."""
         return self.kl.needs_reference and self.lora.adapts and self.others.ref_pretrain is None
 
     @property

@@ -42,8 +42,7 @@ def packs(config: TrainingConfig) -> bool:
 
 
 def trained_ranks(config: TrainingConfig) -> int | None:
-    """Return the ranks of the trained model (the actor); None if only the cluster or a launcher
-    knows."""
+    """Return the ranks of the trained model; None if only the cluster or a launcher knows."""
     if isinstance(config, PPOConfig):
         return config.placement.ranks_of("actor", config.device.device)
     ranks = config.ranks
@@ -53,23 +52,20 @@ def trained_ranks(config: TrainingConfig) -> int | None:
 
 
 def loaded(config: TrainingConfig) -> ModelFlags:
-    """Return how models are loaded; with shared prefixes, the only attention that supports them is
-    chosen."""
+    """Return how models are loaded; shared prefixes need the attention varlen."""
     if config.packing.shares_prefixes:
         return replace(config.model, attn_implementation="varlen")
     return config.model
 
 
 def reference_lora(config: DPOConfig) -> LoRAFlags:
-    """Return the LoRA flags of the reference: the adapter that training starts from, unless the
-    reference is another model."""
+    """Return the reference's LoRA flags: the adapter to start from, unless it is another model."""
     path = config.lora.lora_adapter_path if config.reference.ref_pretrain is None else None
     return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
 
 
 def longest_sequence(config: PPOConfig | AnsweringConfig) -> int:
-    """Return the most tokens of prompt and response together that engines are asked for, in
-    training or evaluation."""
+    """Return the most tokens of prompt and response together that engines are asked for."""
     lengths = config.sampling.lengths
     evaluated = isinstance(config, PPOConfig) and config.evaluation.eval_generate_max_len
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
@@ -100,8 +96,7 @@ def rewards(config: PPOConfig) -> RewardPlan:
 
 
 def compared_dtype(config: PPOConfig) -> Dtype:
-    """Return the dtype in which log-probs of engine and trainer can be compared: the coarser of
-    theirs."""
+    """Return the coarser of engine's and trainer's dtypes, in which log-probs can be compared."""
     coarse: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
     used = (config.model.param_dtype, config.engine.vllm_dtype)
     return next((dtype for dtype in coarse if dtype in used), config.model.param_dtype)
@@ -111,14 +106,12 @@ def compared_dtype(config: PPOConfig) -> Dtype:
 
 
 def ref_reward_streams(config: PPOConfig) -> bool:
-    """Return whether --ref_reward_offload uses ZeRO 3, where DeepSpeed fetches weights layer by
-    layer in each pass."""
+    """Return whether --ref_reward_offload fetches weights layer by layer, with ZeRO 3."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage == 3
 
 
 def ref_reward_sleeps(config: PPOConfig) -> bool:
-    """Return whether --ref_reward_offload works without ZeRO 3, by moving whole models out when
-    others need their places and back in."""
+    """Return whether --ref_reward_offload moves whole models out and back in, without ZeRO 3."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
 
 

@@ -94,8 +94,7 @@ SYNONYMS = (
     (("actor_num_nodes", "num_nodes"), ("nnodes",)),
     (("actor_num_gpus_per_node", "num_gpus_per_node"), ("n_gpus_per_node",)),
 )  # fmt: skip
-"""Flags of ours, and what TRL, verl or another command of ours calls them. Of several flags, the
-first that the command has is meant."""
+"""Our flags, of which a command's first is meant, and their names in TRL, verl or elsewhere."""
 
 NAMES = {name: ours for ours, names in SYNONYMS for name in names}
 """Name elsewhere -> flags of ours."""

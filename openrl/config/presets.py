@@ -1,5 +1,4 @@
-"""Published recipes as flags. A preset expands to the flags listed here; flags that the user gives
-win.
+"""Published recipes as flags; flags that the user gives win.
 
 Numbers are the papers' own where they give them; whatever a recipe leaves open keeps its default.
 """

@@ -33,8 +33,7 @@ FLAG = {
 
 @dataclass(frozen=True)
 class RewardSource:
-    """One source of rewards. ``name`` is short and unique; metrics, --reward_routing and
-    --reward_func_kwargs use it."""
+    """One source of rewards. Its ``name`` in metrics and flags is short and unique."""
 
     kind: Kind
     # name of a verifier, path.py[:function], URLs joined by commas, or a model's directory or Hub
@@ -89,8 +88,7 @@ class RewardPlan:
 
 
 def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
-    """Return the plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises
-    UserError."""
+    """Return the plan of the flags and ``models`` (--reward_pretrain). Raises UserError."""
     sources = reward_sources(flags, models)
     routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
     return RewardPlan(sources, source_weights(flags, sources), routes)
@@ -141,25 +139,18 @@ def _check_url(url: str) -> None:
 
 
 def _names(given: list[tuple[Kind, str]]) -> list[str]:
-    """Return short names, or longer ones where two short names are equal."""
+    """Return short names, or where two are equal longer ones, without the slashes that separate a
+    source from its parts."""
     short = [_short_name(kind, address) for kind, address in given]
-    return [
-        name if short.count(name) == 1 else _long_name(kind, address)
-        for name, (kind, address) in zip(short, given, strict=True)
-    ]
+    long = [address.replace("/", ".").replace(".py:", ".").lstrip(".") for _, address in given]
+    pairs = zip(short, long, strict=True)
+    return [name if short.count(name) == 1 else longer for name, longer in pairs]
 
 
 def _short_name(kind: Kind, address: str) -> str:
     if kind == "file":
         return Path(address.partition(":")[0]).stem
     return {"http": "http", "verifier": address}.get(kind) or Path(address).absolute().name
-
-
-def _long_name(kind: Kind, address: str) -> str:
-    """Return a name without slashes, which separate a source from its parts."""
-    if kind == "verifier":
-        return address
-    return address.replace("/", ".").replace(".py:", ".").lstrip(".")
 
 
 def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, float]:
@@ -174,8 +165,7 @@ def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) 
 
 
 def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, float]]:
-    """Read the file of --reward_routing, with sources by their short names. Raises UserError for
-    anything unknown in it."""
+    """Read the file of --reward_routing, with sources by their short names. Raises UserError."""
     table = read_table(path, "reward_routing")
     names = {spelling: s.name for s in sources for spelling in (s.address, s.name)}
     shape = "lines of the form  datasource: {source: weight}"
@@ -204,8 +194,7 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
 def source_kwargs(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...]
 ) -> dict[str, dict[str, Any]]:
-    """Return the --reward_func_kwargs of each file and verifier, by name. Raises UserError for a
-    name that belongs to none."""
+    """Return the --reward_func_kwargs of each file and verifier, by name. Raises UserError."""
     takers = [s.name for s in sources if s.kind in ("file", "verifier")]
     given = flags.reward_func_kwargs
     if not any(name in given for name in takers) and not all(

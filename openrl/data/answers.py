@@ -1,9 +1,7 @@
-"""Rows with given answers become texts, and texts become tokens with a mask on what is learned. All
-supervised commands share this.
+"""Rows with given answers become texts, and texts become tokens with a mask on what is learned.
 
-A text is tokenised once, as a whole; offsets say which of its tokens belong to the answer. A token
-that straddles the border is learned. The end-of-text token is learned only if the answer was not
-cut.
+A text is tokenised once, whole; offsets say which of its tokens belong to the answer. A token that
+straddles the border is learned. The end-of-text token is learned only if the answer was not cut.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True)
 class SupervisedRow:
-    """A row to train on: ``token_ids`` [L], and ``loss_mask`` [L], True on tokens that are
-    learned."""
+    """A row to train on: ``token_ids`` [L], and ``loss_mask`` [L], True on learned tokens."""
 
     token_ids: list[int]
     loss_mask: list[bool]
@@ -95,8 +92,7 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
-        """Return {flag: column} of the columns that rows must have; None marks a column not
-        needed."""
+        """Return {flag: column} of the columns that rows must have; None: not needed."""
 
     @abstractmethod
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
@@ -104,14 +100,12 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     @abstractmethod
     def examples(self, drafts: list[Draft]) -> list[Example]:
-        """Return one example for each draft of a source. Raises UserError where there can be
-        none."""
+        """Return one example for each draft of a source. Raises UserError."""
 
     def build(
         self, sources: Sequence[RowSource], flag: str = "dataset"
     ) -> tuple[list[list[Example]], list[str]]:
-        """Return the examples of each source, at most --max_len tokens long, and a line for each on
-        what was cut or left out.
+        """Return the examples of each source, and a line for each on what was cut or left out.
 
         Raises UserError, which names all bad rows, or a source of which nothing is left.
         """
@@ -161,8 +155,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         return self._has_answer(draft) and not _equal(draft.rows)
 
     def _report(self, source: str, drafts: list[Draft], flag: str) -> str:
-        """Say how many rows of a source are used, cut and left out. Raises UserError if none is
-        used."""
+        """Say how many rows of a source are used, cut and left out. Raises UserError if none is."""
         kept = [draft for draft in drafts if self._is_usable(draft)]
         tokens = sum(sum(row.loss_mask) for d in kept for row in d.rows)
         text = f"{source}: {len(kept)} {self.noun}, {tokens} tokens to train on"
@@ -193,8 +186,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
 
     def _chat_texts(self, messages: list[Message], answer: str) -> tuple[str, str]:
-        """Return the prompt, and the answer as the chat template writes it, without whatever
-        follows the end-of-text token.
+        """Return the prompt, and the answer as the chat template writes it, up to its end of text.
 
         Some templates rewrite the prompt once there is an answer (they drop an opened <think>). The
         answer is then taken unchanged, so that training sees the same prompt as sampling.
@@ -208,12 +200,10 @@ class ExampleBuilder(ABC, Generic[Example]):
         return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
 
     def mark_assistant_turns(self, given: Any) -> MarkedText:
-        """Mark everything that the assistant says in a dialogue as learned, each turn with its
-        end-of-text token.
+        """Mark the assistant's turns in a dialogue as learned, each with its end-of-text token.
 
-        Raises BadRow if the assistant says nothing, or if the template writes earlier turns
-        differently once later ones follow (some drop earlier thoughts): then no single text holds
-        every turn as it was sampled.
+        Raises BadRow if the assistant says nothing, or if the template rewrites earlier turns (some
+        drop thoughts): then no single text holds every turn as it was sampled.
         """
         messages = self.templates.dialogue(given)
         whole = self.templates.render(messages, generate=False)
@@ -230,8 +220,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         )
 
     def _turn(self, messages: list[Message], i: int, whole: str) -> tuple[int, int]:
-        """Return the range of message i's characters in the whole dialogue, its end-of-text token
-        included."""
+        """Return the range of message i, with its end of text, in the whole dialogue."""
         before = self.templates.render(messages[:i], generate=True)
         after = self.templates.render(messages[: i + 1], generate=False)
         if not (whole.startswith(after) and after.startswith(before)):
@@ -245,16 +234,14 @@ class ExampleBuilder(ABC, Generic[Example]):
     # -- tokens ------------------------------------------------------------------------------------
 
     def _with_images(self, row: SupervisedRow, images: list[Image]) -> SupervisedRow:
-        """Return the row with all tokens of its images, none of which are learned. Raises
-        BadRow."""
+        """Return the row with the tokens of its images, which are not learned. Raises BadRow."""
         if self.images is None:
             return row
         token_ids, placed = self.images.place(row.token_ids, images)
         return SupervisedRow(token_ids, spread(row.loss_mask, placed, False), placed)
 
     def _cut(self, row: SupervisedRow) -> tuple[SupervisedRow, bool]:
-        """Cut the row on the right to at most --max_len tokens, never inside an image; also say
-        whether all of it fitted."""
+        """Cut the row to --max_len tokens, never inside an image; also say whether it fitted."""
         fits = len(row.token_ids) <= self.max_len
         kept = tuple(image for image in row.images if image.end <= self.max_len)
         lost = row.images[len(kept) :]
@@ -297,8 +284,7 @@ def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
 def load_answers(
     flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
 ) -> tuple[list[Example], list[str]]:
-    """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError for
-    rows that cannot be used."""
+    """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError."""
     return load_blend(
         flags.dataset,
         flags.dataset_split,

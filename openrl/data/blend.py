@@ -1,5 +1,4 @@
-"""Datasets are loaded, built into rows of some kind, and joined into one pass: one after the other,
-or mixed by probabilities."""
+"""Datasets are loaded, built into rows, and joined into one pass, in turn or by probabilities."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from openrl.data.loading import RowSource, load_sources
 T = TypeVar("T")
 
 Build = Callable[[list[RowSource], str], tuple[list[list[T]], list[str]]]
-"""Sources, and the flag that gave them -> the rows built from each, and a line on each for people
-to read."""
+"""Sources, and the flag that gave them -> the rows built from each, and a line on each."""
 
 
 def load_blend(
@@ -30,12 +28,10 @@ def load_blend(
     seed: int = 0,
 ) -> tuple[list[T], list[str]]:
     """Return the rows of one pass, unshuffled, and a line on each source and on the blend.
-    ``names`` and ``probs`` are comma lists, and ``flag`` is the flag that gave the names.
-    ``max_samples`` None takes all rows.
+    ``names``, which ``flag`` gave, and ``probs`` are comma lists. ``max_samples`` None takes all.
 
-    With probabilities, a row of a small source may occur several times; without them, one dataset
-    follows the other. Raises UserError for sources that cannot be read, and whatever ``build``
-    raises.
+    With probabilities, rows of a small source may repeat; without, one dataset follows the other.
+    Raises UserError for sources that cannot be read, and whatever ``build`` raises.
     """
     sources = load_sources(names, split, max_samples, flag=flag, mixed=probs is not None)
     parts, reports = build(sources, flag)

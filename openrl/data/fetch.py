@@ -1,5 +1,4 @@
-"""Downloads of files that rows name by URL: of limited size, in limited time, never from private
-addresses.
+"""Downloads of files that rows name by URL, limited in size and time, never from private addresses.
 
 Rows may name any address, so the address that was checked is the very one that is connected to.
 """

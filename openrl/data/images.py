@@ -45,8 +45,7 @@ class RowImages:
         return self.flags.image_key.split(".")[0]
 
     def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
-        """Return the images of a row. If its chat itself holds images, they come in ``chat_cells``
-        and replace the column's. Raises BadRow."""
+        """Return the images of a row: ``chat_cells`` or else its column's. Raises BadRow."""
         cells = list(chat_cells) or _cells(column(row, self.flags.image_key))
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
@@ -57,8 +56,7 @@ class RowImages:
     def place(
         self, token_ids: list[int], images: Sequence[Image]
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """Return a prompt's token ids with those of its images inserted, and the images in their
-        places. Raises BadRow."""
+        """Return token ids with those of images inserted, and the placed images. Raises BadRow."""
         if self.processor is None:
             return token_ids, ()
         try:
@@ -112,8 +110,7 @@ def without_binary(
 
 
 def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
-    """Build a reader of images from the flags of a command. Raises UserError if the model cannot
-    see."""
+    """Return a reader of images by the flags. Raises UserError if the model cannot see."""
     processor = None
     if flags.max_images_per_prompt:
         kwargs = flags.mm_processor_kwargs

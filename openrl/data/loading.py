@@ -57,8 +57,7 @@ def load_sources(
 
     With ``mixed``, items will be drawn by probabilities, so any of them may fill the blend:
     ``max_samples`` then limits each item. A single item has the tag "default"; of several, each is
-    tagged with its file or dataset name without directories. Raises UserError as ``load_rows``
-    does.
+    tagged with its file or dataset name without directories. Raises UserError.
     """
     items = data_items(names)
     sources: list[RowSource] = []
@@ -91,8 +90,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     a directory of such files, or a Hub name. NAME@SUBSET takes the split of that name, or else the
     configuration, or else the data directory. ``split`` chooses among the splits of sources that
     have them; its slice, as in train[:50], is taken from any source. ``flag`` names the flag that
-    gave ``source``. Raises UserError if the source is missing, unreadable or empty, or has no such
-    split.
+    gave ``source``. Raises UserError if the source is unreadable or empty, or has no such split.
     """
     name, subset = name_and_subset(source)
     path = Path(name).expanduser()
@@ -154,8 +152,7 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
 
 
 def _explain_start(path: Path) -> str:
-    """Explain what the first bytes show: UTF-16 by its byte-order mark, or a pointer in the place
-    of the data; empty for anything else."""
+    """Explain first bytes of UTF-16, or of a pointer in the place of the data; else empty."""
     if is_lfs_pointer(path):
         return "it is only a pointer of Git LFS; run git lfs pull"
     with open(path, "rb") as file:
@@ -207,8 +204,7 @@ def _slice(rows: Dataset, part: str, flag: str) -> Dataset:
 
 
 def _may_be_hub_name(source: str) -> bool:
-    """Return whether ``source`` may name a dataset of the Hub. A mistyped path may not: asking the
-    Hub for it would take long and mislead."""
+    """Return whether the Hub is asked: for a mistyped path that would take long and mislead."""
     return (
         bool(_HUB_NAME.fullmatch(source))
         and not source.startswith(".")
@@ -234,8 +230,7 @@ def _load_named(
 
 
 def _load_arguments(name: str, split: str, subset: str | None) -> dict[str, str]:
-    """Translate NAME@SUBSET for ``load_dataset``: a split, or else a configuration, or else a data
-    directory."""
+    """Translate SUBSET for ``load_dataset``: a split, a configuration, or else a data directory."""
     if subset is None:
         return {"split": split}
     configurations = get_dataset_config_names(name)

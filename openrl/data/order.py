@@ -16,8 +16,7 @@ OrderState = dict[str, int | str | bool]
 
 
 def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
-    """Return a short hash of token rows, each with a text for everything else that identifies
-    it."""
+    """Return a short hash of token rows, each with a text for what else identifies it."""
     digest = hashlib.blake2b(digest_size=8)
     for token_ids, rest in rows:
         digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + rest.encode() + b"\n")

@@ -1,5 +1,4 @@
-"""Rows become answers that somebody compared (chosen and rejected) or rated (good or bad), and
-these become batches.
+"""Rows become compared (chosen and rejected) or rated (good or bad) answers, then batches.
 
 An example is two rows of a batch that stay together: the chosen and the rejected answer to one
 prompt, or a rated answer and, for KTO's estimate of the KL divergence, another row's answer to the
@@ -30,8 +29,7 @@ RATINGS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0
 
 @dataclass(frozen=True)
 class PreferenceExample:
-    """Two rows that stay together. ``passed`` is 1 for the better answer, 0 for the worse one, NaN
-    for KTO's second row."""
+    """Two rows. ``passed`` is 1 for the better answer, 0 for the worse, NaN for KTO's second."""
 
     rows: tuple[SupervisedRow, SupervisedRow]
     passed: tuple[float, float]
@@ -72,8 +70,7 @@ class PairBuilder(PreferenceBuilder):
     noun = "pairs"
 
     def __init__(self, *args: Any, margins: bool = False, **kwargs: Any) -> None:
-        """With ``margins``, each row also says by how much the chosen answer is better. The other
-        arguments are those of every builder."""
+        """With ``margins``, each row also says by how much the chosen answer is better."""
         super().__init__(*args, **kwargs)
         self.margins = margins
 
@@ -134,8 +131,7 @@ def _number(value: Any) -> float:
 
 
 def pair_mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
-    """Pair each row's prompt with the answer of a row that has another prompt, the same one in
-    every pass.
+    """Pair each row's prompt with an answer to another prompt, the same one in every pass.
 
     Neighbours in the data often share a prompt, so the other row is the next one in a fixed
     shuffled order. Raises UserError if all prompts are equal.
@@ -179,8 +175,7 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
 def add_ref_logprobs(
     examples: Sequence[PreferenceExample], ref_answers: Tensor
 ) -> list[PreferenceExample]:
-    """Return the examples with the reference's log-probs of their answers, (2 * examples,) in the
-    order of ``collate_preferences``'s rows."""
+    """Return the examples with the reference's log-probs of their answers, (2 * examples,)."""
     return [
         replace(e, ref_logprobs=(float(first), float(second)))
         for e, (first, second) in zip(examples, ref_answers.view(-1, 2).tolist(), strict=True)

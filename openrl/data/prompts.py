@@ -1,11 +1,9 @@
 """Rows become prompts.
 
-A prompt that is too long is shortened as --prompt_overflow says. Only what the row itself
-contributes is cut: its text, or the text of the last user message of its chat. Everything around it
-stays whole (--input_template, the system prompt, earlier turns, the chat template with the header
-of the answer, the token that begins a text), so a shortened prompt is still well-formed. The text
-is cut in characters and the prompt tokenised again as a whole; as many characters stay as fit. A
-prompt is left out if its surroundings alone are too long.
+Of a prompt that is too long, --prompt_overflow cuts only what the row itself contributes: its text,
+or the text of the last user message of its chat. Templates, system prompt and earlier turns stay
+whole, so a shortened prompt is still well-formed. As many characters stay as fit after tokenising
+the whole again; a prompt is left out if its surroundings alone are too long.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Applies one function to all rows of a source, in several processes where that pays, and reports
-the bad rows together."""
+"""Applies a function to all rows of a source, in processes where it pays; reports bad rows."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ Read = Callable[[Numbered], Chunk[T]]
 
 
 def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
-    """Apply ``read`` to all rows in order. With more than one worker, ``read`` and what it is bound
-    to must pickle."""
+    """Apply ``read`` to all rows in order. With several workers it must pickle."""
     whole: Chunk[T] = Chunk()
     for chunk in _chunks(rows, read, min(workers, os.cpu_count() or 1)):
         whole.items += chunk.items
@@ -58,8 +56,7 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
 
 
 def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
-    """Read one piece. Text that is not UTF-8, which Arrow files accept unchecked, makes a bad
-    row."""
+    """Read one piece. Arrow files do not check that text is UTF-8: other text makes a bad row."""
     try:
         columns = rows[piece.start : piece.stop]  # one row at a time takes 25 times as long
         cells = zip(*columns.values(), strict=True)

@@ -24,8 +24,7 @@ class BadRow(Exception):
 
 
 def column(row: dict[str, Any], key: str) -> Any:
-    """Return the value of ``key``, whose dots reach into nested columns; MISSING if there is
-    none."""
+    """Return the value of ``key``, whose dots reach into nested columns, or else MISSING."""
     if key in row:
         return row[key]
     value: Any = row
@@ -45,8 +44,7 @@ def value_of(row: dict[str, Any], key: str) -> Any:
 
 
 def first_row(rows: Dataset) -> dict[str, Any]:
-    """Return the first row that can be read; if none can, its columns without values. Others report
-    the bad rows."""
+    """Return the first row that can be read; if none can, its columns without values."""
     for number in range(len(rows)):
         with contextlib.suppress(UnicodeDecodeError):
             return rows[number]
@@ -91,8 +89,7 @@ def as_chat(value: Any) -> Any:
 
 
 def as_messages(value: Any) -> list[Message]:
-    """Return a chat list, parsed if it is JSON text; other text becomes one user message. Raises
-    BadRow.
+    """Return a chat list, perhaps from JSON; other text becomes a user message. Raises BadRow.
 
     Keys without a value are left out: Arrow gives every message all keys that any message has.
     """
@@ -110,8 +107,7 @@ def as_messages(value: Any) -> list[Message]:
 
 
 def text_or_file(given: str, flag: str) -> str:
-    """Return the content of the file of that name, or else the text itself. Raises UserError for
-    the name of a file that does not exist."""
+    """Return the content of the file of that name, or else the text. Raises UserError."""
     path = expanded(given)
     is_name = "\n" not in given and len(given) < 256
     if is_name and path.is_file():

@@ -57,8 +57,7 @@ def _last_answer(chat: Any) -> tuple[Any, Any]:
 
 
 def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
-    """Return a right-padded batch (B, T). Columns that only reinforcement learning uses hold zeros,
-    or NaN for ``passed``."""
+    """Return a right-padded batch (B, T); columns of reinforcement learning hold zeros or NaN."""
     tokens = [row.token_ids for row in rows]
     width = max(map(len, tokens))
     loss_mask = pad([row.loss_mask for row in rows], width, False, torch.bool)
@@ -79,6 +78,5 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
 
 
 def examples_fingerprint(examples: Iterable[Any]) -> str:
-    """Return a short hash of what distinguishes these examples from others, which is their
-    ``rows``."""
+    """Return a short hash of the ``rows`` of these examples."""
     return fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)

@@ -1,5 +1,4 @@
-"""Tokenizers as the rest of openrl expects them: with a padding token and an end-of-text token, and
-perhaps a chat template."""
+"""Tokenizers as openrl expects them: with tokens for padding and the end of text."""
 
 from __future__ import annotations
 
@@ -49,9 +48,8 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
 def load_tokenizer(path: str, flags: LoadFlags, flag: str = "pretrain") -> PreTrainedTokenizerBase:
     """Return the tokenizer at ``path``, a directory or a Hub name, which ``flag`` gave.
 
-    Without a padding token it pads with the end-of-text token. No real end of text is lost, because
-    masks, never token ids, say what is padding. Raises UserError if there is no tokenizer or it has
-    no end-of-text token.
+    Without a padding token it pads with the end of text; none is lost, because masks say what is
+    padding. Raises UserError if there is no tokenizer or it has no end-of-text token.
     """
     from transformers import AutoTokenizer
 
@@ -104,8 +102,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that this tokenizer puts before plain text: [beginning of text], or none.
 
-    Chat templates write it themselves. Whatever a tokenizer appends is left out, because a prompt
-    is to be continued.
+    Whatever a tokenizer appends is left out, because a prompt is to be continued.
     """
     ids = tokenizer("").input_ids
     if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]:

@@ -16,8 +16,7 @@ from openrl.flags.values import NONE
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would read as None or is not printable, and keeps every value on one
-    line."""
+    """Quotes text that reads as None or is not printable; each value takes one line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         quotes = '"' if text == NONE or not text.isprintable() else None
@@ -42,8 +41,7 @@ _QuotingDumper.add_representer(str, _QuotingDumper.represent_text)
 
 
 def dump_yaml(config: Any) -> str:
-    """Return the flags of a config object in the form that --config reads. Secrets are left
-    out."""
+    """Return the flags of a config, without secrets, in the form that --config reads."""
     specs = collect_flags(type(config))
     chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
     lines: list[str] = []

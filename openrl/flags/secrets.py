@@ -18,8 +18,7 @@ LEFT_OUT = "***"  # is written in place of a secret
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether a name looks like a secret's: HF_TOKEN, api-key and accessToken do, max_tokens
-    does not."""
+    """Return whether a name looks like a secret's: HF_TOKEN and api-key do, max_tokens does not."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
     return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
 

@@ -14,8 +14,7 @@ from openrl.flags.values import Quoted, convert
 def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
     """Return ``settings`` as ``options``, a frozen dataclass of flags; None if ``options`` is None.
 
-    Raises UserError, which begins with ``owner``, e.g. "verifier number", and names everything that
-    is wrong.
+    Raises UserError, which begins with ``owner`` ("verifier number") and names all that is wrong.
     """
     specs = {s.name: s for s in flags_of(options)} if options else {}
     problems = [_unknown(key, list(specs)) for key in settings if key not in specs]

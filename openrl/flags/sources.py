@@ -111,8 +111,7 @@ def _plain(node: yaml.Node) -> Any:
 
 
 def read_table(path: str, flag: str) -> Any:
-    """Return the content of a YAML or JSON file. Raises UserError, which names ``flag``, if it
-    cannot be read."""
+    """Return the content of a YAML or JSON file. Raises UserError, which names ``flag``."""
     try:
         return yaml.safe_load(read_text(path))
     except RecursionError:

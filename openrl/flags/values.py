@@ -1,5 +1,4 @@
-"""Converts text to values: what a flag's type accepts, how it is shown, and which numbers it
-allows."""
+"""Converts text to values: what a type accepts, how it is shown, and which numbers are allowed."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def _json_value(raw: Any) -> Any:
 
 
 def _convert_number(raw: str, type_: type) -> int | float:
-    """Convert a number. 1e6 also counts as a whole number, because people write --max_samples
-    1e6."""
+    """Convert a number. 1e6 is whole too, because people write --max_samples 1e6."""
     try:
         number = float(raw.replace(".inf", "inf"))  # .inf is YAML's spelling
     except ValueError:
@@ -128,8 +126,7 @@ def without_none(type_: Any) -> Any:
 
 
 def is_switch(type_: Any) -> bool:
-    """Return whether a flag may appear without a value, which turns it on, and so has a --no_
-    form."""
+    """Return whether a flag is turned on without a value, and so has a --no_ form."""
     inner = without_none(type_)
     return inner is bool or (is_union(inner) and bool in get_args(inner))
 
@@ -184,8 +181,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def within(value: Any, bounds: str) -> bool:
-    """Return whether a number, or every element of a tuple, keeps to ``bounds``. None and text
-    always do.
+    """Return whether a number, or each of a tuple, keeps to ``bounds``; None and text always do.
 
     Grammar: terms joined by " and "; a term is a list of alternatives joined by " or ", each a
     number ("-1"), a comparison ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term

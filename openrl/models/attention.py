@@ -153,8 +153,7 @@ GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """Whether the kernel takes fewer key heads than query heads; torch 2.11 does not."""
 
 Ends = tuple[Tensor | None, Tensor | None, int | None, int | None]
-"""Starts (followed by the end) of the sequences of queries and of keys, then the length of the
-longest sequence of each."""
+"""Starts, then the end, of the sequences of queries and of keys; then the longest of each."""
 
 
 def _by_kernel(

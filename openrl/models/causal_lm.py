@@ -54,8 +54,7 @@ class CausalLM(HeadedModel):
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
     ) -> Columns:
-        """The column holds log-probs, (b, T) fp32. The output head skips tokens that are not
-        scored."""
+        """The column holds log-probs, (b, T) fp32. The head skips tokens that are not scored."""
         predicts = part.take(shift_left(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             hidden,
@@ -161,8 +160,7 @@ def load_pretrained(kind: type, path: str, loading: Loading, may_lack: str = "")
 def logit_transform(
     config: PretrainedConfig, temperature: float, banned: tuple[int, ...] = ()
 ) -> LogitTransform:
-    """Read from the config what the architecture does to its logits. ``banned`` tokens are never
-    sampled."""
+    """Read what the architecture does to its logits. ``banned`` tokens are never sampled."""
     text = config.get_text_config()
     scale = getattr(text, "logit_scale", None) or 1.0  # Cohere
     scale *= getattr(text, "lm_head_multiplier", None) or 1.0  # Falcon-H1
@@ -174,8 +172,7 @@ def logit_transform(
 
 @contextmanager
 def eager_attention(hf: PreTrainedModel) -> Iterator[None]:
-    """Use eager attention inside: the model is still on the CPU, where flash attention does not
-    run."""
+    """Use eager attention inside: the model is on the CPU, where flash attention does not run."""
     chosen = hf.config._attn_implementation
     hf.set_attn_implementation("eager")
     yield
@@ -189,8 +186,7 @@ def _plain_logprobs(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 def _disable_dropout(model: nn.Module) -> None:
-    """Switch dropout off: policies are compared with their own earlier log-probs, and noise in the
-    forward pass would look like drift."""
+    """Switch dropout off: in comparisons with earlier log-probs its noise would look like drift."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -32,8 +32,7 @@ def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
 
 
 def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool) -> None:
-    """Raise UserError for everything asked for that the model at ``path`` does not have. Reads its
-    config, not its weights."""
+    """Raise UserError for all that the model at ``path`` does not have, by its config alone."""
     if changes == ModelChangeFlags():
         return
     config = load_config(path, trust_remote_code)

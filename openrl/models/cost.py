@@ -9,8 +9,7 @@ from openrl.models.stored import load_config
 
 
 def row_cost(path: str, trust_remote_code: bool) -> RowCost:
-    """Return the row cost of the model at ``path`` without reading its weights. Raises UserError if
-    its config does not load."""
+    """Return the row cost of the model at ``path`` by its config. Raises UserError without one."""
     return cost_of(load_config(path, trust_remote_code))
 
 
@@ -18,8 +17,7 @@ def cost_of(config: PretrainedConfig) -> RowCost:
     """Return a row cost whose ``attention`` is layers x width of attention / the parameters that a
     token passes: linear layers, active experts, output head.
 
-    It assumes gated MLPs and full attention in every layer; for a model with plain MLPs or sliding
-    windows this is close enough.
+    It assumes gated MLPs and full attention, close enough to plain MLPs and sliding windows.
     """
     text = config.get_text_config()
     hidden = text.hidden_size

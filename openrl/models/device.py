@@ -15,9 +15,8 @@ Device = Literal["cpu", "cuda"]
 def resolve_device(flags: DeviceFlags, joined: bool = False) -> Device:
     """Return --device, with auto resolved by this machine.
 
-    Raises UserError for cuda on a machine without a GPU, unless models run on the nodes of a
-    cluster that was ``joined`` (the placement then checks its GPUs) or do not run at all
-    (--dry_run).
+    Raises UserError for cuda on a machine without a GPU, unless models run on a cluster that was
+    ``joined``, whose GPUs the placement checks, or not at all (--dry_run).
     """
     if flags.device == "cpu":
         return "cpu"

@@ -1,5 +1,4 @@
-"""Mixtures of experts: how unevenly the router spreads tokens, as computed by the architecture's
-own function in transformers."""
+"""Mixtures of experts: how unevenly the router spreads tokens, by transformers' own function."""
 
 from __future__ import annotations
 

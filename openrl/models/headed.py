@@ -49,8 +49,7 @@ class HeadedModel(ABC, nn.Module):
 
     @abstractmethod
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename the parameters of adapters, and of what learns beside them, from this module's
-        names to those of peft's files."""
+        """Rename the parameters that learn with adapters to the names of peft's files."""
 
     @abstractmethod
     def read(

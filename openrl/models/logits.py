@@ -1,5 +1,4 @@
-"""What an architecture does to its logits, and what a forward pass returns besides its column.
-Needs only torch."""
+"""What an architecture does to its logits, and what a forward pass returns besides its column."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from openrl.models.logits import Columns, LogitTransform, Output, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
-"""How many rows of the output head get their gradient at a time, so that no chunk copies the whole
-head."""
+"""How many rows of the output head get their gradient at a time: no chunk copies all of it."""
 
 
 def shift_left(values: Tensor) -> Tensor:
@@ -29,14 +28,12 @@ def shift_left(values: Tensor) -> Tensor:
 
 
 def shift_right(values: Tensor) -> Tensor:
-    """Invert ``shift_left``: move what the state at index t says about the token at t + 1 to index
-    t + 1."""
+    """Invert ``shift_left``: move what the state at t says about the next token to t + 1."""
     return values.roll(1, 1)
 
 
 ROW_BLOCK = 128
-"""How many tokens of a chunk are scored at a time, so that no second matrix of the size of the
-chunk's logits is needed."""
+"""How many tokens of a chunk are scored at a time, without a second matrix of its logits' size."""
 
 
 class LogprobHead(nn.Module):
@@ -63,11 +60,9 @@ class LogprobHead(nn.Module):
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
     ) -> Columns:
-        """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
-        state that predicts the token.
+        """Return log-probs, (R, S) fp32, and what else is wanted, beside the states that predict.
 
-        All are 0 where ``predicts`` is False: before padding, before the first token of a sequence,
-        and before tokens that nobody scores.
+        All are 0 where ``predicts`` is False.
 
         Args:
             hidden: (R, S, H).
@@ -113,8 +108,7 @@ def token_logprobs(
         weight, bias: (V, H) and (V,) or None, the output head.
         targets: (N,) int64.
         transform: from the head's outputs to logits.
-        chunk_size: how many tokens' logits exist at a time; the backward pass computes them again.
-            0 means all at once.
+        chunk_size: how many tokens' logits exist at a time, computed again backwards; 0: all.
         entropy: also return the entropy of each distribution, in nats.
         reference: also return the KL of each distribution to the reference's.
 
@@ -131,8 +125,7 @@ def token_logprobs(
 
 
 def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Score (n, V) logits; return log-probs (n,), entropies (n,) or None, and log partitions
-    (n,)."""
+    """Score (n, V) logits; return log-probs, entropies or None, and log partitions, (n,) each."""
     log_partition = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_partition
     if not entropy:
@@ -143,8 +136,7 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
 
 
 class _Chunked(torch.autograd.Function):
-    """``_score`` and ``full_kl`` chunk by chunk: the logits of only one chunk exist at a time, in
-    both directions."""
+    """``_score`` and ``full_kl`` with the logits of one chunk at a time, in both directions."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -230,8 +222,7 @@ def _score_gradient(
 
 
 def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:
-    """Split a chunk of ``count`` tokens; return each part's place among all tokens and in the
-    chunk."""
+    """Split a chunk of ``count`` tokens; return the parts' places among all and in the chunk."""
     first = rows.start
     parts = _chunks(count, ROW_BLOCK)
     return [(slice(first + p.start, first + min(p.stop, count)), p) for p in parts]

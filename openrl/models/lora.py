@@ -36,20 +36,17 @@ PLAIN = {
     "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights",
     "eva_config", "runtime_config",
 }  # fmt: skip
-"""Fields of an adapter's config that keep the layer at W x + scale * B A x. Any other field is
-refused unless it has peft's default."""
+"""Fields of an adapter's config that keep to W x + scale * B A x; others must be peft's default."""
 
 OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that peft applies to the fused weights of experts and their router, in models that have
-them."""
+"""Names that peft applies to fused weights of experts and to their router."""
 
 # names of adapters: the one that learns, and a frozen copy of what it started from
 TRAINED, START = ("default", "start")
 
 
 class Adapters:
-    """The adapters of ``hf``, whose parameters keep peft's names: ``<layer>.base_layer.weight`` is
-    W."""
+    """The adapters of ``hf``, under peft's names: ``<layer>.base_layer.weight`` is W."""
 
     def __init__(self, hf: PreTrainedModel, config: peft.LoraConfig, base: str) -> None:
         self.hf, self.config, self.base = hf, config, base
@@ -58,8 +55,7 @@ class Adapters:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Inside, the model is as it was before training: with the adapters off, or with those that
-        it started from."""
+        """Inside, the model is as before training: without adapters, or with the first ones."""
         given = START in next(iter(self.layers.values())).scaling
         for layer in self.layers.values():
             layer.set_adapter(START, inference_mode=True) if given else layer.enable_adapters(False)
@@ -70,8 +66,7 @@ class Adapters:
                 layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
 
     def merged(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Merge adapters, W + scale * B A: parameters of whole layers by their names in ``hf``
-        become those of a model without adapters."""
+        """Merge adapters, W + scale * B A: whole layers become those of a model without any."""
         plain = {name: t for name, t in named.items() if ".lora_" not in name}
         result = {}
         for name, weight in plain.items():
@@ -113,8 +108,7 @@ class Adapters:
 
 
 def of_adapter(name: str) -> bool:
-    """Return whether a parameter, frozen or not, belongs to the adapter that is written to
-    files."""
+    """Return whether a parameter belongs to the adapter that is written to files."""
     return f".{TRAINED}." in name
 
 
@@ -153,8 +147,7 @@ def add_adapters(
 
 
 def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
-    """Raise UserError, as ``add_adapters`` would, if the layers of ``base`` cannot have these
-    adapters. Reads no weights."""
+    """Raise UserError, before weights are read, if ``base`` cannot have these adapters."""
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
@@ -276,8 +269,7 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 def dequantised(tensor: Tensor) -> Tensor:
-    """Return a parameter as plain numbers; 4-bit weights are unpacked into the dtype they compute
-    in."""
+    """Return a parameter as plain numbers; 4-bit weights in the dtype they compute in."""
     state = getattr(tensor, "quant_state", None)
     if state is None:
         return tensor.detach()

@@ -1,5 +1,4 @@
-"""Merging a LoRA adapter (https://arxiv.org/abs/2106.09685) into the model it was trained on. The
-only user of peft besides ``lora.py``."""
+"""Merging a LoRA adapter (https://arxiv.org/abs/2106.09685) into the model it was trained on."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def merge_adapter(
     base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
 ) -> PreTrainedModel:
     """Merge base and adapter, write the result as one model with the base's tokenizer, and return
-    it. It is a reward model with the head ``head_prefix``, or a causal language model if that is
-    None.
+    it. It is a reward model with the head ``head_prefix``, or without one a language model.
 
     The sum is computed in fp32 and rounded once, to --param_dtype. The directory appears whole or
     not at all. Raises UserError if the adapter does not fit the base.
@@ -51,8 +49,7 @@ def merge_adapter(
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
-    """Load the base as a classifier with one output. Raises UserError if neither base nor adapter
-    holds a head."""
+    """Load the base as a classifier with one output. Raises UserError if no head is stored."""
     loading = Loading(flags, "cpu", settings={"num_labels": 1})
     model = load_pretrained(AutoModelForSequenceClassification, base, loading, f"{HEAD}.weight")
     if not hasattr(model, HEAD):
@@ -72,8 +69,7 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
 
 
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
-    """Return the model with the adapter's deltas added. Raises UserError unless every stored tensor
-    has its place in the model."""
+    """Return the model with the adapter added. Raises UserError unless every stored tensor fits."""
     stored = load_peft_weights(adapter, device="cpu")
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)

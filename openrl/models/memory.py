@@ -21,8 +21,7 @@ class MemoryUse:
 
 
 def memory_use(device: str) -> MemoryUse:
-    """Return the memory use of this process now. ``device`` is "cpu" or "cuda"; "cuda" must already
-    be in use."""
+    """Return the memory use of this process now. The ``device`` "cuda" must be in use already."""
     process = psutil.Process()
     host = sum(_resident(p) for p in [process, *process.children(recursive=True)])
     if device != "cuda":

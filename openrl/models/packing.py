@@ -1,13 +1,11 @@
-"""The rows of a micro-batch as a backbone sees them: a padded rectangle, or packed into one row
-without padding.
+"""The rows of a micro-batch as a backbone sees them: a padded rectangle, or packed into one row.
 
 In a packed row, the real tokens of all rows stand end to end and positions start at 0 again with
 each row. Attention must not cross such a start: transformers derives a block-diagonal mask from the
 positions (eager, sdpa, flex_attention), and flash attention takes the boundaries as
 ``cu_seq_lens``. ``check_packing`` finds models that ignore both.
 
-The rows of a group begin with the same prompt. On request the prompt is computed once, and every
-row attends to it.
+On request, the prompt of a group's rows is computed once, and every row attends to it.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class Rows:
-    """The input of a backbone, and the way back. R rows of S tokens: (b, T) unchanged, or (1, N)
-    packed."""
+    """The input of a backbone, and the way back. (R, S) is (b, T) unchanged, or (1, N) packed."""
 
     token_ids: Tensor  # (R, S) int64
     predicted: Tensor  # scored tokens whose predecessor in the row predicts them
@@ -53,8 +50,7 @@ def arrange(
     scored: Tensor | None = None,
     axes: Tensor | None = None,
 ) -> Rows:
-    """Arrange right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or
-    unchanged.
+    """Arrange right-padded token_ids (b, T) int64 and attention_mask (b, T) bool.
 
     With ``groups`` (b,), neighbouring packed rows of equal number share their common prefix.
     ``scored`` (b, T) bool marks the tokens whose results are wanted; None means all. ``axes``
@@ -70,8 +66,7 @@ def arrange(
 
 
 def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
-    """Keep the rectangle. The backbone gets no mask: causal attention never looks at padding on the
-    right."""
+    """Keep the rectangle, without a mask: causal attention never looks at padding on the right."""
     predicted = scored.clone()
     predicted[:, 0] = False
     along = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
@@ -140,8 +135,7 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     predicted = torch.zeros_like(positions, dtype=torch.bool).index_fill(0, asked, True)
 
     def arranged(values: Tensor) -> Tensor:
-        """Take a shared token's value from a row that asks for it: the columns of other rows lack
-        it."""
+        """Take a shared token's value from a row that asks for it: other rows lack it."""
         of_first = values[source[:, 0], positions]
         return of_first.index_put((asked,), values[scored])[None]
 
@@ -169,8 +163,7 @@ def unpackable_layers(config: PretrainedConfig) -> str:
 
 @torch.no_grad()
 def check_packing(path: str, run: Run, trial: Trial) -> None:
-    """Raise UserError if a model that packs gives a row a different result beside other rows than
-    alone.
+    """Raise UserError if a model that packs gives a row another result beside others than alone.
 
     ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. The gap
     between the two results is compared with how much the first row changes the second as its
@@ -191,11 +184,9 @@ def check_packing(path: str, run: Run, trial: Trial) -> None:
 
 @torch.no_grad()
 def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
-    """Raise UserError if rows that share their prefix get a different result than rows packed
-    without sharing.
+    """Raise UserError if rows that share their prefix get another result than without sharing.
 
-    ``run`` is as for ``check_packing`` and also takes groups (b,). The gap is compared with what
-    another prefix changes.
+    ``run`` also takes groups (b,). The gap is compared with what another prefix changes.
     """
     beginning, end = trial.tokens.view(2, 6)
     ends = torch.stack([end, end.flip(0)])

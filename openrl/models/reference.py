@@ -1,10 +1,8 @@
-"""The next-token distributions of a reference: how they travel in a batch, and how a policy
-compares itself with them chunk by chunk.
+"""The next-token distributions of a reference, in a batch and compared with chunk by chunk.
 
 With the K likeliest tokens as support, a token costs K ids and K + 1 log-probs, the last for all
 other tokens together. For the whole vocabulary, the reference's hidden states travel instead, H
-numbers per token, and the policy keeps a frozen copy of the reference's output head. Either way,
-the logits of only one chunk exist at a time.
+numbers per token, and the policy keeps a frozen copy of the reference's output head.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ def reference_columns(
     chunk_size: int,
     top_k: int,
 ) -> dict[str, Tensor]:
-    """Return ``ref_ids`` and ``ref_support`` of (N, H) states or, with ``top_k`` 0, ``ref_hidden``,
-    by their names in a batch."""
+    """Return ``ref_ids`` and ``ref_support`` of (N, H) states, or these for ``top_k`` 0."""
     if top_k == 0:
         return {"ref_hidden": states}
     chunks = states.split(chunk_size or max(len(states), 1))

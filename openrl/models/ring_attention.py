@@ -53,8 +53,7 @@ class Ring:
         return visible(self.starts, self.starts[-1] // self.size, self.rank, source)
 
     def pass_on(self, values: Tensor) -> tuple[Tensor, list[dist.Work]]:
-        """Send values to the next rank; return what the previous rank sends, and the work to wait
-        for before reading it."""
+        """Send values to the next rank; return what the previous sends, and what to wait for."""
         peers = [
             dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (1, -1)
         ]
@@ -81,8 +80,7 @@ def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block |
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: Ring, scale: float) -> Tensor:
-    """Return this rank's part of the attention, (s, H, D), for query (s, H, D) and key and value
-    (s, H', D), where H is a multiple of H'."""
+    """Return this rank's attention, (s, H, D), to key and value (s, H', D); H' divides H."""
     heads, kv_heads = query.shape[1], key.shape[1]
     found = []
     for first in range(0, kv_heads, ring.stride):
@@ -151,8 +149,7 @@ class _Ring(torch.autograd.Function):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the block's output (n, H, D) and log-sum-exp (n, H) for query (n, H, D) and key and
-    value (m, H', D)."""
+    """Return output (n, H, D) and log-sum-exp (n, H) of a block; key and value are (m, H', D)."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
         found = torch.ops.aten._flash_attention_forward(

@@ -49,8 +49,7 @@ class ScalarModel(HeadedModel):
             self.head.weight.copy_(head_weight)
 
     def scalars(self, hidden: Tensor, part: Part, asked: Tensor) -> Tensor:
-        """Return the head's output, (R, S) in at least fp32, at the tokens ``asked`` (R, S) bool
-        and 0 at the others."""
+        """Return the head's output, (R, S) in at least fp32; 0 where not ``asked`` (R, S) bool."""
         own = part.take(asked)
         column = self.head(hidden[own])[..., 0]
         return part.whole(placed(column.to(torch.promote_types(column.dtype, torch.float32)), own))
@@ -62,8 +61,7 @@ class ScalarModel(HeadedModel):
 
     @property
     def architecture(self) -> str:
-        """The class that config.json names. With a head named "score" it is transformers' sequence
-        classifier."""
+        """The class that config.json names. With the head "score", transformers loads it."""
         return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -105,8 +103,7 @@ class RewardModel(ScalarModel):
         return one_hot(attention_mask.sum(-1) - 1, attention_mask.shape[1]).bool()
 
     def read(self, hidden: Tensor, rows: Rows, part: Part, *others: object) -> Columns:
-        """The column holds rewards, (b,) fp32: the scalar at the last real token of each row, minus
-        ``mean``, divided by ``std``."""
+        """The column holds rewards, (b,) fp32: the scalar at each row's last token, normalised."""
         scalars = self.scalars(hidden, part, torch.ones_like(rows.predicted))
         return (rows.columns(scalars).sum(1) - self.mean) / self.std, {}
 
@@ -150,16 +147,14 @@ def load_scalar_model(
 
 
 def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:
-    """Return the name of a checkpoint's scalar head and its weight (1, H), or None if it has no
-    head."""
+    """Return the name of a checkpoint's scalar head and its weight (1, H), None without a head."""
     config = load_config(path, flags.trust_remote_code)
     name = getattr(config, HEAD_FIELD, None) or head_prefix
     return name, _stored_tensor(path, f"{name}.weight")
 
 
 def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:
-    """Return the mean and std of a reward model's rewards from its config.json. Raises UserError if
-    they are missing."""
+    """Return mean and std of rewards from a model's config.json. Raises UserError without them."""
     config = load_config(path, trust_remote_code)
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
     if mean is None or std is None or not std > 0:

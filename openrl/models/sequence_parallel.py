@@ -1,5 +1,4 @@
-"""Sequence parallelism: each rank holds an equal part of every row, and only attention looks at the
-other parts.
+"""Sequence parallelism: ranks hold equal parts of every row; only attention looks at the others.
 
 Embeddings, norms and MLPs work token by token, so a backbone runs unchanged on its rank's part. Its
 attention function is replaced by one of two. Ulysses (https://arxiv.org/abs/2309.14509): an
@@ -63,8 +62,7 @@ def undivided(rows: Rows) -> Part:
 
 @dataclass(frozen=True)
 class SequenceSplit:
-    """Cuts rows for one rank of a group that holds them together. Every rank of the group makes the
-    same calls."""
+    """Cuts rows for one rank of a group, all of whose ranks make the same calls."""
 
     group: dist.ProcessGroup
     # the model's attention when nothing is split, by its name in transformers
@@ -105,8 +103,7 @@ class SequenceSplit:
 
 @dataclass(frozen=True)
 class WholeSequence:
-    """What attention on one part must know of the whole rows; the backbone passes it on as a
-    keyword argument."""
+    """What attention on one part must know of the whole rows; a keyword argument of backbones."""
 
     split: SequenceSplit
     positions: Tensor  # (1, S) int64
@@ -119,8 +116,7 @@ class WholeSequence:
         return [*(self.positions[0] == 0).nonzero()[:, 0].tolist(), self.positions.shape[1]]
 
     def mask(self, window: int | None) -> Tensor | None:
-        """Return (1, 1, S, S) bool, True where a query (row) sees a key; None for plain causal
-        attention."""
+        """Return (1, 1, S, S) bool, True where a query sees a key; None if plainly causal."""
         if not self.packed and window is None:
             return None
         if window not in self._masks:
@@ -137,8 +133,7 @@ class WholeSequence:
 
     @cached_property
     def boundaries(self) -> dict[str, Any]:
-        """The boundaries of packed sequences, in the form that flash attention and ``varlen``
-        take."""
+        """The boundaries of packed sequences, as flash attention and ``varlen`` take them."""
         if not self.packed:
             return {}
         starts = torch.tensor(self.starts, dtype=torch.int32, device=self.positions.device)
@@ -241,8 +236,7 @@ def ring_of_parts(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Compute ring attention; arguments and result as in ``ulysses_attention``, for one packed
-    row."""
+    """Compute ring attention of one packed row, by the arguments of ``ulysses_attention``."""
     unknown = ("s_aux", "position_bias", "softcap")
     if odd := [name for name in unknown if more.get(name) is not None]:
         raise TypeError(f"its attention has {' and '.join(odd)}")
@@ -266,8 +260,7 @@ AttentionInterface.register(RING, ring_of_parts)
 def split_sequences(
     hf: PreTrainedModel, path: str, flags: ParallelFlags, group: dist.ProcessGroup
 ) -> SequenceSplit:
-    """Replace the model's own attention with that of a split model. Raises UserError if it cannot
-    be replaced."""
+    """Replace the model's own attention with that of a split model. Raises UserError."""
     inner = hf.config._attn_implementation
     if inner not in SPLITTABLE:
         raise _unsplittable(
@@ -292,8 +285,7 @@ def unsplit(model: Any) -> Iterator[None]:
 
 
 def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
-    """Raise UserError if a model with split sequences does not compute what it computes on whole
-    ones. Collective.
+    """Raise UserError if a model does not compute the same on split sequences. Collective.
 
     ``run`` is the model on its device.
     """

@@ -77,8 +77,7 @@ def stored_shapes(path: str) -> dict[str, Shape]:
 
 
 def shapes_in(file: Path) -> dict[str, Shape]:
-    """Return the shape of each tensor. Raises UserError unless ``file`` is a whole safetensors
-    file."""
+    """Return the shape of each tensor. Raises UserError unless it is a whole safetensors file."""
     size = file.stat().st_size
     with open(file, "rb") as opened:
         start = opened.read(8)
@@ -102,8 +101,7 @@ def shapes_in(file: Path) -> dict[str, Shape]:
 def check_language_model(
     path: str, trust_remote_code: bool, overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Raise UserError if names and shapes show that the weights at ``path`` do not belong to a
-    language model of its config."""
+    """Raise UserError if the weights at ``path`` do not fit its config by names and shapes."""
     stored = stored_shapes(path)
     config = load_config(path, trust_remote_code)
     heads = config.architectures or []
@@ -146,8 +144,7 @@ def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> N
 
 
 def check_backbone(path: str, trust_remote_code: bool) -> None:
-    """Raise UserError if the model at ``path`` can carry no scalar head: it must either have one
-    already or be a language model."""
+    """Raise UserError unless the model at ``path`` has a scalar head or is a language model."""
     heads = load_config(path, trust_remote_code).architectures or []
     if heads and all(name.endswith("SequenceClassification") for name in heads):
         stored_shapes(path)

@@ -29,8 +29,7 @@ def empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTrained
 
 
 def tower_parameters(hf: PreTrainedModel) -> list[str]:
-    """Return the names of the parameters outside the language model and its output head; none
-    without a tower."""
+    """Return the names of the parameters outside the language model and its output head."""
     if not sees(hf.config):
         return []
     text = {id(p) for p in hf.get_decoder().parameters()}
@@ -40,8 +39,7 @@ def tower_parameters(hf: PreTrainedModel) -> list[str]:
 
 
 def tower_modules(hf: PreTrainedModel) -> str | None:
-    """Return a regular expression for the modules outside the language model; None without a
-    tower."""
+    """Return a regular expression of the modules outside the language model, if there are any."""
     if not sees(hf.config):
         return None
     body, text = hf.base_model, hf.get_decoder()
@@ -50,8 +48,7 @@ def tower_modules(hf: PreTrainedModel) -> str | None:
 
 
 def tower_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters outside the language model and its output head, named as in a
-    checkpoint."""
+    """Return the parameters of ``tower_parameters``, named as in a checkpoint."""
     tower = {*tower_parameters(hf)}
     own = {name: p.detach() for name, p in hf.named_parameters() if name in tower}
     return revert_weight_conversion(hf, own) if own else {}

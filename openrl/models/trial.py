@@ -1,5 +1,4 @@
-"""A trial of a model before a run: what it makes of ordinary tokens, and how far apart two results
-may be."""
+"""A trial of a model: what it makes of ordinary tokens, and how far apart two results may be."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Trial:
 
     @torch.no_grad()
     def probe(self, run: Run) -> Tensor:
-        """Return a model's results, (2, ...), for a row of the tokens and for the same row with its
-        first half reversed."""
+        """Return results, (2, ...), for the tokens and for them with their first half reversed."""
         rows = torch.stack([self.tokens, torch.cat([self.tokens[:6].flip(0), self.tokens[6:]])])
         mask = torch.ones(1, 12, dtype=torch.bool)
         return torch.stack([run(row[None], mask)[0] for row in rows]).float().cpu()
@@ -48,8 +46,7 @@ class Trial:
         return None if gap is None else f"parts do not add up to the whole ({gap})"
 
     def discrepancy(self, found: Tensor, expected: Tensor, other: Tensor) -> str | None:
-        """Return how far ``found`` is from ``expected``, which should be equal; None if they are
-        close enough.
+        """Return how far ``found`` is from ``expected``; None if they are close enough.
 
         Close means, on average, within a tenth of the distance to ``other``, the result of another
         input, or within one rounding error of the result's size.

@@ -1,5 +1,4 @@
-"""What a vision-language model needs besides tokens: images as tensors, and the positions of image
-tokens.
+"""What a vision-language model needs besides tokens: images as tensors, and tokens' positions.
 
 transformers puts the features of images where the image tokens are, row by row and from left to
 right. So the images of a micro-batch are one list, whether its rows are padded or packed.
@@ -40,8 +39,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self, on_gpu: bool) -> Iterator[None]:
-        """Time the calls inside. Calls to a GPU return before their work is done, so events go into
-        its queue."""
+        """Time the calls inside; on a GPU by events in its queue, because calls return early."""
         if not on_gpu:
             began = time.perf_counter()
             yield
@@ -78,8 +76,7 @@ class Vision:
         )
 
     def read(self, images: Sequence[Sequence[PlacedImage]] | None) -> dict[str, Tensor]:
-        """Return the tensors of all images of some rows, or of one blank image if there are
-        none."""
+        """Return the tensors of all images of some rows, or else of one blank image."""
         found = [placed.image for of_row in images or () for placed in of_row]
         with self.reading.running(on_gpu=False):
             return self.processor.batch(
@@ -87,8 +84,7 @@ class Vision:
             )
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the seconds since the last call: to turn images into tensors, and to run the
-        tower's forward passes."""
+        """Return the seconds, since the last call, of reading images and of running the tower."""
         reading, encoding = self.reading.take(), self.encoding.take()
         return {"image_read_seconds": reading, "encoder_seconds": encoding}
 

@@ -1,5 +1,4 @@
-"""Content that environments and tools show to a policy: a text, or a list of text and image parts
-as in the messages of a chat."""
+"""What environments and tools show to a policy: a text, or text and image parts as in chats."""
 
 from __future__ import annotations
 

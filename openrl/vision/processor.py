@@ -107,8 +107,7 @@ class VisionProcessor:
             )
 
     def tensors(self, image: Image) -> dict[str, Tensor]:
-        """Return the tensors of an image by name; their first dimension is tiles, patches or
-        images."""
+        """Return the tensors of an image; their first dimension is tiles, patches or images."""
         if image.sha256 not in self._seen:
             found = self._call(self.placeholder, [image])
             self._seen[image.sha256] = {
@@ -122,8 +121,7 @@ class VisionProcessor:
         return self._seen[image.sha256]
 
     def batch(self, images: Sequence[Image]) -> dict[str, Tensor]:
-        """Return the tensors of several images, concatenated as the model takes them; no images
-        give an empty dict."""
+        """Return the tensors of several images, perhaps none, joined as the model takes them."""
         parts = [self.tensors(image) for image in images]
         if not parts:
             return {}

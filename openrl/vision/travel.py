@@ -19,8 +19,7 @@ def without_pixels(group: Group, prompt: Prompt) -> Group:
 
 
 def with_pixels(group: Group, prompt: Prompt) -> Group:
-    """Return the group with the images of ``prompt``, which it was played from, one object for
-    each."""
+    """Return the group with the images of ``prompt``, one object for each."""
     known = {image.sha256: image for image in _images(prompt.images)}
     return _with(group, lambda image: known.get(image.sha256, image))
 
@@ -30,8 +29,7 @@ def _images(placed: Images) -> Iterable[Image]:
 
 
 def _with(group: Group, change: Callable[[Image], Image]) -> Group:
-    """Return the group with ``change`` applied to all its images. Its trajectories are changed in
-    place."""
+    """Return the group with ``change`` applied to all images, in its trajectories in place."""
 
     def changed(images: Images) -> Images:
         return tuple(replace(placed, image=change(placed.image)) for placed in images)

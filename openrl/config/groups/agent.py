@@ -189,8 +189,7 @@ def split_agent_path(given: str) -> tuple[str, str | None]:
 
 
 def split_command(command: str) -> list[str]:
-    """Return the words of --agent_command, as a shell would split it. Raises UserError if there is
-    no such program."""
+    """Return the words of --agent_command. Raises UserError if there is no such program."""
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -151,8 +151,7 @@ class AlgorithmFlags:
 
     @property
     def aggregation(self) -> LossAggMode:
-        """--loss_agg_mode, or else what the policy loss suggests, or else the estimator, or else
-        token-mean."""
+        """--loss_agg_mode, or what policy loss or estimator suggests, or else token-mean."""
         suggested = (e.suggests.get("loss_agg_mode") for e in (self.policy_loss, self.estimator))
         return next(filter(None, (self.loss_agg_mode, *suggested)), "token-mean")
 
@@ -269,8 +268,7 @@ class KLFlags:
 
     @property
     def controlled(self) -> bool:
-        """Whether a term of the loss or the reward takes its coefficient from the controller, which
-        starts at --init_kl_coef."""
+        """Whether a term takes its coefficient from the controller, from --init_kl_coef on."""
         return self.in_reward or (self.in_loss and self.kl_loss_coef is None)
 
     @property
@@ -279,8 +277,7 @@ class KLFlags:
 
     @property
     def measured_estimator(self) -> str:
-        """The estimator that `actor/kl` shows: the reward's, or the loss's if only the loss holds
-        the KL."""
+        """The estimator that `actor/kl` shows: the loss's if the KL is only there."""
         only_in_loss = self.in_loss and not self.in_reward
         return self.loss_estimator if only_in_loss else self.kl_estimator
 

@@ -62,8 +62,7 @@ class AsyncFlags:
 
     @property
     def carries_over(self) -> bool:
-        """Whether groups that are unfinished when a training step has its groups continue in a
-        later one."""
+        """Whether groups that are unfinished when a step has its own continue in a later one."""
         return self.partial_rollout or self.async_train
 
     @property

@@ -58,8 +58,7 @@ class RolloutBatchFlags:
         return -(-self.samples_per_step // self.train_batch_size) * self.max_epochs
 
     def total_steps(self, n_prompts: int) -> int:
-        """Return the steps of a run. Prompts of the next pass fill up the last step of the last
-        episode."""
+        """Return the steps of a run; prompts of the next pass fill up the last one."""
         if self.max_steps > 0:
             return self.max_steps
         return -(-self.num_episodes * n_prompts // self.rollout_batch_size)

@@ -174,8 +174,7 @@ class OrderFlags:
 
 
 def data_items(names: str) -> list[str]:
-    """Return the items of a comma list of datasets. A path that exists is one item, even with
-    commas."""
+    """Return the items of a comma list of datasets. A path that exists is one, even with commas."""
     if names and Path(names).expanduser().exists():
         return [names]
     return [item.strip() for item in names.split(",") if item.strip()]
@@ -190,8 +189,7 @@ def name_and_subset(item: str) -> tuple[str, str | None]:
 
 
 def probabilities(text: str) -> list[float]:
-    """Parse a comma list of positive numbers and scale them to a sum of 1. Raises ValueError for
-    anything else."""
+    """Parse a comma list of positive numbers and scale them to a sum of 1. Raises ValueError."""
     numbers = [float(item) for item in text.split(",")]
     if not all(0 < number < float("inf") for number in numbers):
         raise ValueError("every probability must be positive")

@@ -18,8 +18,7 @@ FLOORED_SCHEDULES = ("cosine_with_min_lr", "warmup_stable_decay")
 
 @group("Optimizer")
 class LearningRateFlags:
-    """Appears once per trained role, with its prefix: actor_, critic_, or none if one model is
-    trained."""
+    """Appears once per trained role: with the prefix actor_ or critic_, or with none."""
 
     learning_rate: float = flag(1e-6, "Peak learning rate.", bounds="> 0")
 

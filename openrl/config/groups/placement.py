@@ -63,8 +63,7 @@ class ClusterFlags:
 
     @property
     def address(self) -> str | None:
-        """Address of the cluster to join, --ray_address or else $RAY_ADDRESS; None starts a new
-        one."""
+        """Address of the cluster to join, --ray_address or $RAY_ADDRESS; None starts a new one."""
         return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
@@ -111,8 +110,7 @@ class PlacementFlags(ClusterFlags):
 
     @property
     def explicit_places(self) -> dict[str, tuple[int, ...]]:
-        """--placement as role -> its places in rank order; empty if the flag is not given. Raises
-        UserError."""
+        """--placement as role -> its places in rank order; empty without it. Raises UserError."""
         roles = {name: role for role, name in FLAG_NAMES.items()}
         places: dict[str, tuple[int, ...]] = {}
         for entry in filter(None, (part.strip() for part in (self.placement or "").split(";"))):
@@ -125,8 +123,7 @@ class PlacementFlags(ClusterFlags):
         return places
 
     def shape(self, role: str) -> tuple[int, int | None]:
-        """Return the nodes of a model role and its GPUs per node; left at None, they are the
-        actor's."""
+        """Return the nodes of a model role and its GPUs per node, by default the actor's."""
         name = FLAG_NAMES[role]
         nodes = getattr(self, f"{name}_num_nodes")
         per_node = getattr(self, f"{name}_num_gpus_per_node")
@@ -136,8 +133,7 @@ class PlacementFlags(ClusterFlags):
         )
 
     def ranks_of(self, role: str, device: str) -> int | None:
-        """Return the ranks of a model role; None if only the cluster knows them: every GPU of a
-        node, unless on a CPU."""
+        """Return the ranks of a model role; None if only the cluster knows them."""
         if self.placement is not None:
             places = self.explicit_places
             return len(places[role]) if role in places else None
@@ -149,8 +145,7 @@ class PlacementFlags(ClusterFlags):
 
 @group("Placement")
 class RankFlags(ClusterFlags):
-    """Where the ranks of a command with one model run: in this process alone, under a launcher, or
-    under Ray."""
+    """Where the ranks of one model run: in this process alone, under a launcher, or under Ray."""
 
     num_nodes: int = flag(1, "Ray nodes over which the ranks are spread.", bounds="> 0")
     num_gpus_per_node: int | None = flag(

@@ -106,8 +106,7 @@ class RewardShapingFlags(WholeRewardFlags):
 
 
 def part_weights(words: tuple[str, ...]) -> dict[str, float]:
-    """Parse --gdpo_parts into {name: weight}. Raises UserError for a weight that is not a number
-    and for a name given twice."""
+    """Parse --gdpo_parts into {name: weight}. Raises UserError."""
     weights: dict[str, float] = {}
     for word in words:
         name, equals, text = word.rpartition("=")

@@ -96,8 +96,7 @@ REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in
 
 
 def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
-    """Parse --rollout_rs and --rollout_rs_threshold into tests. Raises UserError for unknown names
-    and for thresholds that do not fit."""
+    """Parse --rollout_rs and --rollout_rs_threshold into tests. Raises UserError."""
     names, thresholds = flags.rollout_rs, flags.rollout_rs_threshold
     if not names:
         return []

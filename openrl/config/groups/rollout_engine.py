@@ -11,8 +11,7 @@ from openrl.flags.schema import Condition, absent, flag, group
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """How one engine divides a model over its places. Neighbouring places form one tensor-parallel
-    group."""
+    """How one engine divides a model over its places; neighbours form a tensor-parallel group."""
 
     tensor: int = 1  # ranks that share every layer
     pipeline: int = 1  # stages of layers

@@ -1,5 +1,4 @@
-"""Importing this module registers every rule that spans flags, and what is known of foreign
-flags."""
+"""Importing this module registers every rule, and what is known of foreign flags."""
 
 from __future__ import annotations
 

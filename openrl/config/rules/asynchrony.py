@@ -101,8 +101,7 @@ def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
 
 
 def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:
-    """Return the flags in use that start more rollouts than a step trains on, or start them
-    earlier."""
+    """Return the flags in use that start more rollouts than a step trains on, or earlier."""
     flags = config.asynchrony
     surplus = prompts_running(config) > config.batch.rollout_batch_size
     by_size = config.collecting.vllm_generate_batch_size is not None

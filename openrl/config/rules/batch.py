@@ -1,5 +1,4 @@
-"""Rules of batches: optimizer steps, ranks and micro-batches must divide evenly, and token caps
-must hold the longest row."""
+"""Rules of batches: sizes must divide evenly, and token caps must hold the longest row."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
 
 
 def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
-    """Yield the problems of the batch sizes over ``world`` actor ranks; called again at start if
-    only the cluster knows their number."""
+    """Yield the problems of ``world`` actor ranks, at start if only the cluster knows them."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     each = config.parallel.ranks_per_shard
     ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
@@ -100,7 +98,6 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """Return the divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``;
-    None if there is none."""
+    """Return the divisor of ``number`` nearest to ``wish`` that ``multiple_of`` divides, if any."""
     fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
     return min(fitting, key=lambda d: abs(d - wish), default=None)

@@ -155,8 +155,7 @@ def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
 
 @check
 def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
-    """A moving average moves by (1 - beta) of the difference to each new value, and bf16 rounds
-    away anything below 1/256."""
+    """An average moves by (1 - beta) of the difference; bf16 rounds away what is below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
         message = (
             f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
@@ -173,8 +172,7 @@ def asked(flags: ParallelFlags) -> tuple[str, ...]:
 
 
 def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
-    """Yield the problems of ``world`` ranks of a role; called again at start if only the cluster
-    knows their number."""
+    """Yield the problems of ``world`` ranks of a role, at start if only the cluster knows them."""
     if world % flags.ranks_per_shard:
         ranks = (
             f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"

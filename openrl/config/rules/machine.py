@@ -1,5 +1,4 @@
-"""Rules about this machine: files that must exist, directories that must be writable, packages that
-must be installed.
+"""Rules about this machine: what must exist, be writable, or be installed.
 
 They import nothing and use no network. Whether a Hub name exists only shows when it is loaded.
 """
@@ -42,8 +41,7 @@ def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a model or dataset name means a path. Hub names are ``name`` or ``owner/name``
-    and not the path of an existing file."""
+    """Return whether a name means a path, and not ``name`` or ``owner/name`` on the Hub."""
     path = Path(name).expanduser()
     in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
@@ -71,8 +69,7 @@ def model_problems(
     files: Mapping[str, tuple[str, ...]] = MODEL_FILES,
     what: str = "complete model",
 ) -> Problems:
-    """Check that a model's directory is complete. ``files`` maps each part that it must hold to
-    patterns, one of which must match a file."""
+    """Check that a model's directory has each part of ``files``, by one of the part's patterns."""
     if name is None or (name and not is_local(name)):
         return
     directory = Path(name).expanduser()
@@ -150,8 +147,7 @@ def outputs_are_writable(config: TrainingConfig) -> Problems:
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
-    """Check that a directory exists or can be made. Permissions do not tell everything, so a
-    temporary directory is made there."""
+    """Check that a directory exists or can be made, by making one: permissions do not tell all."""
     if name is None:
         return
     if not name:

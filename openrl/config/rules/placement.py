@@ -62,8 +62,7 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
 
 @check
 def colocated_roles_are_equal(config: PPOConfig) -> Problems:
-    """A role that shares places must have as many ranks, on as many nodes, as the role it shares
-    them with."""
+    """Roles that share places must have as many ranks on as many nodes."""
     if config.placement.placement is not None:
         return
     apart = config.asynchrony.async_train

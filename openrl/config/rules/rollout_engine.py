@@ -130,8 +130,7 @@ def weights_have_a_way(config: PPOConfig) -> Problems:
 
 @check
 def adapters_are_served(config: PPOConfig) -> Problems:
-    """--lora_sync adapter needs an engine with the same base and with room for the adapter beside
-    it."""
+    """--lora_sync adapter needs an engine with the same base and with room for the adapter."""
     if config.lora.lora_sync == "merge" or not config.lora.adapts:
         return
     merge = "--lora_sync merge"
