@@ -65,7 +65,7 @@ async def open_file_agent(
             await process.start()
         if pool.facts.kind == "agent":
             await pool.close()  # the agent plays in this process, and must not block it
-            made = find_class(load_module(file.path, "agent_file"), file.class_name).made
+            made, _ = find_class(load_module(file.path, "agent_file"), file.class_name)
             yield OwnAgent(made(play), play.limits.episode_timeout)
         else:
             if pool.facts.kind == "turns":

@@ -40,22 +40,13 @@ class TokenizerRequest:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """An executor's question for a completion of these tokens."""
+    """An executor's question for a ``Completion`` of these tokens, and its text with special
+    tokens."""
 
     token_ids: list[int]
     max_tokens: int | None
     stop: tuple[str, ...]
     images: list[Any] | None = None  # its own images, or indices of the row's; None: the row's
-
-
-@dataclass(frozen=True)
-class GenerateReply:
-    """The answer to ``GenerateRequest``."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    text: str  # special tokens included
-    finish_reason: str  # stop or length
 
 
 # -- calling the file ------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 
 from openrl.agents.base import EpisodeResult
 from openrl.agents.foreign.calls import (
-    GenerateReply,
     GenerateRequest,
     TokenizerRequest,
     construct,
@@ -30,12 +29,8 @@ from openrl.types import End, Prompt, Sampling
 
 class ExecutorPlayer(Player):
     rewards = True
-
-    def __init__(self, made: type) -> None:
-        super().__init__()
-        self._class = made
-        self._executor: Any = None
-        self._tokenizer: Any = None
+    _executor: Any = None
+    _tokenizer: Any = None
 
     async def prepare(self) -> None:
         """Make the executor and get the tokenizer, once per process, because what tokenizers import
@@ -90,16 +85,16 @@ class Engine:
             (stop,) if isinstance(stop, str) else tuple(stop),
             None if multi_modal_data is None else list(map(self._named, _shown(multi_modal_data))),
         )
-        generated: GenerateReply = await asyncio.wrap_future(self._ask(asked))
-        pairs = zip(generated.token_ids, generated.logprobs, strict=True)
+        sampled, text = await asyncio.wrap_future(self._ask(asked))
+        pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
         completion = SimpleNamespace(
             index=0,
-            text=generated.text,
-            token_ids=list(generated.token_ids),
+            text=text,
+            token_ids=sampled.token_ids,
             logprobs=[
                 {i: SimpleNamespace(logprob=p, rank=None, decoded_token=None)} for i, p in pairs
             ],
-            finish_reason=generated.finish_reason,
+            finish_reason="length" if sampled.end is End.LENGTH else "stop",
             stop_reason=None,
         )
         return SimpleNamespace(

@@ -12,7 +12,6 @@ from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.ending import deadline
 from openrl.agents.foreign.calls import (
     Call,
-    GenerateReply,
     GenerateRequest,
     TokenizerRequest,
 )
@@ -81,12 +80,7 @@ class _Engine:
             raise
         self.replies.append(reply)
         said, chat = reply.completion, self._conversation.chat
-        return GenerateReply(
-            said.token_ids,
-            said.logprobs,
-            chat.decode_after(asked.token_ids, said.token_ids),
-            "length" if said.end is End.LENGTH else "stop",
-        )
+        return said, chat.decode_after(asked.token_ids, said.token_ids)
 
     def _images(self, asked: GenerateRequest) -> list[Image]:
         """Return the images of a request. Raises BadRow for one that cannot be used."""

@@ -4,6 +4,7 @@ library only."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.agents.foreign.calls import Call, Facts
-from openrl.agents.foreign.recognise import (
-    AGENT,
-    EXECUTOR,
-    GYM,
-    PROGRAM,
-    SKYRL,
-    TRL,
-    AgentClass,
-    find_class,
-)
+from openrl.agents.foreign.recognise import find_class
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import AskParent, Loaded, load_module
 from openrl.types import Prompt, Sampling
@@ -40,9 +32,12 @@ class AgentFile:
     def load(self) -> Loaded:
         """Load the file. What it says about itself is a ``Facts``."""
         install_shims()
-        found = find_class(load_module(self.path, "agent_file"), self.class_name)
-        player = _player_of(found)
-        facts = Facts(found.kind.name, found.made.__name__, player.schemas, player.rewards)
+        made, kind = find_class(load_module(self.path, "agent_file"), self.class_name)
+        module, _, name = kind.player.partition(".")
+        # imported only now, because a kind may need large libraries
+        home = importlib.import_module(f"openrl.agents.foreign.{module}")
+        player: Player = getattr(home, name)(made)
+        facts = Facts(kind.name, made.__name__, player.schemas, player.rewards)
         return Loaded(player.call, facts)
 
 
@@ -54,7 +49,8 @@ class Player:
     rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
     ask: AskParent
 
-    def __init__(self) -> None:
+    def __init__(self, made: Any) -> None:
+        self._class = made
         self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
 
     def call(self, asked: Call, ask: AskParent) -> Any:
@@ -62,32 +58,13 @@ class Player:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments))
 
 
-def _player_of(found: AgentClass) -> Player:
-    """Return the player of a class. What a kind needs is imported only where it is played."""
-    if found.kind is AGENT:
-        return Player()
-    if found.kind is TRL:
-        from openrl.agents.foreign.trl import ToolPlayer
-
-        return ToolPlayer(found.made)
-    if found.kind is EXECUTOR:
-        from openrl.agents.foreign.executor import ExecutorPlayer
-
-        return ExecutorPlayer(found.made)
-    if found.kind is PROGRAM:
-        from openrl.agents.foreign.program import ProgramPlayer
-
-        return ProgramPlayer(found.made)
-    return EnvironmentPlayer(found)
-
-
 class EnvironmentPlayer(Player):
     rewards = True
+    _environment: Any = None  # that of the episode
 
-    def __init__(self, found: AgentClass) -> None:
-        super().__init__()
-        self._found = found
-        self._environment: Any = None  # that of the episode
+    def make(self, sampling: Sampling) -> Any:
+        """Return a new environment."""
+        raise NotImplementedError
 
     async def reset(
         self, seed: int, prompt: Prompt, sampling: Sampling
@@ -95,7 +72,7 @@ class EnvironmentPlayer(Player):
         """Begin an episode. Return the first observation, and how metrics are reduced."""
         self._environment = None  # the last episode's is closed, also if there is no other
         seed_everything(seed)
-        self._environment = _make_environment(self._found, sampling)
+        self._environment = self.make(sampling)
         return await self._environment.reset(seed, prompt), self._environment.reductions
 
     async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
@@ -109,18 +86,11 @@ class EnvironmentPlayer(Player):
             await self._environment.close()
 
 
-def _make_environment(found: AgentClass, sampling: Sampling) -> Any:
-    if found.kind is GYM:
+class GymPlayer(EnvironmentPlayer):
+    def make(self, sampling: Sampling) -> Any:
         from openrl.agents.gym import GymEnvironment
 
-        return GymEnvironment(found.made())
-    if found.kind is SKYRL:
-        from openrl.agents.foreign.skyrl import SkyRLEnvironment
-
-        return SkyRLEnvironment(found.made)
-    from openrl.agents.foreign.text_turns import TextTurns
-
-    return TextTurns(found.made, sampling)
+        return GymEnvironment(self._class())
 
 
 def seed_everything(seed: int) -> None:

@@ -28,10 +28,6 @@ from openrl.types import End, Prompt, Sampling, message_text
 class ProgramPlayer(Player):
     """Each episode has an object of the class."""
 
-    def __init__(self, made: type) -> None:
-        super().__init__()
-        self._class = made
-
     async def play(self, prompt: Prompt, sampling: Sampling, root: str, key: str) -> EpisodeResult:
         """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
         rollout's."""
@@ -48,7 +44,7 @@ class ProgramPlayer(Player):
             label=prompt.label,
             images=pictures(prompt) or None,
             base_url=f"{root}/s/{key}/v1",  # its clients send no key
-            session_url=f"{root}/s/{key}",
+            session_url=f"{root}/s/{key}",  # without /v1
             model_name="policy",
             api_key="EMPTY",
             session_id=key,

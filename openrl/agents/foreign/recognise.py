@@ -42,6 +42,7 @@ class Kind:
     name: str
     shape: str  # shown to people
     methods: Mapping[str, tuple[Signature, ...]]  # name -> the ways to call it, one of which fits
+    player: str  # module and class that plays it
     takes_states: bool = False  # ``step`` takes a dict, as the name of its parameter tells
 
     def has(self, made: type) -> bool:
@@ -59,51 +60,56 @@ class Kind:
         return None
 
 
-EXECUTOR, TURNS, SKYRL, GYM, PROGRAM, AGENT = KINDS = (
+EXECUTOR, *_, PROGRAM, AGENT = KINDS = (
     Kind(
         "executor",
         f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
         {"execute": (Signature(keywords=EXECUTE), Signature(keywords=(*EXECUTE, "images")))},
+        "executor.ExecutorPlayer",
     ),
     Kind(
         "turns",
         "OpenRLHF's AgentInstance or Molt's Env: async reset(states), async step(states)",
         {"reset": (Signature(1),), "step": (Signature(1),)},
+        "text_turns.TurnsPlayer",
         takes_states=True,
     ),
     Kind(
         "skyrl",
         "SkyRL's BaseTextEnv: init(prompt), step(action)",
         {"init": (Signature(1),), "step": (Signature(1),)},
+        "skyrl.SkyRLPlayer",
     ),
     Kind(
         "gym",
         "gym's and GEM's: reset(seed), step(action)",
         {"reset": (Signature(keywords=("seed",)),), "step": (Signature(1),)},
+        "player.GymPlayer",
     ),
     Kind(
         "program",
         "an agent of the endpoint: run(data, base_url, api_key), or Molt's ChatAgent: run(ctx)",
         {"run": (Signature(1, ("base_url", "api_key")), Signature(1))},
+        "program.ProgramPlayer",
     ),
     Kind(
         "agent",
         "an agent of ours: async run(prompt, generate, sampling)",
         {"run": (Signature(keywords=("prompt", "generate", "sampling")),)},
+        "player.Player",
     ),
 )
-TRL = Kind("trl", "TRL's environment: reset(**row), methods as tools, perhaps get_reward()", {})
+TRL = Kind(
+    "trl",
+    "TRL's environment: reset(**row), methods as tools, perhaps get_reward()",
+    {},
+    "trl.ToolPlayer",
+)
 
 
-@dataclass(frozen=True)
-class AgentClass:
-    made: Any  # the class
-    kind: Kind
-
-
-def find_class(module: ModuleType, name: str | None) -> AgentClass:
+def find_class(module: ModuleType, name: str | None) -> tuple[Any, Kind]:
     """Return the class of that name or, without a name, the file's main class or else its only
-    class of a known kind. Raises NotUsable."""
+    class of a known kind, and the kind. Raises NotUsable."""
     own = {
         n: made
         for n, made in vars(module).items()
@@ -121,19 +127,18 @@ def find_class(module: ModuleType, name: str | None) -> AgentClass:
     # in early versions a main class may run nothing; then the next one counts
     main, *others = [n for n in ENTRIES if n in playable][:1] or playable
     if others:
-        names = ", ".join(found.made.__name__ for found in playable.values())
+        names = ", ".join(made.__name__ for made, _ in playable.values())
         raise NotUsable(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
-    found = playable[main]
-    if problem := found.kind.problem(found.made) or _constructor_problem(found):
+    made, kind = playable[main]
+    # the constructor of our own agents gets what they need
+    if problem := kind.problem(made) or (kind is not AGENT and _constructor_problem(made)):
         raise NotUsable(problem)
-    return found
+    return made, kind
 
 
-def _constructor_problem(found: AgentClass) -> str | None:
+def _constructor_problem(made: Any) -> str | None:
     """Say why no object of the class can be made; None if one can."""
-    if found.kind is AGENT:  # its constructor gets what agents need
-        return None
-    parameters = list(inspect.signature(found.made.__init__).parameters.values())[1:]
+    parameters = list(inspect.signature(made.__init__).parameters.values())[1:]
     asked = [
         p.name
         for p in parameters
@@ -142,16 +147,16 @@ def _constructor_problem(found: AgentClass) -> str | None:
         and p.name not in GIVEN
     ]
     return (
-        f"{found.made.__name__}.__init__ needs {', '.join(asked)}, which nothing provides"
+        f"{made.__name__}.__init__ needs {', '.join(asked)}, which nothing provides"
         if asked
         else None
     )
 
 
-def _playable(made: Any) -> AgentClass | None:
+def _playable(made: Any) -> tuple[Any, Kind] | None:
     """Return the class with its kind, or the class that it names, if it is a runner."""
     if kind := _kind_of(made):
-        return AgentClass(made, kind)
+        return made, kind
     named = _class_to_run(made)
     return _playable(named) if named else None
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 # -- OpenRLHF --------------------------------------------------------------------------------------
@@ -108,22 +108,8 @@ class ChatAgentRunner(Runner):
         self.agent_cls = agent_cls
 
 
-@dataclass
-class ChatContext:
+class ChatContext(SimpleNamespace):
     """The argument of ``ChatAgent.run``."""
-
-    messages: list[Any]
-    tools: list[Any] | None
-    prompt: str
-    label: Any
-    images: list[Any] | None
-    base_url: str
-    session_url: str  # without /v1
-    model_name: str
-    api_key: str
-    session_id: str
-    sampling_params: Any
-    max_length: int
 
 
 # -- SkyRL -----------------------------------------------------------------------------------------
@@ -150,16 +136,11 @@ _OPENRLHF = by_name(
 _MOLT = by_name(ChatAgent, ChatAgentRunner, ChatContext, Env, Result, Runner, StepEnvRunner)
 _SKYRL = {"BaseTextEnv": BaseTextEnv, "BaseTextEnvStepOutput": dict, "ConversationType": list}
 _MODULES: dict[str, dict[str, Any]] = {
-    "openrlhf": {},
-    "openrlhf.utils": {},
     "openrlhf.utils.agent": _OPENRLHF,
     "openrlhf.utils.logging_utils": {"init_logger": logging.getLogger},
-    "molt": {},
     "molt.agents": _MOLT,
     "molt.agents.base": _MOLT,
     "molt.agents.chat_agent": _MOLT,
-    "skyrl_gym": {},
-    "skyrl_gym.envs": {},
     "skyrl_gym.envs.base_text_env": _SKYRL,
 }
 WRAPPED = ("agent_instance_cls", "env_cls", "agent_cls")
@@ -172,10 +153,15 @@ def install_shims(modules: Mapping[str, Mapping[str, Any]] = _MODULES) -> None:
     missing = {t for t in tops if t not in sys.modules and importlib.util.find_spec(t) is None}
     for name, contents in modules.items():
         if name.split(".")[0] in missing:
-            module = ModuleType(name)
-            module.__path__ = []  # makes it a package, which can have submodules
-            vars(module).update(contents)
-            sys.modules[name] = module
-            parent, _, own = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], own, module)
+            vars(_package(name)).update(contents)
+
+
+def _package(name: str) -> ModuleType:
+    """Return the stand-in of that name, which is made if there is none, as are its parents."""
+    if name not in sys.modules:
+        sys.modules[name] = package = ModuleType(name)
+        package.__path__ = []  # makes it a package, which can have submodules
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(_package(parent), own, package)
+    return sys.modules[name]

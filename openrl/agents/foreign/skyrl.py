@@ -8,7 +8,13 @@ from typing import Any
 
 from openrl.agents.base import Environment, Step
 from openrl.agents.foreign.calls import chat_for_clients, construct, numbers, result, scalar
-from openrl.types import Prompt
+from openrl.agents.foreign.player import EnvironmentPlayer
+from openrl.types import Prompt, Sampling
+
+
+class SkyRLPlayer(EnvironmentPlayer):
+    def make(self, sampling: Sampling) -> SkyRLEnvironment:
+        return SkyRLEnvironment(self._class)
 
 
 class SkyRLEnvironment(Environment):

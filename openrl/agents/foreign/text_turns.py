@@ -23,12 +23,18 @@ from openrl.agents.foreign.calls import (
     takes,
     verdict,
 )
+from openrl.agents.foreign.player import EnvironmentPlayer
 from openrl.types import Prompt, Sampling
 
 if TYPE_CHECKING:
     from openrl.vision.parts import Content
 
 IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
+
+
+class TurnsPlayer(EnvironmentPlayer):
+    def make(self, sampling: Sampling) -> TextTurns:
+        return TextTurns(self._class, sampling)
 
 
 class TextTurns(Environment):
@@ -56,44 +62,42 @@ class TextTurns(Environment):
             "sampling_params": SimpleNamespace(**self._sampling),
         }
         found = await result(self._agent.step(states))
-        step, asked, images = _read(found)
+        told = found if isinstance(found, Mapping) else _as_told(found)
+        text, asked = (
+            _text(_value(told, "environment_feedback", "step")),
+            told.get("sampling_params"),
+        )
         changed = asked is not None and any(
             getattr(asked, name, value) != value for name, value in self._sampling.items()
         )
-        assert isinstance(step.observation, str)
-        self._text += action + step.observation
-        self.reductions.update(dict.fromkeys(step.metrics, "last"))
-        metrics = {**step.metrics, IGNORED: float(changed)}
-        shown = _content(step.observation, images)
-        return Step(**{**vars(step), "metrics": metrics, "observation": shown})
+        self._text += action + text
+        metrics = numbers(told.get("extra_logs"))
+        self.reductions.update(dict.fromkeys(metrics, "last"))
+        return Step(
+            _content(text, told.get("images")),
+            reward=scalar(_value(told, "rewards", "step"), "the reward"),
+            done=bool(_value(told, "done", "step")),
+            truncated=bool(getattr(found, "truncated", False)),
+            passed=verdict(told.get("scores")),
+            metrics={**metrics, IGNORED: float(changed)},
+        )
 
     async def close(self) -> None:
         if self._agent is not None and (close := getattr(self._agent, "close", None)):
             await result(close())
 
 
-def _read(found: Any) -> tuple[Step, Any, Any]:
-    """Return the result of an action, the sampling values that it asks for, and the images that it
-    shows."""
-    if isinstance(found, Mapping):
-        step = Step(
-            _text(_value(found, "environment_feedback", "step")),
-            reward=scalar(_value(found, "rewards", "step"), "the reward"),
-            done=bool(_value(found, "done", "step")),
-            passed=verdict(found.get("scores")),
-            metrics=numbers(found.get("extra_logs")),
-        )
-        return step, found.get("sampling_params"), found.get("images")
-    reward = scalar(found.reward, "the reward")
-    step = Step(
-        _text(found.observation),
-        reward=reward,
-        done=bool(found.terminated),
-        truncated=bool(found.truncated),
-        passed=verdict(reward if found.score is None else found.score),
-        metrics=numbers(found.info),
-    )
-    return step, found.sampling_params, found.images
+def _as_told(found: Any) -> dict[str, Any]:
+    """Return Molt's Result in OpenRLHF's form."""
+    return {
+        "rewards": found.reward,
+        "environment_feedback": found.observation,
+        "done": found.terminated,
+        "scores": found.reward if found.score is None else found.score,
+        "extra_logs": found.info,
+        "sampling_params": found.sampling_params,
+        "images": found.images,
+    }
 
 
 def _content(text: str, images: Any) -> Content:

@@ -22,8 +22,7 @@ class ToolPlayer(Player):
     def __init__(self, made: type) -> None:
         """Makes one object, because a class may have its methods only after that. Raises UserError
         for a method that cannot be a tool."""
-        super().__init__()
-        self._class = made
+        super().__init__(made)
         self._object: Any = None  # that of the episode
         tools = tool_methods(type(made()))
         if not tools:

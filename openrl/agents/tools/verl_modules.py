@@ -93,11 +93,8 @@ _SCHEMAS = by_name(
     ToolResponse,
 )
 MODULES: dict[str, dict[str, Any]] = {
-    "verl": {},
-    "verl.tools": {},
     "verl.tools.base_tool": {"BaseTool": BaseTool},
     "verl.tools.function_tool": {"function_tool": function_tool},
     "verl.tools.schemas": _SCHEMAS,
-    "verl.utils": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
 }
