@@ -52,35 +52,27 @@ async def open_agent(
     """Open the agent of the engine ``rank``. Its processes and servers end with the context.
     Without ``images``, conversations hold only text."""
     flags, play = setup.flags, play_settings(setup, tokenizer, images)
+    kind, address = flags.server
+    port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank  # 0: any free one
     async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
         if flags.agent_command is not None:
-            endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
-            yield AgentCommand(flags.agent_command, endpoint)
+            yield AgentCommand(flags.agent_command, await enter(serve(play, port)))
+        elif kind == "openenv":
+            yield OpenEnvAgent(await find_server(address), play)
+        elif kind == "verifiers":
+            yield await enter(open_verifiers(address, await enter(serve(play, port))))
         elif flags.agent_func_path is not None:
-            yield await _open_named_agent(flags, play, rank, stack)
+            endpoint = await enter(serve(play, port)) if flags.agent_endpoint else None
+            file = agent_file(flags.agent_func_path)
+            yield await enter(open_file_agent(file, play, endpoint))
         elif setup.environments.env_tags:
-            make = environment_maker(setup.environments)
-            yield EnvironmentAgent(make, play)
+            yield EnvironmentAgent(environment_maker(setup.environments), play)
         elif flags.tools is not None:
             toolbox = await open_toolbox(flags.tools, flags.env_step_timeout)
             yield ToolAgent(toolbox, play)
         else:
             yield SingleTurn(tokenizer.decode)
-
-
-async def _open_named_agent(
-    flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack
-) -> Agent:
-    """Open the agent that --agent_func_path names."""
-    (kind, address), endpoint = flags.server, None
-    if kind == "openenv":
-        return OpenEnvAgent(await find_server(address), play)
-    if kind == "verifiers" or flags.agent_endpoint:
-        endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
-    if endpoint and kind == "verifiers":
-        return await stack.enter_async_context(open_verifiers(address, endpoint))
-    file = agent_file(str(flags.agent_func_path))
-    return await stack.enter_async_context(open_file_agent(file, play, endpoint))
 
 
 def play_settings(
@@ -101,11 +93,6 @@ def play_settings(
     parser = flags.tool_parser or detect(tokenizer.chat_template or "")
     parse = parser_for(parser, None) if parser else parse_no_calls
     return Play(chat, parse, flags, flags.agent_sample_unit == "step")
-
-
-def endpoint_port(flags: AgentFlags, rank: int) -> int:
-    """Return the port of the engine's endpoint; 0 means any free port."""
-    return flags.agent_endpoint_port and flags.agent_endpoint_port + rank
 
 
 # -- environments of --env_tags --------------------------------------------------------------------

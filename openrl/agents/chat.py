@@ -150,12 +150,6 @@ class ChatFormat:
         ends = bool(ids) and ids[-1] in self._special
         return self.decode_after(before, ids[:-1] if ends else ids)
 
-    def message(self, before: list[int], ids: list[int]) -> Message:
-        """Return a reply as a message of the chat. A template ends the turn itself; without one,
-        the text ends as it was sampled."""
-        text = self.reply_text(before, ids) if self.chat else self.decode_after(before, ids)
-        return {"role": "assistant", "content": text}
-
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False

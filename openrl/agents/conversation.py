@@ -195,10 +195,12 @@ class Conversation:
             self._rows.append(row)
         ids = completion.token_ids
         row.extend(context)
-        row.extend(_Context(self.chat.decode_after(asked, ids), ids), completion)
+        sampled, said = self.chat.decode_after(asked, ids), self.chat.reply_text(asked, ids)
+        row.extend(_Context(sampled, ids), completion)
         self.turns += 1
         self._last = row
-        said, message = self.chat.reply_text(asked, ids), self.chat.message(asked, ids)
+        # a template ends the turn itself; without one, the text ends as it was sampled
+        message = {"role": "assistant", "content": said if self.chat.chat else sampled}
         return Reply(said, message, asked, completion, images)
 
     def choose(

@@ -33,20 +33,14 @@ class Exchange:
         return self.reply.done() and (self.reply.cancelled() or bool(self.reply.exception()))
 
 
-@dataclass(frozen=True)
-class Sender:
-    """What a request says about whether it repeats an earlier one."""
-
-    name: str  # equal for requests that may be the same
-    repeats: bool  # the request says that it is a repetition
-
-    @classmethod
-    def of(cls, path: str, body: bytes, headers: Mapping[str, str]) -> Sender:
-        if key := headers.get("idempotency-key"):
-            return cls(f"key {key}", True)
-        digest = hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
-        count = headers.get("x-stainless-retry-count", "0")
-        return cls(f"body {digest}", count.isdecimal() and int(count) > 0)
+def name_and_repeats(path: str, body: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
+    """Return a name that is equal for requests that may be the same, and whether the request says
+    that it repeats an earlier one."""
+    if key := headers.get("idempotency-key"):
+        return f"key {key}", True
+    digest = hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
+    count = headers.get("x-stainless-retry-count", "0")
+    return f"body {digest}", count.isdecimal() and int(count) > 0
 
 
 class Exchanges:
@@ -56,16 +50,16 @@ class Exchanges:
         self._all: dict[str, list[Exchange]] = {}
         self.replays = 0
 
-    def take(self, sender: Sender, answering: Coroutine[Any, Any, Answer]) -> Exchange:
+    def take(self, name: str, repeats: bool, answering: Coroutine[Any, Any, Answer]) -> Exchange:
         """Return the earlier exchange that the request repeats, or else a new one, which runs
         ``answering``.
 
         A request that does not call itself a repetition repeats an equal one that its client has
         abandoned. If the reply to the equal one arrived, the client wants another reply."""
-        exchanges = self._all.setdefault(sender.name, [])
+        exchanges = self._all.setdefault(name, [])
         usable = [exchange for exchange in exchanges if not exchange.failed]
         again = [exchange for exchange in usable if exchange.abandoned]
-        if sender.repeats:
+        if repeats:
             again += usable[-1:]
         if again:
             answering.close()

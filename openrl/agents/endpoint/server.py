@@ -26,7 +26,7 @@ from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
 from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, session_ended
 from openrl.agents.endpoint.responses import RESPONSES
-from openrl.agents.endpoint.retries import Exchange, Sender
+from openrl.agents.endpoint.retries import Exchange, name_and_repeats
 from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
 from openrl.http_server import Refusal, bind, read_body, refuse_web_pages
@@ -131,8 +131,8 @@ class Endpoint:
         session, raw = self._session(request), await read_body(request)
         body = _parse(raw)
         ask = dialect.read(body)
-        sender = Sender.of(dialect.path, raw, request.headers)
-        reply = dialect.write(body, await _wait(request, session.ask(ask, sender)))
+        name, repeats = name_and_repeats(dialect.path, raw, request.headers)
+        reply = dialect.write(body, await _wait(request, session.ask(ask, name, repeats)))
         if not body.get("stream") or dialect.events is None:
             return JSONResponse(reply)
         lines = (_line(event) for event in dialect.events(body, reply))

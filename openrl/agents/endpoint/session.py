@@ -21,7 +21,7 @@ from openrl.agents.endpoint.records import (
     session_ended,
 )
 from openrl.agents.endpoint.resent import SampledMessages
-from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
+from openrl.agents.endpoint.retries import Exchange, Exchanges
 from openrl.agents.tools.calls import ParsedReply
 from openrl.data.rows import BadRow
 from openrl.http_server import Refusal
@@ -71,14 +71,14 @@ class Session:
         self._sampled, self._shown = SampledMessages(), list[Shown]()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
-    def ask(self, ask: CompletionRequest, sender: Sender) -> Exchange:
-        """Begin to sample the answer, or find it if the request repeats an earlier one. Raises
-        Refusal."""
+    def ask(self, ask: CompletionRequest, name: str, repeats: bool) -> Exchange:
+        """Begin to sample the answer, or find it if the request repeats an earlier one of that
+        name. Raises Refusal."""
         if self._closed:  # the session ended while the request was read
             raise session_ended()
-        return self.exchanges.take(sender, self._answer(ask, sender))
+        return self.exchanges.take(name, repeats, self._answer(ask, name))
 
-    async def _answer(self, ask: CompletionRequest, sender: Sender) -> Answer:
+    async def _answer(self, ask: CompletionRequest, name: str) -> Answer:
         """Sample an answer. Raises Refusal."""
         self.overrides += _changes_sampling(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
@@ -90,9 +90,9 @@ class Session:
         except (TemplateError, BadRow) as error:
             raise Refusal(400, str(error)) from error
         except Exception as error:
-            self._failures[sender.name] = error
+            self._failures[name] = error
             raise Refusal(500, f"no reply: {type(error).__name__}: {error}") from error
-        self._failures.pop(sender.name, None)
+        self._failures.pop(name, None)
         if reply.completion.end.is_failure:
             raise self._refuse(reply.completion.end)
         answer = self._read(reply, ask)

@@ -37,20 +37,21 @@ class Search(Game[SearchOptions]):
     reductions = {"searches": "sum"}
 
     def begin(self) -> None:
-        self.question = self.random.choice(world().questions)
+        _, questions = world()
+        self.question, self.answer = self.random.choice(questions)
         self.found = ""
 
     def look(self) -> str:
-        return self.found or self.question.text
+        return self.found or self.question
 
     def play(self, tag: str, said: str) -> Turn:
         if not said or len(said) > LONGEST:
             raise Unreadable(INVALID)
         if tag == "answer":
-            right = said.strip(" .").lower() == self.question.answer.lower()
+            right = said.strip(" .").lower() == self.answer.lower()
             return Turn(float(right), done=True, success=right, metrics={"searches": 0.0})
-        documents = world().search(said, self.options.results)
-        self.found = "\n".join(document.text for document in documents) or "Nothing was found."
+        documents = search(said, self.options.results)
+        self.found = "\n".join(documents) or "Nothing was found."
         return Turn(metrics={"searches": 1.0})
 
 
@@ -66,34 +67,16 @@ _ADJECTIVES = ("Silent", "Golden", "Broken", "Distant", "Hidden", "Burning")
 _NOUNS = ("Harbour", "Orchard", "Lantern", "Winter", "Mirror", "Bridge")
 
 
-@dataclass(frozen=True)
-class Document:
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Question:
-    text: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class World:
-    documents: tuple[Document, ...]
-    questions: tuple[Question, ...]
-
-    def search(self, query: str, count: int) -> list[Document]:
-        """Return the ``count`` documents that share the most words with ``query``, where a word of
-        the title counts twice. Documents that share none are left out."""
-        words = _words([query])
-        scores = {
-            document: len(words & _words([document.title]))
-            + len(words & _words([document.title, document.text]))
-            for document in self.documents
-        }
-        ranked = sorted(self.documents, key=lambda document: (-scores[document], document.title))
-        return [document for document in ranked[:count] if scores[document]]
+def search(query: str, count: int) -> list[str]:
+    """Return the ``count`` documents that share the most words with ``query``, where a word of the
+    title counts twice. Documents that share none are left out."""
+    words, (documents, _) = _words([query]), world()
+    scores = {
+        title: len(words & _words([title])) + len(words & _words([title, text]))
+        for title, text in documents.items()
+    }
+    ranked = sorted(documents, key=lambda title: (-scores[title], title))
+    return [documents[title] for title in ranked[:count] if scores[title]]
 
 
 def _words(texts: Iterable[str]) -> set[str]:
@@ -101,7 +84,8 @@ def _words(texts: Iterable[str]) -> set[str]:
 
 
 @cache
-def world() -> World:
+def world() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return the documents by their titles, and questions with their answers."""
     drawn = random.Random("a small world")  # seeded by text: the same in every process
     country_and_river = {
         root + ending: (drawn.choice(_COUNTRIES), drawn.choice(_RIVERS))
@@ -115,25 +99,17 @@ def world() -> World:
         f"The {adjective} {noun}": drawn.choice(sorted(born))
         for adjective, noun in product(_ADJECTIVES, _NOUNS)
     }
-    return World(
-        documents=(
-            *(
-                Document(town, f"{town} is a town in {country}. The river {river} runs through it.")
-                for town, (country, river) in country_and_river.items()
-            ),
-            *(Document(name, f"{name} was born in {town}.") for name, town in born.items()),
-            *(Document(book, f"{book} is a novel by {name}.") for book, name in author.items()),
-        ),
-        questions=tuple(_questions(country_and_river, born, author)),
-    )
-
-
-def _questions(
-    country_and_river: dict[str, tuple[str, str]], born: dict[str, str], author: dict[str, str]
-) -> Iterable[Question]:
+    documents = {
+        town: f"{town} is a town in {country}. The river {river} runs through it."
+        for town, (country, river) in country_and_river.items()
+    }
+    documents |= {name: f"{name} was born in {town}." for name, town in born.items()}
+    documents |= {book: f"{book} is a novel by {name}." for book, name in author.items()}
+    questions = []
     for name, town in born.items():
         country, river = country_and_river[town]
-        yield Question(f"In which country was {name} born?", country)
-        yield Question(f"Which river runs through the birthplace of {name}?", river)
+        questions.append((f"In which country was {name} born?", country))
+        questions.append((f"Which river runs through the birthplace of {name}?", river))
     for book, name in author.items():
-        yield Question(f"In which town was the author of {book} born?", born[name])
+        questions.append((f"In which town was the author of {book} born?", born[name]))
+    return documents, questions

@@ -21,19 +21,13 @@ _LONGEST_COMPLAINT = 300  # characters
 T = TypeVar("T")
 
 
-class NoAnswer(Exception):
-    """A toolset took longer than its time limit."""
-
-
 class Toolbox(Toolset):
     """Several toolsets as one. ``timeout`` is the seconds for one call; 0 means no limit. It also
-    limits ``start``, ``reward`` and ``close``, which raise NoAnswer when it is over."""
+    limits ``start``, ``reward`` and ``close``, which raise RuntimeError when it is over."""
 
-    def __init__(
-        self, toolsets: Sequence[Toolset], timeout: float, longest: int = LONGEST_RESULT
-    ) -> None:
+    def __init__(self, toolsets: Sequence[Toolset], timeout: float) -> None:
         """Raises UserError if two tools have the same name."""
-        self.toolsets, self.timeout, self.longest = toolsets, timeout, longest
+        self.toolsets, self.timeout = toolsets, timeout
         self.schemas = [schema for toolset in toolsets for schema in toolset.schemas]
         self.cut = 0  # results that were too long
         self._homes: dict[str, Toolset] = {}
@@ -49,30 +43,26 @@ class Toolbox(Toolset):
         }
 
     async def start(self, prompt: Prompt) -> str:
-        said = [await self._within("start", toolset.start(prompt)) for toolset in self.toolsets]
+        said = [await self._in_time("start", toolset.start(prompt)) for toolset in self.toolsets]
         return "".join(said)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """Call a tool and return its result, with texts cut to ``longest`` characters. Raises
-        ToolError."""
+        """Call a tool and return its result, with long texts cut. Raises ToolError."""
         self._check(name, arguments)
-        try:
-            result = await self._within(name, self._homes[name].call(name, arguments))
-        except NoAnswer as late:
-            raise ToolError(str(late)) from None
+        result = await self._in_time(name, self._homes[name].call(name, arguments), ToolError)
         if isinstance(result, str):
             return self._cut(result)
         return [p | {"text": self._cut(p["text"])} if p["type"] == "text" else p for p in result]
 
     def _cut(self, text: str) -> str:
-        if len(text) <= self.longest:
+        if len(text) <= LONGEST_RESULT:
             return text
         self.cut += 1
-        return f"{text[: self.longest]}\n[cut: the result has {len(text)} characters]"
+        return f"{text[:LONGEST_RESULT]}\n[cut: the result has {len(text)} characters]"
 
     async def reward(self) -> float | None:
         """Return the sum of the rewards of the toolsets that give one; None if none does."""
-        rewards = [await self._within("reward", toolset.reward()) for toolset in self.toolsets]
+        rewards = [await self._in_time("reward", toolset.reward()) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
         return sum(given) if given else None
 
@@ -83,15 +73,17 @@ class Toolbox(Toolset):
         return {"cut_tool_results": float(self.cut), **joined}
 
     async def close(self) -> None:
-        ends = (self._within("close", toolset.close()) for toolset in self.toolsets)
+        ends = (self._in_time("close", toolset.close()) for toolset in self.toolsets)
         results = await asyncio.gather(*ends, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _within(self, name: str, answer: Awaitable[T]) -> T:
-        late = NoAnswer(f"{name} gave no answer within {self.timeout:g} s")
-        async with time_limit(self.timeout, late):
+    async def _in_time(
+        self, name: str, answer: Awaitable[T], late: type[Exception] = RuntimeError
+    ) -> T:
+        said = f"{name} gave no answer within {self.timeout:g} s"
+        async with time_limit(self.timeout, late(said)):
             return await answer
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:

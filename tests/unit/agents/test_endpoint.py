@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.retries import Exchanges, Sender
+from openrl.agents.endpoint.retries import Exchanges
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
@@ -361,13 +361,13 @@ def test_a_repetition_that_comes_before_its_first_request_is_seen_to_leave():
         async def answer():
             return next(replies)
 
-        first = exchanges.take(Sender("x", repeats=False), answer())
-        again = exchanges.take(Sender("x", repeats=True), answer())
+        first = exchanges.take("x", False, answer())
+        again = exchanges.take("x", True, answer())
         assert again is first
         first.waiting -= 1  # now it is seen
         assert not first.abandoned and await again.reply == "a"
         again.waiting, again.delivered = again.waiting - 1, True
-        assert await exchanges.take(Sender("x", repeats=False), answer()).reply == "b"
+        assert await exchanges.take("x", False, answer()).reply == "b"
 
     asyncio.run(main())
 

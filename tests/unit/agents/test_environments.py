@@ -14,7 +14,7 @@ import pytest
 
 from openrl.agents.environments import base
 from openrl.agents.environments.base import INVALID, Unreadable, read_action
-from openrl.agents.environments.search import world
+from openrl.agents.environments.search import search, world
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
@@ -354,29 +354,29 @@ def test_the_calculator():
 
 
 def test_two_searches_answer_every_question():
-    questions = world().questions
-    assert len(questions) == len({q.text for q in questions}) > 100
-    titles = {document.title: document.text for document in world().documents}
-    for question in questions:
-        title = next(title for title in titles if f" {title} " in f" {question.text[:-1]} ")
-        (first,) = world().search(title, 1)
-        assert first.title == title and question.answer not in question.text
-        names = [other for other in titles if other in first.text and other != title]
-        (second,) = world().search(names[0], 1)
-        assert second.title == names[0] and question.answer in second.text
-        assert question.answer not in first.text
+    documents, questions = world()
+    assert len(questions) == len({text for text, _ in questions}) > 100
+    for text, answer in questions:
+        title = next(title for title in documents if f" {title} " in f" {text[:-1]} ")
+        (first,) = search(title, 1)
+        assert first == documents[title] and answer not in text
+        names = [other for other in documents if other in first and other != title]
+        (second,) = search(names[0], 1)
+        assert second == documents[names[0]] and answer in second
+        assert answer not in first
 
 
 def test_an_episode_of_searching():
     game = made("search")
     game.reset(0)
-    game.question = next(q for q in world().questions if "country was Ada Arvik" in q.text)
-    town = world().search("Ada Arvik", 1)[0].text.split()[-1].rstrip(".")
+    _, questions = world()
+    game.question, game.answer = next(q for q in questions if "country was Ada Arvik" in q[0])
+    town = search("Ada Arvik", 1)[0].split()[-1].rstrip(".")
     text, *_, info = game.step("<search>Where was Ada Arvik born?</search>")
     assert f"Ada Arvik was born in {town}." in text and info["metrics"] == {"searches": 1}
-    assert game.question.answer in game.step(f"<search>{town}</search>")[0]
+    assert game.answer in game.step(f"<search>{town}</search>")[0]
     assert game.step("<search>!</search>")[0] == "Nothing was found."
-    assert answer(game, game.question.answer.upper() + ".") == (1, True, True)
+    assert answer(game, game.answer.upper() + ".") == (1, True, True)
     assert answer(game, "nowhere") == (0, True, False)
 
 
