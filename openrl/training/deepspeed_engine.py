@@ -302,31 +302,34 @@ class DeepSpeedEngine:
         that is what is exported."""
         average = self._average
         with self._masters.replaced(average.tensors) if average else nullcontext():
-            weights = {}
-            for name, tensor in self.named_weights():
-                if self.layout.rank == 0:
-                    # in stages 1 and 2 parameters are views of one buffer, which must not be saved
-                    weights[name] = tensor.to("cpu", copy=True)
+            weights = self._copied(self.named_weights())
+            adapters = self._copied(self.adapter_weights()) if self.model.adapters else {}
+        try:
             if self.layout.rank == 0:
                 dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
                 fields = {"architectures": [self.model.architecture], "dtype": dtype}
                 write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
                 if self.model.vision:
                     self.model.vision.processor.save(directory)
-            if self.model.adapters:
-                self._export_adapters(directory / ADAPTER_FOLDER)
-        dist.barrier()
+                if self.model.adapters:
+                    folder = directory / ADAPTER_FOLDER
+                    self.model.adapters.write(folder, adapters, self.model.adapted_modules)
+        finally:  # a full disk must not leave the other ranks waiting
+            dist.barrier()
+
+    def _copied(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the weights on rank 0, in host memory of their own: in stages 1 and 2 parameters
+        are views of one buffer, which must not be saved."""
+        found = {}
+        for name, tensor in weights:
+            if self.layout.rank == 0:
+                found[name] = tensor.to("cpu", copy=True)
+        return found
 
     def adapter_config(self) -> dict[str, Any]:
         """Return what peft writes into adapter_config.json next to the adapters."""
         assert self.model.adapters is not None
         return self.model.adapters.written_config()
-
-    def _export_adapters(self, directory: Path) -> None:
-        tensors = {name: t.to("cpu", copy=True) for name, t in self.adapter_weights()}
-        if self.layout.rank == 0:
-            assert self.model.adapters is not None
-            self.model.adapters.write(directory, tensors, self.model.adapted_modules)
 
     # ---- resuming
 
