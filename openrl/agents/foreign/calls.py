@@ -7,6 +7,7 @@ torch unless the file does."""
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +111,18 @@ def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
 
 
 def scalar(value: Any, name: str) -> float:
-    """Return a number as a float. It may also be a tensor or a list that holds one number. Raises
-    TypeError."""
+    """Return a finite number as a float. It may also be a tensor or a list that holds one number.
+    Raises TypeError, and ValueError for a number that is not finite: a reward of NaN would stand
+    for a trajectory to drop."""
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, not a finite number")
+    return number
 
 
 def verdict(value: Any) -> float | None:
@@ -127,11 +132,11 @@ def verdict(value: Any) -> float | None:
 
 
 def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the values that are numbers."""
+    """Return the values that are finite numbers."""
     found = {}
     for name, value in (values or {}).items():
         try:
             found[name] = scalar(value, name)
-        except TypeError:
+        except (TypeError, ValueError):
             continue
     return found

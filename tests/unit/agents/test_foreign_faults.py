@@ -133,6 +133,10 @@ class AgentExecutor(AgentExecutorBase):
         ("os._exit(3)", "the agent process exited with status 3"),
         ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
         ("return None", "execute must return a dict with observation_tokens and action_ranges"),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': float('nan')}",
+            "ValueError: the reward is nan, not a finite number",
+        ),
     ],
 )
 def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
