@@ -195,8 +195,11 @@ async def find_server(url: str) -> Server:
     try:
         async with _connect(root):
             return Server(root, read, True)
-    except websockets.InvalidStatus:  # there is no /ws
-        return Server(root, read, False)
+    except websockets.InvalidStatus as error:
+        status = error.response.status_code
+        if status in (401, 429) or status >= 500:  # there may be one that lets nobody in
+            raise UserError(f"openenv: {root}/ws answers {status}", remedy) from None
+        return Server(root, read, False)  # there is no /ws
     except (OSError, websockets.WebSocketException) as error:
         raise UserError(f"openenv: {root}/ws cannot be reached: {error!r}", remedy) from None
 

@@ -4,6 +4,7 @@ environments that misbehave."""
 import asyncio
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
+from openrl.seeds import seed_of
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy, sampled
@@ -67,6 +69,14 @@ def play(game, *replies, limits=None, sampling=ROOM, prompt=PROMPT, generate=Non
         lambda _: environment, Play(CHAT, limits=limits or TurnFlags(), **kwargs)
     )
     return asyncio.run(agent.run(prompt, generate or policy, sampling)), policy
+
+
+@pytest.mark.parametrize("meta", [{}, {"seed": None}])  # None: only other rows have one
+def test_a_row_without_a_seed_still_has_one_for_all_of_its_samples(meta):
+    game = Walk()
+    for _ in range(2):
+        play(game, "right", "right", "right", prompt=replace(PROMPT, meta=meta))
+    assert game.seeds == [seed_of(PROMPT.id)] * 2
 
 
 def test_an_episode_to_the_end():

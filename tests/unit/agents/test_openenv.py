@@ -260,9 +260,16 @@ def test_what_an_observation_says(observation, text):
     assert observation_text(observation) == text
 
 
+class Overloaded(Server):
+    async def episode(self, connection: WebSocket):
+        await connection.send_denial_response(JSONResponse({}, 503))
+
+
 def test_what_is_no_server_is_said_before_the_start():
     for nowhere in ("ws://127.0.0.1:9", "ws://127.0.0.1:99999", "ws://[::1"):
         with pytest.raises(UserError, match="does not answer at /schema"):
             asyncio.run(find_server(nowhere))
+    with pytest.raises(UserError, match="/ws answers 503"):
+        play(Overloaded(), policy_of("hi"))
     with pytest.raises(UserError, match="no field that a policy could write"):
         play(Server(schema={"properties": {}}), policy_of("hi"))
