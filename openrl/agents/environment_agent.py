@@ -50,8 +50,7 @@ class _Episode:
     def __init__(self, environment: Environment, conversation: Conversation) -> None:
         self.environment, self.conversation = environment, conversation
         self.prompt, self.limits = conversation.prompt, conversation.limits
-        given = self.prompt.meta.get("seed")  # None also if only other rows have one
-        self.seed = seed_of(self.prompt.id) if given is None else given
+        self.seed = self.prompt.meta.get("seed", seed_of(self.prompt.id))
         self.actions: list[str] = []
         self.steps: list[Step] = []
         self.shown: list[Shown] = []
