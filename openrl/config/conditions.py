@@ -102,7 +102,7 @@ SHAPED = Condition(
     lambda config: "reward_parts" not in config.algorithm.estimator.needs,
     "with an --advantage_estimator that does not read the parts of the reward",
 )
-EVALUATES = Condition(lambda config: config.evaluation.eval_steps > 0, "with --eval_steps 10")
+EVALUATES = Condition(lambda config: config.evaluation.eval_steps > 0, "with --eval_steps N")
 LOGITS = Condition(
     lambda config: not hasattr(config, "reward_loss"),
     "with a model that has logits, which a reward model does not",

@@ -16,7 +16,8 @@ COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 class CheckpointFlags:
     save_path: str = flag(
         "./ckpt",
-        "Run directory: final model, config.yaml, metrics.jsonl, samples.jsonl, summary.json.",
+        "Run directory: final model, config.yaml, metrics.jsonl, summary.json, and of train_ppo_ray"
+        " samples.jsonl.",
     )
     ckpt_path: str = flag(
         "./ckpt/checkpoints",

@@ -50,7 +50,9 @@ def split_of(data: str, alias: tuple[str, ...] = ()) -> Any:
 @group("Data")
 class PromptDataFlags:
     prompt_data: str | None = flag(
-        None, f"Prompts, {SOURCES} None: only with --env_tags, which makes prompts, or --eval_only."
+        None,
+        f"Prompts, {SOURCES} None: only with --env_tags, which makes prompts, or in train_ppo_ray"
+        " with --eval_only.",
     )
     prompt_data_probs: str | None = probabilities_of("prompt_data")
     prompt_split: str = split_of("prompt_data")

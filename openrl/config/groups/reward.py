@@ -109,7 +109,8 @@ class RewardFlags(RewardSourceFlags):
     )
     max_reward_failure_rate: float = flag(
         0.2,
-        "Stop the run when more than this share of a batch has no reward.",
+        "Stop the run when more than this share of a batch has no reward. batch_inference and"
+        " evaluate finish first, and then fail.",
         bounds="[0, 1]",
         only_if=given("reward_failure_policy", "drop", "zero"),
     )
