@@ -41,10 +41,13 @@ class PlainHost:
 
         ``directory`` is the driver's working directory. The process changes to it, if the node has
         it, so that relative paths in flags mean the same here."""
-        if Path(directory).is_dir():
-            os.chdir(directory)
         if log:
             begin_log(log)
+        if Path(directory).is_dir():
+            os.chdir(directory)
+        else:
+            where = f"{socket.gethostname()} has no {directory}"
+            print(f"WARNING: {where}: relative paths begin at {Path.cwd()} here", flush=True)
         if early:
             early()
         gc.disable()  # until ``build``: while modules load it finds nothing and takes a fifth
