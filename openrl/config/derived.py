@@ -78,13 +78,7 @@ def data_seed(config: Any) -> int:
 
 def agents_of(config: PPOConfig | EvaluateConfig) -> tuple[str, ...]:
     """Return the flags that say who plays; with none, the policy answers once."""
-    asked = {
-        "agent_func_path": config.agents.agent_func_path,
-        "agent_command": config.agents.agent_command,
-        "env_tags": config.environments.env_tags,
-        "tools": config.agents.tools,
-    }
-    return in_use(asked)
+    return in_use(config, "agent_func_path", "agent_command", "env_tags", "tools")
 
 
 # -- models ----------------------------------------------------------------------------------------

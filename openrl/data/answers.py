@@ -36,12 +36,6 @@ class SupervisedRow:
     images: tuple[PlacedImage, ...] = ()
 
     @property
-    def identity(self) -> str:
-        """What distinguishes the row from others besides its tokens."""
-        shown = (placed.image.sha256 for placed in self.images)
-        return " ".join([str(sum(self.loss_mask)), *shown])
-
-    @property
     def rows(self) -> tuple[SupervisedRow, ...]:
         """The rows of a batch that this example becomes."""
         return (self,)
@@ -152,7 +146,9 @@ class ExampleBuilder(ABC, Generic[Example]):
         return all(any(row.loss_mask) for row in draft.rows)
 
     def _is_usable(self, draft: Draft) -> bool:
-        return self._has_answer(draft) and not _equal(draft.rows)
+        """Return whether there are answers, and different ones where they are compared."""
+        first, *others = (row.token_ids for row in draft.rows)
+        return self._has_answer(draft) and not (others and all(ids == first for ids in others))
 
     def _report(self, source: str, drafts: list[Draft], flag: str) -> str:
         """Say how many rows of a source are used, cut and left out. Raises UserError if none is."""
@@ -274,11 +270,6 @@ class ExampleBuilder(ABC, Generic[Example]):
 
 def _overlaps(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
     return any(token[1] > start and token[0] < end for start, end in spans)
-
-
-def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
-    """Return whether the answers to be distinguished are the same tokens."""
-    return len(rows) > 1 and all(row.token_ids == rows[0].token_ids for row in rows)
 
 
 def load_answers(

@@ -10,15 +10,18 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from openrl.errors import UserError
+from openrl.types import PlacedImage
 
 T = TypeVar("T")
 OrderState = dict[str, int | str | bool]
 
 
-def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
-    """Return a short hash of token rows, each with a text for what else identifies it."""
+def fingerprint(rows: Iterable[tuple[list[int], str, Sequence[PlacedImage]]]) -> str:
+    """Return a short hash of token rows, each with its images and a text for what else identifies
+    it."""
     digest = hashlib.blake2b(digest_size=8)
-    for token_ids, rest in rows:
+    for token_ids, text, images in rows:
+        rest = " ".join([text, *(placed.image.sha256 for placed in images)])
         digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + rest.encode() + b"\n")
     return digest.hexdigest()
 

@@ -297,9 +297,4 @@ def json_like(value: Any) -> Any:
 
 def prompts_fingerprint(prompts: Iterable[Prompt]) -> str:
     """Return a short hash of what distinguishes these prompts from others."""
-
-    def rest(prompt: Prompt) -> str:
-        shown = (placed.image.sha256 for placed in prompt.images)
-        return " ".join([f"{prompt.id} {prompt.label!r}", *shown])
-
-    return fingerprint((prompt.token_ids, rest(prompt)) for prompt in prompts)
+    return fingerprint((p.token_ids, f"{p.id} {p.label!r}", p.images) for p in prompts)

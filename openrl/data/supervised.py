@@ -79,4 +79,5 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
 
 def examples_fingerprint(examples: Iterable[Any]) -> str:
     """Return a short hash of the ``rows`` of these examples."""
-    return fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)
+    rows = (row for example in examples for row in example.rows)
+    return fingerprint((row.token_ids, str(sum(row.loss_mask)), row.images) for row in rows)

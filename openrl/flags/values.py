@@ -7,7 +7,7 @@ import json
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -210,12 +210,3 @@ def _allows(choice: str, number: float) -> bool:
         return above and _COMPARISONS["<=" if closing == "]" else "<"](number, float(high))
     sign, _, limit = choice.rpartition(" ")
     return _COMPARISONS[sign](number, float(limit)) if sign else number == float(limit)
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield what objects and lists hold, at any depth."""
-    if isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from leaves(inner)
-    else:
-        yield value

@@ -3,7 +3,7 @@ other image travels once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from openrl.types import Group, Image, PlacedImage, Prompt
@@ -14,18 +14,14 @@ Images = tuple[PlacedImage, ...]
 def without_pixels(group: Group, prompt: Prompt) -> Group:
     """Return the group with only the hashes of the images in ``prompt``, and with one object for
     each other image, so that pickle stores it once."""
-    known = {image.sha256: Image(b"", image.sha256) for image in _images(prompt.images)}
+    known = {p.image.sha256: Image(b"", p.image.sha256) for p in prompt.images}
     return _with(group, lambda image: known.setdefault(image.sha256, image))
 
 
 def with_pixels(group: Group, prompt: Prompt) -> Group:
     """Return the group with the images of ``prompt``, one object for each."""
-    known = {image.sha256: image for image in _images(prompt.images)}
+    known = {placed.image.sha256: placed.image for placed in prompt.images}
     return _with(group, lambda image: known.get(image.sha256, image))
-
-
-def _images(placed: Images) -> Iterable[Image]:
-    return (one.image for one in placed)
 
 
 def _with(group: Group, change: Callable[[Image], Image]) -> Group:

@@ -8,7 +8,6 @@ from pathlib import Path
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
 from openrl.config.groups.agent import read_env_config, split_agent_path, split_command
-from openrl.config.rules.machine import output_problems
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check, check_environment, unknown_names
 
@@ -99,11 +98,6 @@ def agents_exist(config: Playing) -> Problems:
             yield Problem(("agent_func_path",), f"no such file: {file}")
     if command is not None:
         split_command(command)
-
-
-@check_environment
-def episodes_can_be_written(config: Playing) -> Problems:
-    yield from output_problems("render_save_dir", config.agents.render_save_dir)
 
 
 @check_environment

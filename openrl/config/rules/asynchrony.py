@@ -34,12 +34,8 @@ def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
         yield Problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
     if flags.partial_rollout_cache == "keep":
         fix = "--partial_rollout_cache refill"
-        losers = {
-            "rollout_backend": config.engine.rollout_backend == "hf",
-            "vllm_enable_sleep": config.hybrid.vllm_enable_sleep,
-            "lora_sync": config.lora.lora_sync == "adapter",
-        }
-        for name in in_use(losers):
+        losers = in_use(config, "vllm_enable_sleep", rollout_backend="hf", lora_sync="adapter")
+        for name in losers:
             message = "only vLLM can keep keys and values, but not through sleep or a new adapter"
             yield Problem(("partial_rollout_cache", name), message, fix)
         message = "the trainer cannot recompute log-probs of mixed weights, so ratios are biased"
@@ -90,25 +86,15 @@ def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
     correction, interval = config.correction, config.engine.weight_sync_interval
     age = config.asynchrony.staleness_bound * interval + interval - 1
     if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
-        ages = {
-            "async_train": config.asynchrony.async_train,
-            "partial_rollout": config.asynchrony.partial_rollout,
-            "weight_sync_interval": interval > 1,
-        }
+        flags = in_use(config, "async_train", "partial_rollout")
+        flags += ("weight_sync_interval",) if interval > 1 else ()
         steps = "1 step" if age == 1 else f"{age} steps"
         message = f"rollouts are up to {steps} old, but losses are not corrected for this"
-        yield Problem(in_use(ages), message, "--enable_vllm_is_correction", fatal=False)
+        yield Problem(flags, message, "--enable_vllm_is_correction", fatal=False)
 
 
 def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:
     """Return the flags in use that start more rollouts than a step trains on, or earlier."""
-    flags = config.asynchrony
+    by_size = in_use(config, "vllm_generate_batch_size") or ("oversample_ratio",)
     surplus = prompts_running(config) > config.batch.rollout_batch_size
-    by_size = config.collecting.vllm_generate_batch_size is not None
-    asked = {
-        "async_train": flags.async_train,
-        "partial_rollout": flags.partial_rollout,
-        "oversample_ratio": surplus and not by_size,
-        "vllm_generate_batch_size": surplus and by_size,
-    }
-    return in_use(asked)
+    return in_use(config, "async_train", "partial_rollout") + (by_size if surplus else ())

@@ -89,13 +89,8 @@ def never_evaluates() -> Problems:
 
 @check
 def resume_or_start_fresh(config: TrainingConfig) -> Problems:
-    flags = config.checkpoint
-    asked = {
-        "load_checkpoint": flags.load_checkpoint,
-        "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
-        "overwrite_ckpt": flags.overwrite_ckpt,
-    }
-    if len(names := in_use(asked)) > 1:
+    names = in_use(config, "load_checkpoint", "resume_from_checkpoint", "overwrite_ckpt")
+    if len(names) > 1:
         message = "these contradict each other: a run has one starting point"
         yield Problem(names, message, "leave one out")
 

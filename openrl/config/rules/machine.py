@@ -14,6 +14,7 @@ from typing import Any
 
 from openrl.config.commands import (
     AnsweringConfig,
+    EvaluateConfig,
     MergeConfig,
     ServeConfig,
     SupervisedConfig,
@@ -32,6 +33,10 @@ WANDB_LOCAL_MODES = ("offline", "disabled", "dryrun")
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
+OUTPUTS = (
+    *("save_path", "ckpt_path", "ckpt_upload_dir", "logging_dir", "use_tensorboard", "wandb_dir"),
+    *("render_save_dir", "rollout_dump_dir"),
+)
 
 
 def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -109,18 +114,14 @@ def adapter_exists(config: TrainingConfig | MergeConfig) -> Problems:
 @check_environment
 def data_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag, names in given_names(config, DATA):
-        yield from data_problems(flag, names)
-
-
-def data_problems(flag: str, names: str) -> Problems:
-    if not data_items(names):
-        yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
-    for item in data_items(names):
-        name, _ = name_and_subset(item)
-        a_file = is_local(name) or name.endswith(tuple(FILE_FORMATS))
-        if a_file and not Path(name).expanduser().exists():
-            fix = f"one of *{' *'.join(FILE_FORMATS)}, or a Hub name"
-            yield Problem((flag,), f"no such file or directory: {name}", fix)
+        if not data_items(names):
+            yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
+        for item in data_items(names):
+            name, _ = name_and_subset(item)
+            a_file = is_local(name) or name.endswith(tuple(FILE_FORMATS))
+            if a_file and not Path(name).expanduser().exists():
+                fix = f"one of *{' *'.join(FILE_FORMATS)}, or a Hub name"
+                yield Problem((flag,), f"no such file or directory: {name}", fix)
 
 
 @check_environment
@@ -135,21 +136,14 @@ def template_files_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
 
 
 @check_environment
-def outputs_are_writable(config: TrainingConfig) -> Problems:
-    checkpoint, logging = config.checkpoint, config.logging
-    yield from output_problems("save_path", checkpoint.save_path)
-    yield from output_problems("ckpt_path", checkpoint.ckpt_path)
-    yield from output_problems("use_tensorboard", logging.use_tensorboard)
-    yield from output_problems("wandb_dir", logging.wandb_dir)
-    yield from output_problems("logging_dir", logging.logging_dir)
-    if "://" not in (checkpoint.ckpt_upload_dir or ""):
-        yield from output_problems("ckpt_upload_dir", checkpoint.ckpt_upload_dir)
+def outputs_are_writable(config: TrainingConfig | EvaluateConfig) -> Problems:
+    for flag, name in given_names(config, OUTPUTS):
+        if flag != "ckpt_upload_dir" or "://" not in name:
+            yield from output_problems(flag, name)
 
 
-def output_problems(flag: str, name: str | None) -> Problems:
+def output_problems(flag: str, name: str) -> Problems:
     """Check that a directory exists or can be made, by making one: permissions do not tell all."""
-    if name is None:
-        return
     if not name:
         yield Problem((flag,), "names no directory", f"--{flag} ./ckpt")
         return

@@ -128,12 +128,8 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
         "lora_sync": "the base of an adapter is never sent",
         "vllm_quantization": "quantisation scales are made only when a model is loaded",
     }
-    used = {
-        "weight_sync_interval": config.engine.weight_sync_interval > 1,
-        "lora_sync": config.lora.lora_sync == "adapter",
-        "vllm_quantization": config.engine.vllm_quantization,
-    }
-    for flag in in_use(used):
+    late = ("weight_sync_interval",) if config.engine.weight_sync_interval > 1 else ()
+    for flag in (*late, *in_use(config, "vllm_quantization", lora_sync="adapter")):
         message = f"level 2 drops the engines' weights, and {why[flag]}"
         yield Problem(("vllm_sleep_level", flag), message, "--vllm_sleep_level 1")
 

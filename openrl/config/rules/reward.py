@@ -9,7 +9,7 @@ from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Problem, Problems, check, check_environment, unknown_names
+from openrl.flags.checks import Problem, Problems, check, check_environment, in_use, unknown_names
 
 Scoring = PPOConfig | ServeConfig | AnsweringConfig
 
@@ -22,8 +22,7 @@ def reward_models(config: Scoring) -> str | None:
 
 def asked_sources(config: Scoring) -> tuple[str, ...]:
     """Return the flags in use that name reward sources."""
-    values = (config.reward.remote_rm_url, config.reward.reward_funcs, reward_models(config))
-    return tuple(name for name, value in zip(SOURCES, values, strict=True) if value)
+    return in_use(config, *SOURCES)
 
 
 @check

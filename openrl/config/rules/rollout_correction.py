@@ -26,11 +26,7 @@ def log_probs_can_be_compared(config: PPOConfig) -> Problems:
     """Corrections and tests compare the engine's log-probs with the trainer's."""
     flags, cut = config.correction, config.sampling.cuts
     replaced = flags.skip_old_logprob == "always"
-    asked = {
-        "enable_vllm_is_correction": flags.enable_vllm_is_correction,
-        "rollout_rs": flags.rollout_rs,
-    }
-    users = in_use(asked)
+    users = in_use(config, "enable_vllm_is_correction", "rollout_rs")
     if users and replaced:
         message = (
             "the engine's log-probs replace the trainer's, so every ratio between them would be 1"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.derived import longest_sequence
-from openrl.config.rules.machine import output_problems
 from openrl.flags.checks import Problem, Problems, check, check_environment, in_use
 from openrl.flags.schema import collect_flags
 from openrl.flags.values import convert
@@ -155,15 +154,15 @@ def adapters_are_served(config: PPOConfig) -> Problems:
 def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
     if not config.collecting.replays:
         return
-    asked = {
-        "rollout_dump_dir": config.collecting.rollout_dump_dir is not None,
-        "async_train": config.asynchrony.async_train,
-        "partial_rollout": config.asynchrony.partial_rollout,
-        "eval_steps": config.evaluation.eval_steps > 0,
-        "eval_before_train": config.evaluation.eval_before_train,
-        "eval_only": config.evaluation.eval_only,
-    }
-    for flag in in_use(asked):
+    asked = in_use(
+        config,
+        "rollout_dump_dir",
+        "async_train",
+        "partial_rollout",
+        "eval_before_train",
+        "eval_only",
+    )
+    for flag in (*asked, *(("eval_steps",) if config.evaluation.eval_steps > 0 else ())):
         message = "answers come from files, so no engine runs"
         yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 
@@ -179,7 +178,6 @@ def kept_rollouts_are_there(config: PPOConfig) -> Problems:
 @check_environment
 def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
-    yield from output_problems("rollout_dump_dir", directory)
     if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):
         message = f"{directory} holds rollouts of an earlier run"
         yield Problem(("rollout_dump_dir",), message, "another directory")

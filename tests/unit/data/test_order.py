@@ -150,5 +150,7 @@ def test_resume_with_changed_data_of_the_same_size_is_refused(change):
 
 
 def test_fingerprints_tell_where_rows_end():
-    assert fingerprint([([1, 2], ""), ([3], "")]) != fingerprint([([1], ""), ([2, 3], "")])
-    assert fingerprint([([1], "a")]) != fingerprint([([1], "b")])
+    assert fingerprint([([1, 2], "", ()), ([3], "", ())]) != fingerprint(
+        [([1], "", ()), ([2, 3], "", ())]
+    )
+    assert fingerprint([([1], "a", ())]) != fingerprint([([1], "b", ())])
