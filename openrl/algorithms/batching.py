@@ -59,14 +59,12 @@ def plan_steps(
     (Karmarkar-Karp): ranks get equal numbers of rows if micro-batches count rows, and any number if
     they count tokens. If siblings share a prefix (``cost.shared``), they stay together.
 
-    A rank receives each row that it trains in any step once. Every epoch deals anew, because the
-    balance of a later step would otherwise be left to chance.
+    A rank receives each row that it trains in any step once; every epoch deals anew.
 
     All ranks run the same number of micro-batches, the costliest first; a rank that runs out of
     rows runs ``[-1]``, a dummy row. Raises UserError for a row beyond a ``TokenCap``.
 
-    Rows outside ``computed`` (B,) bool, those without a gradient, go to no rank. They keep their
-    places in the steps, and a step's counts include them.
+    Rows outside ``computed`` (B,) bool go to no rank, but keep their places and are counted.
     """
     sizes, index = RowSizes.of(batch, cost), Trajectories.of(batch).index.tolist()
     rows_of: dict[int, list[int]] = {}
@@ -232,8 +230,7 @@ def split_rows(
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
     """Deal ``rows``, or all, to ranks for a forward pass, as ``plan_steps`` does for a step.
 
-    Returns the rows of each rank's shard, [-1], a dummy, if it has none; and, [rank][micro-batch],
-    indices into the shard, where -1 is a dummy row.
+    Returns each rank's rows, [-1] if none, and [rank][micro-batch] indices into them, or -1.
     """
     rows = list(range(len(sizes.lengths)) if rows is None else rows)
     shards, (cut,) = _indexed([_cut(rows, sizes, dp_size, micro_batch_size)], dp_size)

@@ -68,8 +68,7 @@ class CreditPlan:
 def assign_credit(
     batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``shaped``, ``scores``, ``token_rewards``, ``advantages``, ``returns`` and
-    ``loss_weights``; return the batch and metrics.
+    """Fill the columns from ``shaped`` to ``loss_weights``; return the batch and metrics.
 
     Args:
         kl_coef: coefficient of the KL in the reward, 0 if the KL is in the loss or off.

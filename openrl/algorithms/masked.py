@@ -1,7 +1,6 @@
 """Masked sums and means, and the one place that divides a loss. Needs only torch.
 
-Values outside a mask are never read, not even multiplied by zero, so NaN and inf on padding change
-nothing.
+Values outside a mask are never read, not even times zero: NaN and inf there change nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean, the unbiased standard deviation and the size of each value's group, (n,)
-    each, in float64.
+    """Return the mean, the unbiased std and the size of each value's group, (n,), in float64.
 
     Args:
         index: (n,) integers, equal for values of one group, which need not be neighbours.
@@ -79,8 +77,7 @@ def standardise(values: Tensor, index: Tensor, valid: Tensor) -> Tensor:
 
 
 def masked_metrics(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, Metric]:
-    """Return the means of columns over ``mask`` as metrics, with a single transfer from the device.
-    Columns and mask have one shape."""
+    """Return the means of columns over ``mask``, with a single transfer from the device."""
     kept = [masked_sum(column.detach().double(), mask) for column in columns.values()]
     *totals, count = torch.stack([*kept, mask.sum()]).tolist()
     return {name: Mean(total, count) for name, total in zip(columns, totals, strict=True)}
@@ -95,8 +92,7 @@ def step_loss(
     weights: Tensor | None = None,
     trajectory_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return this micro-batch's share of the loss of the whole optimizer step, a scalar to call
-    ``backward`` on.
+    """Return this micro-batch's share of the loss of the whole step, to call ``backward`` on.
 
     The denominators count the step over all ranks and micro-batches, and ``dp_size`` undoes the
     mean that DDP and ZeRO take over ranks, so summed gradients do not depend on how a step is cut.

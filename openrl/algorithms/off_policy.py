@@ -117,8 +117,7 @@ def batch_normalised(weights: Tensor, batch: ExperienceBatch, covers: Correction
     """Divide the weights by their mean in the batch, as verl does. The mean is over tokens, or over
     sequences where each has one weight.
 
-    The batch is the whole rollout batch: both policies are fixed before the update, and no weight
-    depends on which optimizer step its row is dealt to.
+    The batch is the whole rollout's: no weight depends on the optimizer step of its row.
     """
     if covers in ("sequence", "geometric"):
         trajectories = Trajectories.of(batch)

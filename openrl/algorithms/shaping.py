@@ -61,8 +61,7 @@ def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int) -> Tenso
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
-    """Reduce the rewards of truncated samples: a ``coef`` in [0, 1] scales positive rewards, a
-    ``coef`` below 0 caps all rewards. No reward is raised."""
+    """Reduce truncated rewards: ``coef`` in [0, 1] scales positive ones, below 0 caps all."""
     scaled = rewards.clamp(max=0) + coef * rewards.clamp(min=0)
     return torch.where(truncated, rewards.clamp(max=coef) if coef < 0 else scaled, rewards)
 
@@ -152,8 +151,7 @@ def place_scores(
 def token_rewards(
     batch: ExperienceBatch, kl_coef: float, kl_estimator: str, keep_process_rewards: bool = True
 ) -> Tensor:
-    """Return ``batch.scores`` as ``place_scores`` places them, minus ``kl_coef`` times the KL to
-    the reference on each sampled token, (B, T)."""
+    """Return ``place_scores`` minus ``kl_coef`` times the KL of sampled tokens, (B, T)."""
     rewards = place_scores(batch, batch.scores, keep_process_rewards)
     if kl_coef:
         kl = reference_kl(batch, kl_estimator)

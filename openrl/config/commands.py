@@ -143,8 +143,7 @@ class PPOConfig:
 
     @property
     def reward_norm_scopes(self) -> tuple[NormScope, NormScope]:
-        """The scopes of mean and std: --reward_norm_mean and --reward_norm_std, or else what the
-        estimator suggests, or else none."""
+        """The scopes of mean and std that the flags or else the estimator say, or else none."""
         suggests = self.algorithm.estimator.suggests
         mean = self.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
         return mean, self.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")

@@ -95,8 +95,7 @@ def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
 
 
 def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple[RewardSource, ...]:
-    """Return the sources of rewards. Raises UserError for an item that is neither file nor URL, and
-    for a source that is given twice."""
+    """Return the sources of rewards. Raises UserError for an unusable or a repeated one."""
     files, urls = files_and_urls(flags.remote_rm_url)
     given: list[tuple[Kind, str]] = [("verifier", name) for name in flags.reward_funcs]
     given += [("file", item) for item in files]

@@ -59,8 +59,7 @@ def draw_sources(probabilities: Sequence[float], seed: int) -> Iterator[int]:
 def interleave(sizes: Sequence[int], draws: Iterator[int]) -> Iterator[tuple[int, int]]:
     """Yield (source, row) for each draw until every source has given all its rows at least once.
 
-    A source that is used up starts again at its first row. This is ``datasets.interleave_datasets``
-    with ``stopping_strategy="all_exhausted"``.
+    A source that is used up starts again, as in ``datasets`` with "all_exhausted".
     """
     taken = [0] * len(sizes)
     unfinished = len(sizes)

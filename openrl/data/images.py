@@ -119,8 +119,7 @@ def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
 
 
 def image_budget(images: RowImages | None, limit: int, flag: str) -> list[str]:
-    """Return a line on what images take of a prompt's ``limit`` tokens, set by ``flag``; none for a
-    run without images. Raises UserError if no image fits."""
+    """Return a line on what images take of ``limit`` tokens. Raises UserError if none fits."""
     if images is None or images.processor is None:
         return []
     flags, tokens_of = images.flags, images.processor.tokens_of

@@ -1,5 +1,4 @@
-"""The order in which rows are read: reshuffled in each pass, and resumed exactly. It follows from
-the number of rows, the seed and the pass alone."""
+"""The order in which rows are read, by their number, the seed and the pass; resumed exactly."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ OrderState = dict[str, int | str | bool]
 
 
 def fingerprint(rows: Iterable[tuple[list[int], str, Sequence[PlacedImage]]]) -> str:
-    """Return a short hash of token rows, each with its images and a text for what else identifies
-    it."""
+    """Return a short hash of token rows, their images, and what else identifies them."""
     digest = hashlib.blake2b(digest_size=8)
     for token_ids, text, images in rows:
         rest = " ".join([text, *(placed.image.sha256 for placed in images)])

@@ -94,8 +94,7 @@ def _read_piece(piece: range) -> Chunk[Any]:
 
 
 def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]]) -> None:
-    """Raise one UserError that names all bad rows of all sources, given as (source,
-    [(row, reason)]); return if there are none."""
+    """Raise one UserError for all bad rows, if any, given as (source, [(row, reason)])."""
     blocks = []
     for source, rows in bad:
         by_reason: dict[str, list[int]] = {}

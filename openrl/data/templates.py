@@ -78,8 +78,7 @@ class Templates:
         return PromptParts("" if last is None else messages[last]["content"], around)
 
     def dialogue(self, value: Any) -> list[Message]:
-        """Return a row's chat, beginning with --system_prompt if it has no system message; text is
-        one user message. Raises BadRow."""
+        """Return a row's chat, with --system_prompt if it has no system message. Raises BadRow."""
         messages = as_messages(value)
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -97,8 +96,7 @@ class Templates:
         return text if self.around is None else self.around(text)
 
     def render(self, messages: list[Message], *, generate: bool) -> str:
-        """Render the dialogue with the chat template; with ``generate``, up to where the assistant
-        begins to write. Raises BadRow."""
+        """Render the dialogue; with ``generate``, up to where an answer begins. Raises BadRow."""
         try:
             return self.tokenizer.apply_chat_template(
                 split_into_parts(messages) if self.sees else messages,

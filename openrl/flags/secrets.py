@@ -28,8 +28,7 @@ def _is_secret(key: str, value: Any) -> bool:
 
 
 def secrets_in(value: Any) -> Iterator[str]:
-    """Yield what looks like a secret in the value of a flag: names of keys, at any depth, and of
-    URLs' queries, and URLs' passwords."""
+    """Yield what looks like a secret in a flag's value: names of keys, and parts of URLs."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from (key,) if _is_secret(key, inner) else secrets_in(inner)

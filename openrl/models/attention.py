@@ -43,8 +43,7 @@ PACKAGES = {
     "flash_attention_3": "flash_attn_interface",
     "flash_attention_4": "flash_attn.cute",
 }
-"""Attention -> the module that provides it; if ``kernels`` is installed, transformers takes it from
-the Hub instead."""
+"""Attention -> the module that provides it, where the package ``kernels`` does not."""
 
 
 def check_attention(flags: LoadFlags, device: str = "cuda") -> None:

@@ -99,8 +99,7 @@ class Loading:
 def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: int) -> CausalLM:
     """Load a model from a local directory or the Hub.
 
-    Raises UserError if there is no such model, weights are missing, or the architecture transforms
-    its logits in a way that this package does not know.
+    Raises UserError if the model is missing, incomplete, or changes logits in unknown ways.
     """
     flags = loading.flags
     kind = language_model_class(load_config(path, flags.trust_remote_code))

@@ -25,8 +25,7 @@ def expert_count(text: PretrainedConfig) -> int:
 
 
 def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBalancing | None:
-    """Return the load-balancing loss of a model's architecture; None if it has no router or
-    balances its experts in another way."""
+    """Return the architecture's load-balancing loss; None without a router or such a loss."""
     module = sys.modules.get(model_class.__module__) if model_class else None
     of_architecture = getattr(module, "load_balancing_loss_func", None)
     experts = expert_count(config.get_text_config())

@@ -84,8 +84,7 @@ class Adapters:
     def write(
         self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None
     ) -> None:
-        """Write tensors, named as in peft's files, and their config, in the form that
-        ``PeftModel.from_pretrained`` and vLLM read."""
+        """Write tensors named by peft, and their config, as peft and vLLM read them."""
         directory.mkdir(parents=True, exist_ok=True)
         self._file_config(modules_to_save).save_pretrained(str(directory))
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -124,8 +123,7 @@ def add_adapters(
     random, from ``seed``, and B at zero. In the adapter's file, ``prefix`` precedes the names of
     ``hf``.
 
-    Raises UserError if --target_modules names no layer or a layer that is not linear, or if the
-    adapter of --lora_adapter_path does not fit.
+    Raises UserError if --target_modules or the adapter of --lora_adapter_path does not fit.
     """
     given = flags.lora_adapter_path
     config = _new_config(flags, hf) if given is None else _read_config(given)
@@ -250,8 +248,7 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
 
 
 def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the settings for 4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA)
-    that compute in ``dtype``."""
+    """Return the settings of 4-bit weights with double quantisation (QLoRA) for ``dtype``."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

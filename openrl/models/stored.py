@@ -134,8 +134,7 @@ def check_language_model(
 
 
 def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> None:
-    """Raise UserError if the weights at ``path`` are quantised, and not in a way that
-    --load_in_4bit reads or transformers undoes."""
+    """Raise UserError for quantised weights that --load_in_4bit or transformers cannot undo."""
     stored = getattr(load_config(path, trust_remote_code), "quantization_config", None)
     method = stored.get("quant_method") if isinstance(stored, dict) else None
     if method and method not in UNDONE and not (method == "bitsandbytes" and load_in_4bit):

@@ -171,8 +171,7 @@ class EnvironmentFlags(EnvironmentTagFlags):
     )
 
     def groups_per_tag(self, groups: int) -> dict[str, int]:
-        """Return how many of ``groups`` each of --env_tags gets: as given, or else evenly, where
-        the first ones may get one more."""
+        """Return how many of ``groups`` each of --env_tags gets: as given, or else evenly."""
         each, more = divmod(groups, len(self.env_tags))
         even = tuple(each + (place < more) for place in range(len(self.env_tags)))
         return dict(zip(self.env_tags, self.env_groups_per_tag or even, strict=True))

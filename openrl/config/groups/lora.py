@@ -58,8 +58,7 @@ class LoRAFlags(AdapterFlags):
 
     @property
     def of_critic(self) -> LoRAFlags:
-        """The flags of a critic. The adapter of --lora_adapter_path is the policy's; a critic gets
-        a fresh one of the same rank."""
+        """The flags of a critic, whose adapter is a fresh one of the same rank."""
         return replace(self, lora_rank=self.rank, lora_adapter_path=None)  # type: ignore[type-var]
 
 

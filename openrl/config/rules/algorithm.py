@@ -37,9 +37,7 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
         message = f"{name} needs one row for each turn of an agent"
         yield Problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
     if "sequence_mean" in needs and config.algorithm.aggregation == "token-mean":
-        message = (
-            f"{name} has one ratio per sequence, but a mean over tokens would weight it by length"
-        )
+        message = f"{name} has one ratio per sequence, which a mean over tokens weights by length"
         yield Problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")
     for need in sorted(needs - ALWAYS_MET - CHECKED):
         yield Problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
@@ -49,10 +47,7 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 def clips_are_distances_from_one(config: PPOConfig) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
-        message = (
-            f"L is {low:g}, but a ratio cannot fall by more than 1: both values are distances"
-            " from 1, not percentages"
-        )
+        message = f"L is {low:g}, but L and H are distances from 1, not percentages"
         fix = f"--eps_clip_low_high 1 {high:g} for no limit below"
         yield Problem(("eps_clip_low_high",), message, fix)
 
@@ -60,11 +55,8 @@ def clips_are_distances_from_one(config: PPOConfig) -> Problems:
 @check
 def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
-    if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
-        message = (
-            "the mean ratio of an answer moves by thousandths, so a clip of"
-            f" {max(options.low_high):g} hardly ever acts"
-        )
+    if name in ("gspo", "gspo_token") and (clip := max(options.low_high)) >= 0.1:
+        message = f"mean ratios move by thousandths, so a clip of {clip:g} hardly ever acts"
         fix = "--eps_clip_low_high 3e-4 4e-4"
         yield Problem(("policy_loss_type", "eps_clip"), message, fix, fatal=False)
 
@@ -111,17 +103,14 @@ def verdicts_choose_the_best_checkpoint(config: PPOConfig) -> Problems:
 
 @check
 def somebody_reads_actions(config: PPOConfig) -> Problems:
-    """Agents count actions that they could not read; files, servers and verifiers of plugins
-    report them in extra_logs."""
+    """Agents count unreadable actions; files, servers and plugins' verifiers may report them."""
     if not config.shaping.format_penalty or agents_of(config):
         return
     ours = {e.name for e in verifiers.entries() if e.component.__module__.startswith("openrl.")}
     if source_kinds(config) <= {"verifier", "model"} and ours.issuperset(
         config.reward.reward_funcs
     ):
-        message = (
-            "built-in verifiers and reward models do not report which answers cannot be parsed"
-        )
+        message = "built-in verifiers and reward models do not say which answers cannot be parsed"
         yield Problem(("format_penalty",), message, "a reward file that returns action_is_valid")
 
 
@@ -133,9 +122,7 @@ def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
 @check
 def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
-        message = (
-            "k1 does not work as a loss: the expected gradient of log p under the policy is zero"
-        )
+        message = "k1 is no loss: the expected gradient of log p under the policy is zero"
         yield Problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
 
 
@@ -196,9 +183,6 @@ def penalties_fit_the_response(config: PPOConfig) -> Problems:
 @check
 def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
-        message = (
-            "with one reward at the end of an answer, whitening gives every token before it the"
-            " reward -mean / std"
-        )
+        message = "whitening a last reward gives every token before it the reward -mean / std"
         fix = "--reward_norm_mean batch --reward_norm_std batch"
         yield Problem(("whiten_rewards",), message, fix, fatal=False)

@@ -28,9 +28,7 @@ def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
     if not flags.partial_rollout:
         return
     if config.asynchrony.staleness_bound == 0:
-        message = (
-            "an interrupted answer continues under newer weights, so its first tokens are stale"
-        )
+        message = "an interrupted answer continues under newer weights: its first tokens are stale"
         yield Problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
     if flags.partial_rollout_cache == "keep":
         fix = "--partial_rollout_cache refill"
@@ -74,10 +72,7 @@ def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
     surplus = off_policy_flags(config)
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
     if surplus and not config.asynchrony.carries_over and not refused:
-        message = (
-            "the slowest groups, with the longest answers, are dropped, so training favours short"
-            " answers"
-        )
+        message = "the slowest groups, with the longest answers, are dropped, favouring short ones"
         yield Problem(surplus, message, "--partial_rollout continues them", fatal=False)
 
 

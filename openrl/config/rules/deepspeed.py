@@ -143,10 +143,7 @@ def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
 @check
 def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
-        message = (
-            "Muon orthogonalises whole matrices, but from ZeRO stage 1 on the optimizer sees only"
-            " flat shards"
-        )
+        message = "Muon orthogonalises whole matrices, but from ZeRO 1 on it sees only flat shards"
         yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
     if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
         message = f"adamw_bf16 needs bf16 weights, but these are {config.model.param_dtype}"
@@ -157,9 +154,7 @@ def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
 def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
     """An average moves by (1 - beta) of the difference; bf16 rounds away what is below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
-        message = (
-            f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
-        )
+        message = f"an average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
         yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
 
 

@@ -110,10 +110,7 @@ def who_sleeps_shares_places(config: PPOConfig) -> Problems:
         yield Problem(("deepspeed_enable_sleep",), message, SHARE)
     of_two = {"reference", "reward"} & {*config.model_roles}
     if ref_reward_sleeps(config) and of_two and not shared & of_two:
-        message = (
-            f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights layer"
-            " by layer"
-        )
+        message = f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights"
         yield Problem(("ref_reward_offload", "zero_stage"), message, f"--zero_stage 3, or {SHARE}")
 
 

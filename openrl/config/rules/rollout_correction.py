@@ -28,16 +28,11 @@ def log_probs_can_be_compared(config: PPOConfig) -> Problems:
     replaced = flags.skip_old_logprob == "always"
     users = in_use(config, "enable_vllm_is_correction", "rollout_rs")
     if users and replaced:
-        message = (
-            "the engine's log-probs replace the trainer's, so every ratio between them would be 1"
-        )
+        message = "both would be the engine's log-probs, so every ratio between them would be 1"
         yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
     users += ("skip_old_logprob",) if replaced else ()
     if cut and users:
-        message = (
-            "the engine's log-probs are of a truncated distribution, so their ratio to the"
-            " trainer's is not an importance weight"
-        )
+        message = "the engine's distribution is truncated: its ratio is not an importance weight"
         fix = f"leave {' and '.join(f'--{name}' for name in cut)} out"
         yield Problem((*users, *cut), message, fix)
 

@@ -9,15 +9,10 @@ from openrl.flags.checks import Problem, Problems, check
 @check
 def truncated_sampling(config: PPOConfig) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
-        message = (
-            "answers are sampled from a truncated distribution but trained on the full one, so"
-            " ratios are biased"
-        )
+        message = "answers from a truncated distribution train the full one, so ratios are biased"
         yield Problem(cut, message, "leave it out and use --temperature", fatal=False)
     if config.sampling.repetition_penalty != 1:
-        message = (
-            "the trained policy has no repetition penalty, so it is not the one that is sampled"
-        )
+        message = "the trained policy, without a penalty, is not the one that is sampled"
         fix = "leave it out, or use a reward that punishes repeats"
         yield Problem(("repetition_penalty",), message, fix, fatal=False)
 
