@@ -21,7 +21,6 @@ from typing import Any
 
 from datasets import (
     Dataset,
-    DatasetDict,
     ReadInstruction,
     disable_progress_bars,
     get_dataset_config_names,
@@ -101,7 +100,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
             raise UserError(f"--{flag}: {name} is a single file, without a subset {subset!r}", name)
         rows = _load_file(path, most, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
-        rows = _choose_split(_load_saved(path, flag), subset or split, name, flag)
+        rows = _load_saved(path, subset or split, name, flag)
     elif path.is_dir() or _may_be_hub_name(name):
         rows = _load_named(name, split, subset, most, flag)
     else:
@@ -175,17 +174,14 @@ def _bad_lines(path: Path) -> str:
     return "; ".join(islice(reasons(), 5))
 
 
-def _load_saved(path: Path, flag: str) -> Dataset | DatasetDict:
+def _load_saved(path: Path, split: str, source: str, flag: str) -> Dataset:
     """Load what ``save_to_disk`` wrote."""
     try:
-        return load_from_disk(path)
+        loaded = load_from_disk(path)
     except IndexError as error:  # raised if there are no rows
         raise UserError(f"--{flag}: {path} has no rows") from error
     except (OSError, ValueError) as error:
         raise UserError(f"--{flag}: cannot read {path}: {error}") from error
-
-
-def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: str) -> Dataset:
     if isinstance(loaded, Dataset):
         return loaded
     if split not in loaded:

@@ -120,7 +120,7 @@ def _read_input_template(given: str | None) -> Callable[[str], str] | None:
         return partial(_fill, given)
     source = text_or_file(given, "input_template").strip()
     try:
-        names = meta.find_undeclared_variables(_environment().parse(source))
+        names = meta.find_undeclared_variables(JINJA.parse(source))
     except jinja2.TemplateSyntaxError as error:
         raise UserError(
             f"--input_template: {given}, line {error.lineno}: {error.message}"
@@ -147,16 +147,9 @@ def _render(source: str, text: str) -> str:
         raise BadRow(f"--input_template cannot render it: {error}") from error
 
 
-@lru_cache(maxsize=8)
-def _compile(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return a sandbox: no template reaches beyond what it is given."""
-    return ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
+# a sandbox: no template reaches beyond what it is given
+JINJA = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+_compile = lru_cache(maxsize=8)(JINJA.from_string)
 
 
 def _last_user(messages: list[Message]) -> int | None:

@@ -21,11 +21,8 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
     ``chat_template``, as text or as a file, replaces its own. Raises UserError as
     ``load_tokenizer`` does, and if the tokenizer has more tokens than the model has embeddings.
     """
-    path, flag = (
-        (model.pretrain, "pretrain")
-        if model.tokenizer_path is None
-        else (model.tokenizer_path, "tokenizer_path")
-    )
+    flag = "pretrain" if model.tokenizer_path is None else "tokenizer_path"
+    path = getattr(model, flag)
     tokenizer = load_tokenizer(path, model, flag)
     if chat_template is not None:
         tokenizer.chat_template = text_or_file(chat_template, "tokenizer_chat_template")

@@ -54,14 +54,9 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     notes += [f"--{name} for {value}" for name, value in spec.shorthands.items()]
     metavar = placeholder(spec.type)
     form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-    spellings = (
-        [f"--{spec.name}"]
-        if metavar or spec.default is False
-        else [f"--{spec.name}", f"--no_{spec.name}"]
-    )
-    section.add_argument(
-        *spellings, help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form
-    )
+    off = [] if metavar or spec.default is False else [f"--no_{spec.name}"]
+    text = f"{spec.help} ({'; '.join(notes)})".replace("%", "%%")
+    section.add_argument(f"--{spec.name}", *off, help=text, **form)
 
 
 def default_text(spec: FlagSpec) -> str:

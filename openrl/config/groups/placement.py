@@ -125,12 +125,9 @@ class PlacementFlags(ClusterFlags):
     def shape(self, role: str) -> tuple[int, int | None]:
         """Return the nodes of a model role and its GPUs per node, by default the actor's."""
         name = FLAG_NAMES[role]
-        nodes = getattr(self, f"{name}_num_nodes")
-        per_node = getattr(self, f"{name}_num_gpus_per_node")
-        return (
-            self.actor_num_nodes if nodes is None else nodes,
-            self.actor_num_gpus_per_node if per_node is None else per_node,
-        )
+        nodes = getattr(self, f"{name}_num_nodes") or self.actor_num_nodes
+        per_node = getattr(self, f"{name}_num_gpus_per_node") or self.actor_num_gpus_per_node
+        return nodes, per_node
 
     def ranks_of(self, role: str, device: str) -> int | None:
         """Return the ranks of a model role; None if only the cluster knows them."""

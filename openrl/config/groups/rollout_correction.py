@@ -121,22 +121,19 @@ def _rejection_test(name: str, threshold: str) -> RejectionTest:
 
 
 def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
-    wanted = (
-        "LO_HI with 0 < LO < HI, or one number T > 1 for 1/T_T"
-        if estimator == "k1"
-        else "one number > 0"
-    )
+    k1 = estimator == "k1"
     try:
         numbers = [float(part) for part in text.split("_")]
     except ValueError:
         numbers = []
-    if estimator == "k1" and len(numbers) == 1 and numbers[0] > 1:
+    if k1 and len(numbers) == 1 and numbers[0] > 1:
         numbers = [1 / numbers[0], numbers[0]]
-    if estimator == "k1" and len(numbers) == 2 and 0 < numbers[0] < numbers[1]:
+    if k1 and len(numbers) == 2 and 0 < numbers[0] < numbers[1]:
         return math.log(numbers[0]), math.log(numbers[1])
-    if estimator != "k1" and len(numbers) == 1 and numbers[0] > 0:
+    if not k1 and len(numbers) == 1 and numbers[0] > 0:
         return 0.0, numbers[0]
-    raise UserError(f"--rollout_rs_threshold: {text} is not a threshold for {name}", f"{wanted}")
+    wanted = "LO_HI with 0 < LO < HI, or one number T > 1 for 1/T_T" if k1 else "one number > 0"
+    raise UserError(f"--rollout_rs_threshold: {text} is not a threshold for {name}", wanted)
 
 
 @group("Dynamic filtering", only_if=given("dynamic_filtering"))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import DPOConfig, PPOConfig, SFTConfig, SupervisedConfig
+from openrl.config.commands import (
+    DPOConfig,
+    PPOConfig,
+    SFTConfig,
+    SupervisedConfig,
+    TrainingConfig,
+)
 from openrl.config.derived import trained_ranks
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Problem, Problems, check
@@ -68,28 +74,26 @@ def micro_batches_divide(config: SupervisedConfig) -> Problems:
 
 
 @check
-def token_caps_hold_the_longest_row(config: PPOConfig) -> Problems:
-    longest, split = config.sampling.lengths.both, config.parallel.sequence_size
-    lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
+def token_caps_hold_the_longest_row(config: TrainingConfig) -> Problems:
+    split = config.parallel.sequence_size
+    longest, what, limits = _longest_row(config)
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
     for name in names if config.dynamic.use_dynamic_batch else ():
-        cap = getattr(config.dynamic, name)
+        cap = getattr(config.dynamic, name, None)
         if cap is not None and cap * split < longest:
-            message = f"a micro-batch of {cap * split} tokens is too small for a row of {lengths}"
-            yield Problem((name,), message, f"--{name} {-(-longest // split)}")
+            message = f"a micro-batch of {cap * split} tokens is too small for {what}"
+            yield Problem((name, *limits), message, f"--{name} {-(-longest // split)}")
 
 
-@check
-def token_cap_holds_the_longest_row(config: SupervisedConfig) -> Problems:
-    split, max_len = config.parallel.sequence_size, config.data.max_len
-    cap = config.dynamic.train_max_tokens_per_gpu * split
-    rated = isinstance(config, DPOConfig) and config.preference.rated
-    alone = isinstance(config, SFTConfig) or rated
-    longest, what = (max_len, "a row") if alone else (2 * max_len, "a pair of rows")
-    if config.dynamic.use_dynamic_batch and cap < longest:
-        message = f"a micro-batch of {cap} tokens is too small for {what} of --max_len {max_len}"
-        fix = f"--train_max_tokens_per_gpu {-(-longest // split)}"
-        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, fix)
+def _longest_row(config: TrainingConfig) -> tuple[int, str, tuple[str, ...]]:
+    """Return the most tokens that stay together, what they are, and the flags to name with it."""
+    if isinstance(config, PPOConfig):
+        both = config.sampling.lengths.both
+        return both, f"a row of {both} tokens, --prompt_max_len + --generate_max_len", ()
+    max_len = config.data.max_len
+    if isinstance(config, SFTConfig) or (isinstance(config, DPOConfig) and config.preference.rated):
+        return max_len, f"a row of --max_len {max_len}", ("max_len",)
+    return 2 * max_len, f"a pair of rows of --max_len {max_len}", ("max_len",)
 
 
 def largest_divisor(number: int, limit: int) -> int:
