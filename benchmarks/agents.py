@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.step_breakdown import make_task, model_options
+from benchmarks.options import model_options, parser_of
+from benchmarks.step_breakdown import make_task
 from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
@@ -122,7 +123,7 @@ async def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     model_options(parser)
     asyncio.run(main(parser.parse_args()))

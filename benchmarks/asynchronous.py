@@ -20,7 +20,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.long_tails import CAP
-from benchmarks.step_breakdown import config_of, make_task, model_options
+from benchmarks.options import model_options, parser_of
+from benchmarks.step_breakdown import config_of, make_task
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
@@ -132,9 +133,7 @@ def table(found: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=3, help="steps that no time is taken of")

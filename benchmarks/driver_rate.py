@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import parser_of
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
@@ -92,9 +93,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=int, default=256, help="of a step")
     parser.add_argument("--samples", type=int, default=16, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=1000, help="of an answer")

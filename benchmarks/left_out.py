@@ -25,7 +25,8 @@ from rich.table import Table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.pairs import busy_seconds, device_option
+from benchmarks.options import device_option, parser_of
+from benchmarks.pairs import busy_seconds
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
@@ -107,9 +108,7 @@ def step(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--pretrain", help="a model's directory; without it a random one")
     parser.add_argument("--hidden_size", type=int, default=256, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=4)

@@ -11,7 +11,6 @@ largest differences between the two. The plain version takes about 10 GB at 4,09
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import re
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.pairs import device_option
+from benchmarks.options import device_option, parser_of
 from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import token_logprobs
 
@@ -136,9 +135,7 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--hidden_size", type=int, default=256)

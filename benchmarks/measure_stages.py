@@ -22,7 +22,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.step_breakdown import config_of, make_task, model_options, pipeline_side
+from benchmarks.options import model_options, parser_of
+from benchmarks.step_breakdown import config_of, make_task, pipeline_side
 from openrl.cli.run import silence
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
@@ -77,9 +78,7 @@ async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> No
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument(
         "--shapes", type=shape, nargs="+", default=[(16, 48), (64, 16), (32, 32), (64, 40)]

@@ -10,7 +10,6 @@ of a tiny model, which load all libraries, is held against ``model_memory`` and
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.left_out import OPTIM, UPDATE, rollout
+from benchmarks.options import parser_of
 from openrl.algorithms.batching import plan_steps
 from openrl.cluster.ray_group import worker_env
 from openrl.config.groups.deepspeed import DeepSpeedFlags
@@ -164,9 +164,7 @@ def in_process(name: str, models: Path) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [case.name for case in CASES]
     parser.add_argument("--only", choices=names, nargs="+", default=names)
     parser.add_argument("--case", choices=names, help="this one, in this process")

@@ -10,7 +10,6 @@ the machine does not count."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from dataclasses import replace
@@ -24,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.left_out import OPTIM
-from benchmarks.pairs import busy_seconds, device_option
+from benchmarks.options import device_option, parser_of
+from benchmarks.pairs import busy_seconds
 from examples.python.countdown.make_model import make_model, make_tokenizer
 from openrl.algorithms.batching import plan_steps
 from openrl.config.groups.deepspeed import DeepSpeedFlags
@@ -83,9 +83,7 @@ def padding(batch: ExperienceBatch, plan: StepPlan) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument(
         "--spread", type=float, default=0.75, help="standard deviation of the logarithm of lengths"

@@ -12,7 +12,6 @@ dense model of 8B parameters). Pure arithmetic: no model, no process."""
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
 
+from benchmarks.options import parser_of
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, TrainingPlan, split_rows
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
@@ -78,9 +78,7 @@ def in_order(lengths: Sequence[int], ranks: int, cost: RowCost) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=1024, help="samples of an optimizer step")
     parser.add_argument("--ranks", type=int, default=32)
     parser.add_argument("--micro_train_batch_size", type=int, default=8)

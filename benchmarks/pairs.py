@@ -3,7 +3,6 @@ quiet."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -90,12 +89,6 @@ def spread(figures: Sequence[float], digits: int = 3) -> str:
     return f"{median(figures):.{digits}f} ({min(figures):.{digits}f} to {max(figures):.{digits}f})"
 
 
-def device_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where models compute, in fp32"
-    )
-
-
 def busy_seconds(device: str) -> float:
     """A clock of this process's work: of the processor, which other processes do not slow; of the
     wall on a GPU, once it is done with what it was given."""
@@ -103,9 +96,3 @@ def busy_seconds(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def pair_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
-    parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")

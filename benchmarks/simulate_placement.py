@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import parser_of
 from benchmarks.placement_cases import cases
 from benchmarks.placement_model import (
     Costs,
@@ -133,9 +134,7 @@ EXAMPLE = Costs(0.010, 0.1e-3, 0.125e-3, 0.03e-3, 0.03e-3, sync=2.0, switch=4.0)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = parser_of(__doc__)
     costs = made.add_argument_group(
         "costs, seconds; without --metrics those of a model of 7B parameters"
     )

@@ -22,8 +22,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.marked_start import MARK, REWARD
+from benchmarks.options import model_options, parser_of
 from benchmarks.pairs import spread
-from benchmarks.step_breakdown import ROOT, make_task, model_options
+from benchmarks.step_breakdown import ROOT, make_task, task_flags
 
 # words of a command line -> the process; the first row that fits counts
 KINDS = {
@@ -37,25 +38,12 @@ KINDS = {
 
 
 def flags_of(args: argparse.Namespace, folder: Path, out: Path) -> list[str]:
-    flags = {
-        "pretrain": folder / "model",
-        "prompt_data": folder / "data/rl.jsonl",
-        "label_key": "label",
-        "remote_rm_url": folder / "reward.py",
-        "vllm_num_engines": 1,
-        "device": args.device,
-        "param_dtype": "fp32",
-        "zero_stage": args.zero_stage,
-        "advantage_estimator": "group_norm",
-        "init_kl_coef": 0.001,
+    flags = task_flags(args, folder, out) | {
         "rollout_batch_size": 8,
         "n_samples_per_prompt": 4,
         "train_batch_size": 32,
-        "prompt_max_len": 32,
         "generate_max_len": 24,
         "max_steps": 1,
-        "save_path": out,
-        "ckpt_path": out / "checkpoints",
     }
     return [f"--{name}={value}" for name, value in flags.items()]
 
@@ -116,9 +104,7 @@ def report(starts: list[tuple[dict[str, float], Counter[str]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts")
     model_options(parser)

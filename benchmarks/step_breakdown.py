@@ -31,7 +31,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.bare import Bare, GenerateRequest, Training, TrainWork, serve_torch, serve_vllm
-from benchmarks.pairs import PAUSE_S, QuietPairs, device_option, pair_options, spread
+from benchmarks.options import model_options, pair_options, parser_of, work_options
+from benchmarks.pairs import PAUSE_S, QuietPairs, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
@@ -65,16 +66,11 @@ def reward_func(queries, prompts, labels, responses, **kwargs):
 # -- the pipeline's side ---------------------------------------------------------------------------
 
 
-def config_of(
-    args: argparse.Namespace, folder: Path, max_steps: int, **changes: object
-) -> PPOConfig:
-    """The quickstart's flags with a constant learning rate; made into a config as the command makes
-    it. Of ``changes``, True is a switch and None leaves a flag out."""
-    half = args.prompts * args.samples // 2
-    flags: dict[str, object] = {
+def task_flags(args: argparse.Namespace, folder: Path, out: Path) -> dict[str, object]:
+    """The flags of runs on what ``make_task`` made."""
+    return {
         "pretrain": folder / "model",
         "prompt_data": folder / "data" / "rl.jsonl",
-        "input_key": "input",
         "label_key": "label",
         "remote_rm_url": folder / "reward.py",
         "vllm_num_engines": 1,
@@ -82,21 +78,32 @@ def config_of(
         "param_dtype": "fp32",
         "zero_stage": args.zero_stage,
         "advantage_estimator": "group_norm",
+        "init_kl_coef": 0.001,
+        "prompt_max_len": 32,
+        "save_path": out,
+        "ckpt_path": out / "checkpoints",
+    }
+
+
+def config_of(
+    args: argparse.Namespace, folder: Path, max_steps: int, **changes: object
+) -> PPOConfig:
+    """The quickstart's flags with a constant learning rate; made into a config as the command makes
+    it. Of ``changes``, True is a switch and None leaves a flag out."""
+    half = args.prompts * args.samples // 2
+    flags = task_flags(args, folder, folder / "run") | {
+        "input_key": "input",
         "use_kl_loss": True,
         "kl_estimator": "k3",
-        "init_kl_coef": 0.001,
         "rollout_batch_size": args.prompts,
         "n_samples_per_prompt": args.samples,
         "train_batch_size": half,
         "micro_train_batch_size": min(64, half),
         "micro_rollout_batch_size": 128,
-        "prompt_max_len": 32,
         "generate_max_len": args.tokens,
         "actor_learning_rate": 1e-6 if args.pretrain else 5e-4,  # a trained model stays near itself
         "lr_scheduler": "constant",
         "max_steps": max_steps,
-        "save_path": folder / "run",
-        "ckpt_path": folder / "run" / "checkpoints",
     }
     if args.device == "cuda":
         flags |= ONE_GPU
@@ -348,25 +355,8 @@ def make_task(args: argparse.Namespace, folder: Path) -> None:
         subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
-def work_options(parser: argparse.ArgumentParser, prompts: int, samples: int, tokens: int) -> None:
-    """What a step does, with the defaults that are given."""
-    parser.add_argument("--prompts", type=int, default=prompts)
-    parser.add_argument("--samples", type=int, default=samples, help="per prompt")
-    parser.add_argument("--tokens", type=int, default=tokens, help="of a response")
-
-
-def model_options(parser: argparse.ArgumentParser, hidden_size: int = 128, layers: int = 4) -> None:
-    parser.add_argument("--pretrain", help="a model's directory; without it a random one")
-    parser.add_argument("--hidden_size", type=int, default=hidden_size)
-    parser.add_argument("--layers", type=int, default=layers)
-    parser.add_argument("--zero_stage", type=int, default=0)
-    device_option(parser)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     work_options(parser, prompts=64, samples=8, tokens=24)
     model_options(parser)
     pair_options(parser)

@@ -32,16 +32,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from 
 import torch
 
 from benchmarks.bare import Bare
-from benchmarks.pairs import PAUSE_S, QuietPairs, pair_options, spread
-from benchmarks.step_breakdown import (
-    STAGES,
-    Side,
-    config_of,
-    make_task,
-    model_options,
-    pipeline_side,
-    work_options,
-)
+from benchmarks.options import model_options, pair_options, parser_of, work_options
+from benchmarks.pairs import PAUSE_S, QuietPairs, spread
+from benchmarks.step_breakdown import STAGES, Side, config_of, make_task, pipeline_side
 from openrl.cli.run import silence
 from openrl.trainer.planning.prepare import prepare
 
@@ -280,9 +273,7 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     work_options(parser, prompts=8, samples=4, tokens=64)
     parser.add_argument(
         "--free", action="store_true", help="responses end by themselves, at --tokens at the latest"

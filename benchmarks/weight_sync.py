@@ -11,7 +11,6 @@ machine without other work, of the wall. One thread each, pairs interleaved."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import os
@@ -27,7 +26,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.pairs import QuietPairs, busy_seconds, device_option, spread
+from benchmarks.options import device_option, parser_of
+from benchmarks.pairs import QuietPairs, busy_seconds, spread
 from openrl.weights.buckets import Bucket, pack, split_into_buckets
 from openrl.weights.transport import Route, make_receiver, make_sender, read_message
 
@@ -86,9 +86,7 @@ class Seconds:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=128, help="MiB of weights")
     parser.add_argument("--bucket_mb", type=int, default=32)
     parser.add_argument("--hidden_size", type=int, default=1024)
