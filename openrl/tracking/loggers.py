@@ -27,31 +27,22 @@ EVALUATION = ("eval/", "val-core/")
 """Prefixes of the names of an evaluation's metrics."""
 
 
-class JsonlTracker:
+class JsonlTracker(JsonlWriter):
     """Writes metrics.jsonl, one object per step: ``{"step": 3, "reward": 0.5, ...}``."""
-
-    name = "jsonl"
-
-    def __init__(self, path: Path, keep_until: int = -1) -> None:
-        self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one step. Raises ValueError if the step does not rise: two objects for one step
         would be ambiguous."""
-        last = self._writer.last_step
-        if last is not None and step <= last:
-            raise ValueError(f"metrics of step {step} came after those of step {last}")
-        self._writer.write({"step": step, **values})
-
-    def close(self) -> None:
-        self._writer.close()
+        if self.last_step is not None and step <= self.last_step:
+            raise ValueError(f"metrics of step {step} came after those of step {self.last_step}")
+        self.write({"step": step, **values})
 
 
 class NotStarted:
     """Stands in for a tracker that could not start; every step counts as missed."""
 
-    def __init__(self, name: str, error: Exception) -> None:
-        self.name, self.error = name, error
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         raise self.error
@@ -70,47 +61,48 @@ class Trackers:
     def __init__(
         self,
         local: Tracker | None,
-        others: list[Tracker] | None = None,
+        others: Mapping[str, Tracker] | None = None,
         samples: SampleLog | None = None,
         every: int = 1,
         evaluated: SampleLog | None = None,
     ) -> None:
-        self.local, self.others, self.every = local, others or [], every
+        self.local, self.others, self.every = local, others or {}, every
         self.samples, self.evaluated = samples, evaluated
         self.failures: Counter[str] = Counter()
         self._reported: set[str] = set()
-        for tracker in self.others:
+        for name, tracker in self.others.items():
             if isinstance(tracker, NotStarted):
-                self._report(tracker.name, tracker.error)
+                self._report(name, tracker.error)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self.local is None:
             return
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
         values = {**values, **alias_values(values), **failures}
-        self._guard(self.local.name, self.local.log, step, values)
+        self._guard("jsonl", self.local.log, step, values)
         sent = (
             values
             if step % self.every == 0
             else {k: v for k, v in values.items() if k.startswith(EVALUATION)}
         )
-        for tracker in self.others if sent else []:
-            self._guard(tracker.name, tracker.log, step, sent)
+        for name, tracker in self.others.items() if sent else ():
+            self._guard(name, tracker.log, step, sent)
 
     def log_samples(self, step: int, groups: list[Group]) -> None:
         """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
         if self.samples and step % self.every == 0:
-            self._guard(self.samples.name, self.samples.log, step, groups)
+            self._guard("samples", self.samples.log, step, groups)
 
     def log_evaluated(self, step: int, groups: list[Group]) -> None:
         """Write answers of an evaluation to eval_samples.jsonl, if the run keeps any."""
         if self.evaluated:
-            self._guard(self.evaluated.name, self.evaluated.log, step, groups)
+            self._guard("samples", self.evaluated.log, step, groups)
 
     def close(self) -> None:
-        for closing in (self.local, *self.others, self.samples, self.evaluated):
+        files = ("jsonl", self.local), ("samples", self.samples), ("samples", self.evaluated)
+        for name, closing in (*files, *self.others.items()):
             if closing:
-                self._guard(closing.name, closing.close)
+                self._guard(name, closing.close)
 
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:
@@ -153,16 +145,15 @@ def build_trackers(
     resumed run continues from, -1 for a fresh one. ``evaluated`` is how many answers of each
     evaluation to keep.
     """
-    others = [
-        _start(
+    others = {
+        other: _start(
             trackers[other].component,
             TrackedRun(
                 name, run_dir, config, keep_until, flags, flags.tracker_kwargs.get(other, {})
             ),
-            other,
         )
         for other in flags.trackers
-    ]
+    }
     return Trackers(
         JsonlTracker(run_dir / "metrics.jsonl", keep_until),
         others,
@@ -176,8 +167,8 @@ def build_trackers(
     )
 
 
-def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun, name: str) -> Tracker:
+def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun) -> Tracker:
     try:
         return build(run)
     except Exception as error:  # e.g. a server that is down or a key that is refused
-        return NotStarted(name, error)
+        return NotStarted(error)

@@ -13,24 +13,19 @@ from openrl.types import Group, Trajectory
 MOST_FAILURES = 16  # per step
 
 
-class SampleLog:
+class SampleLog(JsonlWriter):
     """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any;
     then at most MOST_FAILURES rollouts that failed or whose reward failed."""
 
-    name = "samples"
-
     def __init__(self, path: Path, per_step: int, keep_until: int = -1) -> None:
+        super().__init__(path, keep_until)
         self.per_step = per_step
-        self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, groups: list[Group]) -> None:
         rows = list(_round_robin(groups))
         failed = [t for t in rows[self.per_step :] if _failure(t)]
         for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
-            self._writer.write({"step": step, **sample_record(trajectory)})
-
-    def close(self) -> None:
-        self._writer.close()
+            self.write({"step": step, **sample_record(trajectory)})
 
 
 def _round_robin(groups: list[Group]) -> Iterable[Trajectory]:

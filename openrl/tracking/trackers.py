@@ -16,8 +16,6 @@ from openrl.extension_points import trackers
 
 
 class Tracker(Protocol):
-    name: str
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of one step; steps only rise."""
 
@@ -47,8 +45,6 @@ class TrackedRun:
 
 @trackers.register("tensorboard", needs=("tensorboard",))
 class TensorBoardTracker:
-    name = "tensorboard"
-
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -69,37 +65,6 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-@trackers.register("wandb", needs=("wandb",))
-class WandbTracker:
-    """Logs to Weights & Biases. Whatever the flags leave open ($WANDB_API_KEY, $WANDB_RUN_ID, ...)
-    comes from the environment."""
-
-    name = "wandb"
-
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        flags = run.flags
-        defaults: dict[str, Any] = {
-            "project": run.project,
-            "entity": flags.wandb_org,
-            "group": flags.wandb_group,
-            "name": flags.wandb_run_name or run.name,
-            "dir": flags.wandb_dir or run.directory,
-            "mode": flags.wandb_mode,
-            "config": dict(run.config),
-            "settings": wandb.Settings(silent=True, console="off"),
-        }
-        self._run = wandb.init(**{**defaults, **run.arguments})
-        self._run.define_metric("*", step_metric="step")  # our steps, not wandb's count of calls
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
 class RunTracker:
     """A tracker whose library hands out an object for the run."""
 
@@ -112,12 +77,34 @@ class RunTracker:
         self._run.finish()
 
 
+@trackers.register("wandb", needs=("wandb",))
+class WandbTracker(RunTracker):
+    """Logs to Weights & Biases. Whatever the flags leave open ($WANDB_API_KEY, $WANDB_RUN_ID, ...)
+    comes from the environment."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        flags = run.flags
+        defaults = run.common_arguments | {
+            "entity": flags.wandb_org,
+            "group": flags.wandb_group,
+            "name": flags.wandb_run_name or run.name,
+            "dir": flags.wandb_dir or run.directory,
+            "mode": flags.wandb_mode,
+            "settings": wandb.Settings(silent=True, console="off"),
+        }
+        self._run = wandb.init(**{**defaults, **run.arguments})
+        self._run.define_metric("*", step_metric="step")  # our steps, not wandb's count of calls
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+
 @trackers.register("swanlab", needs=("swanlab",))
 class SwanLabTracker(RunTracker):
     """Logs to SwanLab. The key is $SWANLAB_API_KEY; {"mode": "offline"} keeps everything on this
     machine."""
-
-    name = "swanlab"
 
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
@@ -131,7 +118,6 @@ class MLflowTracker:
     """Logs to the server at $MLFLOW_TRACKING_URI or, without one, to a database in the run's
     directory."""
 
-    name = "mlflow"
     LONGEST_PARAM = 6000  # characters
 
     def __init__(self, run: TrackedRun) -> None:
@@ -171,8 +157,6 @@ class MLflowTracker:
 @trackers.register("trackio", needs=("trackio",))
 class TrackioTracker(RunTracker):
     """Writes to $TRACKIO_DIR or, with {"space_id": NAME}, to a Hugging Face Space."""
-
-    name = "trackio"
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio

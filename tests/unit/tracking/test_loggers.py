@@ -19,8 +19,8 @@ from openrl.types import End, Group, Prompt, Segment, Trajectory
 class Memory:
     """A tracker that remembers, and fails on the steps it is told to."""
 
-    def __init__(self, name, fails_at=()):
-        self.name, self.fails_at, self.seen, self.closed = name, fails_at, [], False
+    def __init__(self, fails_at=()):
+        self.fails_at, self.seen, self.closed = fails_at, [], False
 
     def log(self, step, values):
         if step in self.fails_at:
@@ -116,8 +116,8 @@ def test_a_disk_that_is_full_is_told_once_with_the_file(tmp_path, caplog):
 
 
 def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
-    good, bad = Memory("good"), Memory("bad", fails_at=(1, 2))
-    trackers = Trackers(good, [bad])
+    good, bad = Memory(), Memory(fails_at=(1, 2))
+    trackers = Trackers(good, {"bad": bad})
     with caplog.at_level(logging.WARNING):
         for step in (1, 2, 3):
             trackers.log(step, {"reward": 1.0})
@@ -150,8 +150,8 @@ def test_a_tracker_that_cannot_start_is_reported_at_the_start(tmp_path, caplog):
 
 
 def test_logging_steps_thins_the_others_but_not_evaluations():
-    local, other = Memory("local"), Memory("other")
-    trackers = Trackers(local, [other], every=2)
+    local, other = Memory(), Memory()
+    trackers = Trackers(local, {"other": other}, every=2)
     trackers.log(1, {"reward": 1.0})
     trackers.log(2, {"reward": 2.0})
     evaluated = {"eval/pass": 0.5, "val-core/math/acc/mean@4": 0.5}
@@ -162,8 +162,8 @@ def test_logging_steps_thins_the_others_but_not_evaluations():
 
 def test_names_of_other_systems_stand_beside_ours():
     """What was measured has them too, and nothing else has; no name stands for two figures."""
-    local, other = Memory("local"), Memory("other")
-    Trackers(local, [other]).log(
+    local, other = Memory(), Memory()
+    Trackers(local, {"other": other}).log(
         1, {"actor/policy_loss": -0.5, "actor/entropy": 2.0, "rollout/reward": 0.25}
     )
     expected = {
@@ -260,15 +260,16 @@ def test_a_tracker_that_cannot_start_is_counted_and_stops_nothing(tmp_path, capl
 def test_a_plugin_brings_a_tracker_with_arguments(tmp_path):
     class Mine(Memory):
         def __init__(self, run):
-            super().__init__("mine")
+            super().__init__()
             self.run = run
 
     registered = trackers.register("of_a_test")(Mine)
     try:
         flags = LoggingFlags(track_with=("of_a_test",), tracker_kwargs={"of_a_test": {"a": 1}})
-        (tracker,) = build_trackers(flags, tmp_path, name="n", config={}, keep_until=4).others
+        others = build_trackers(flags, tmp_path, name="n", config={}, keep_until=4).others
     finally:
         del trackers._entries["of_a_test"]
+    tracker = others["of_a_test"]
     assert isinstance(tracker, registered)
     assert (tracker.run.arguments, tracker.run.keep_until) == ({"a": 1}, 4)
 
