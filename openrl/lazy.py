@@ -1,7 +1,8 @@
 """Libraries that take seconds to import, loaded when one of their attributes is first read.
 
 Parsing flags imports the options of losses and estimators but does not need torch. A run without
-adapters does not need peft, which imports bitsandbytes, and only the command itself reads data."""
+adapters does not need peft, which imports bitsandbytes, only the command itself reads data, and
+only processes that judge mathematics need sympy."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import datasets
     import peft
+    import sympy
     import torch
 else:
 
@@ -23,4 +25,5 @@ else:
             setattr(self, name, found)  # later reads bypass __getattr__
             return found
 
-    datasets, peft, torch = _Module("datasets"), _Module("peft"), _Module("torch")
+    datasets, peft = _Module("datasets"), _Module("peft")
+    sympy, torch = _Module("sympy"), _Module("torch")

@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
+from openrl.lazy import sympy
 from openrl.rewards.verifiers.plain_text import FUNCTIONS
 
 TOLERANCE = 1e-9  # relative, for decimals
@@ -46,27 +48,23 @@ _LATEX = [
 
 def same_expression(answer: str, label: str) -> bool:
     """Whether two plain texts are equal expressions, equations or inequalities."""
+    from math_verify.grader import verify
+
     ours, theirs = parsed(answer), parsed(label)
     if ours is None or theirs is None or max(_digits(ours), _digits(theirs)) > MOST_DIGITS:
         return False
     ours, theirs = _with_i(ours), _with_i(theirs)
     if max(_terms(ours), _terms(theirs)) > MOST_TERMS:
         return bool(_in_order(ours) == _in_order(theirs))
-    verify = _library().verify
     if not verify(theirs, ours, float_rounding=DECIMALS, timeout_seconds=None):
         return False
-    if _is_symbol(ours) or _is_symbol(theirs):
+    if isinstance(ours, sympy.Symbol) or isinstance(theirs, sympy.Symbol):
         return bool(ours == theirs)  # the library takes X_1 for x_1, and E for e
     given, right = _value(ours), _value(theirs)
     if given is None or right is None:
         return True
     # the library rounds to some decimals, which makes all small numbers equal
     return math.isclose(given, right, rel_tol=TOLERANCE)
-
-
-def load() -> None:
-    """Load the library, so that its loading is not counted as time of an answer."""
-    _library()
 
 
 def too_large(text: str) -> bool:
@@ -83,64 +81,43 @@ def parsed(text: str) -> Any:
     if _slow_to_read(text) or _MISREAD.search(text):
         return None
     try:
-        return _library().parse(text)
+        return load()(text)
     except Exception:  # whatever a parser raises for what it cannot read
         return None
 
 
-class _Library:
-    """Math-Verify's comparison, and the parser beneath it, which keeps the case of letters."""
-
-    def __init__(self) -> None:
-        from latex2sympy2_extended import latex2sympy2
-        from math_verify import grader
-
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of a missing timeout
-        self.verify = grader.verify
-        self._latex2sympy = latex2sympy2.latex2sympy
-        self._is_complex = grader.should_treat_as_complex
-        self._normalisation = latex2sympy2.NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
-        )
-        self._conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
-
-    def parse(self, text: str) -> Any:
-        return self._latex2sympy(
-            text,
-            is_real=not self._is_complex(text),
-            convert_degrees=True,
-            normalization_config=self._normalisation,
-            conversion_config=self._conversion,
-        )
-
-
 @cache
-def _library() -> _Library:
-    """Return the library, which takes seconds to load."""
-    return _Library()
+def load() -> Callable[[str], Any]:
+    """Load Math-Verify, which takes seconds, and return the parser beneath it, which keeps the case
+    of letters."""
+    from latex2sympy2_extended import latex2sympy2
+    from math_verify import grader
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of a missing timeout
+    normalisation = latex2sympy2.NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
+    )
+    conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+    return lambda text: latex2sympy2.latex2sympy(
+        text,
+        is_real=not grader.should_treat_as_complex(text),
+        convert_degrees=True,
+        normalization_config=normalisation,
+        conversion_config=conversion,
+    )
 
 
 def _with_i(parsed: Any) -> Any:
     """Return the value of a number in which the parser took i for a variable; else ``parsed``."""
-    import sympy
-
     symbols = getattr(parsed, "free_symbols", ())
     if not isinstance(parsed, sympy.Expr) or {symbol.name for symbol in symbols} != {"i"}:
         return parsed
     return sympy.expand(parsed.subs(dict.fromkeys(symbols, sympy.I)))
 
 
-def _is_symbol(expression: Any) -> bool:
-    import sympy
-
-    return isinstance(expression, sympy.Symbol)
-
-
 def _in_order(expression: Any) -> Any:
     """Return ``expression`` with terms and factors in sympy's order; the library leaves them as
     they were written."""
-    import sympy
-
     if not isinstance(expression, sympy.Basic):
         return expression
     return expression.replace(
@@ -150,8 +127,6 @@ def _in_order(expression: Any) -> Any:
 
 def _value(expression: Any) -> float | None:
     """Return the value of a real number; None for anything else."""
-    import sympy
-
     if not isinstance(expression, sympy.Expr) or not expression.is_number:
         return None
     try:
@@ -175,8 +150,6 @@ def _slow_to_read(text: str) -> bool:
 
 def _terms(expression: Any) -> float:
     """Return how many terms ``expression`` has if it is multiplied out; inf beyond MOST_TERMS."""
-    import sympy
-
     if not isinstance(expression, sympy.Basic) or not expression.args:
         return 1.0
     parts = [_terms(argument) for argument in expression.args]
@@ -195,8 +168,6 @@ def _terms(expression: Any) -> float:
 def _digits(expression: Any) -> float:
     """Estimate the decimal digits of the numbers that evaluating ``expression`` would produce; inf
     beyond MOST_DIGITS."""
-    import sympy
-
     if not isinstance(expression, sympy.Basic):
         return 0.0
     if isinstance(expression, sympy.Rational):

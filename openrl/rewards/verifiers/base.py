@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from openrl.errors import short
 from openrl.extension_points import verifiers
@@ -61,6 +61,11 @@ class Verdict:
     # in [0, 1]; None if the verifier does not judge whether an answer is right
     passed: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, right: bool, **parts: float) -> Self:
+        """Return 1 for an answer that is right, 0 for any other."""
+        return cls(float(right), float(right), parts)
 
 
 class BadRow(Exception):

@@ -14,12 +14,11 @@ from openrl.rewards.verifiers.algebra import load, too_large
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
-from openrl.rewards.verifiers.numeric import equal, last_number, whole_number
+from openrl.rewards.verifiers.numeric import last_number, same_quantity, whole_number
 from openrl.rewards.verifiers.parts import split_list
 from openrl.rewards.verifiers.plain_text import negates, plain, without_lead, without_markup
 from openrl.rewards.verifiers.sameness import same_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
-from openrl.rewards.verifiers.units import units_differ
 
 # characters of an answer, and of the end that is searched if none is marked; a longer one is wrong
 LONGEST = 1000
@@ -39,10 +38,9 @@ def math_verify(answer: Answer, options: None) -> Verdict:
     """
     label, marked = read_label(answer), marked_answer(answer.text)
     if marked is None:
-        right = equals_label(label, after_thinking(answer.text)[-LONGEST:], marked=False)
-    else:
-        right = equals_label(label, marked)
-    return Verdict(float(right), float(right))
+        end = after_thinking(answer.text)[-LONGEST:]
+        return Verdict.of(equals_label(label, end, marked=False))
+    return Verdict.of(equals_label(label, marked))
 
 
 @verifiers.register("math_verify_reward")
@@ -53,7 +51,7 @@ def math_verify_reward(answer: Answer, options: None) -> Verdict:
     Reward: 0 or 1
     """
     verdict = math_verify(answer, options)
-    return verdict if follows_layout(answer.text) else Verdict(0.0, 0.0)
+    return verdict if follows_layout(answer.text) else Verdict.of(False)
 
 
 @verifiers.register("math_boxed")
@@ -66,8 +64,7 @@ def math_boxed(answer: Answer, options: None) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    right = _box_equals_label(answer)
-    return Verdict(float(right), float(right))
+    return Verdict.of(_box_equals_label(answer))
 
 
 @verifiers.register("base_acc")
@@ -78,8 +75,7 @@ def base_acc(answer: Answer, options: None) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    right = _box_equals_label(answer) and has_boxed_answer(answer.text)
-    return Verdict(float(right), float(right))
+    return Verdict.of(_box_equals_label(answer) and has_boxed_answer(answer.text))
 
 
 @dataclass(frozen=True)
@@ -131,32 +127,26 @@ def _box_equals_label(answer: Answer) -> bool:
     return boxed is not None and equals_label(label, boxed)
 
 
-@dataclass(frozen=True)
-class Label:
-    text: str  # plain, of its box, or all of it without a box
-    usable: bool
-
-
-def read_label(answer: Answer) -> Label:
-    """Read the label. Raises BadRow if it is empty, or if its numbers are too long."""
+def read_label(answer: Answer) -> str:
+    """Return the label as plain text: its box, or all of it without a box. Raises BadRow if it is
+    empty, or if its numbers are too long."""
     label = _read_label(label_text(answer))
-    if not label.usable:
+    if not label:
         raise BadRow(f"the label is not an expression: {short(answer.label)}")
     return label
 
 
 @lru_cache(1024)
-def _read_label(text: str) -> Label:
-    """Read a label, which siblings share."""
+def _read_label(text: str) -> str:
+    """Read a label, which siblings share; empty if it cannot be used."""
     inside = plain(last_boxed(text) or text)
-    usable = False
     load()
     with contextlib.suppress(TooSlow, RecursionError), processor_time(SECONDS):
-        usable = bool(inside) and not too_large(inside)
-    return Label(inside, usable)
+        return "" if too_large(inside) else inside
+    return ""
 
 
-def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
+def equals_label(label: str, text: str, *, marked: bool = True) -> bool:
     """Whether an answer equals the label. If it is ``marked``, it is all of ``text``; otherwise it
     is what the end of ``text`` says. An answer that cannot be understood, that is too large to be
     worked out, or that takes more than ``SECONDS``, is not equal."""
@@ -164,8 +154,8 @@ def equals_label(label: Label, text: str, *, marked: bool = True) -> bool:
         return False
     with contextlib.suppress(TooSlow, RecursionError), processor_time(SECONDS):
         if marked:
-            return same_answer(without_lead(plain(text)), label.text)
-        return _end_says(text, label.text)
+            return same_answer(without_lead(plain(text)), label)
+        return _end_says(text, label)
     return False
 
 
@@ -186,9 +176,4 @@ def _end_says(text: str, label: str) -> bool:
     if mathematics:
         return same_answer(plain(mathematics), label)
     number, wanted = last_number(line), whole_number(label)
-    return (
-        number is not None
-        and wanted is not None
-        and not units_differ(number.unit, wanted.unit)
-        and equal(number, wanted, either=True)
-    )
+    return number is not None and wanted is not None and same_quantity(number, wanted)

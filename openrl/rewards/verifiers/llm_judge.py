@@ -132,7 +132,7 @@ def ask(text: str, options: JudgeOptions) -> str:
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
     }
-    loop, client = connect(options.url, options.timeout, options.attempts, options.pause, token)
+    loop, client = connect(options, token)
     try:
         return loop.run_until_complete(client.post(body, message_of, alone=True))[0]
     except Exception as error:
@@ -148,13 +148,12 @@ def message_of(reply: Any) -> str:
 
 
 @cache
-def connect(
-    url: str, timeout: float, attempts: int, pause: float, token: str
-) -> tuple[asyncio.AbstractEventLoop, Any]:
+def connect(options: JudgeOptions, token: str) -> tuple[asyncio.AbstractEventLoop, Any]:
     """Return a client and the event loop that it lives in. Its connections last as long as the
     process."""
     from openrl.rewards.http_client import Endpoints, JsonClient
 
-    endpoints = Endpoints([url.rstrip("/") + "/chat/completions"], first_pause=pause)
-    client = JsonClient(endpoints, timeout=timeout, attempts=attempts, token=token)
+    url = options.url.rstrip("/") + "/chat/completions"
+    endpoints, attempts = Endpoints([url], first_pause=options.pause), options.attempts
+    client = JsonClient(endpoints, timeout=options.timeout, attempts=attempts, token=token)
     return asyncio.new_event_loop(), client

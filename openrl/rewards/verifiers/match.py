@@ -40,8 +40,7 @@ def exact(answer: Answer, options: ExactOptions) -> Verdict:
     """
     labels = {_plain(text, options) for text in _accepted(answer)}
     found = final_answer(answer.text, options.where)
-    right = found is not None and _plain(found, options) in labels
-    return Verdict(float(right), float(right))
+    return Verdict.of(found is not None and _plain(found, options) in labels)
 
 
 def _accepted(answer: Answer) -> list[str]:
@@ -94,7 +93,7 @@ def regex(answer: Answer, options: RegexOptions) -> Verdict:
         raise Unavailable(
             f"the pattern {short(pattern.pattern)} takes more than {PATTERN_TIMEOUT:g} s"
         ) from None
-    return Verdict(float(right), float(right))
+    return Verdict.of(right)
 
 
 def _compiled(pattern: str, ignore_case: bool) -> Any:
@@ -136,9 +135,7 @@ def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
             f"the label must be one of the letters {options.letters}, it is {short(answer.label)}"
         )
     found = _chosen(answer.text, options)
-    return Verdict(
-        float(found == label), float(found == label), {"found": float(found is not None)}
-    )
+    return Verdict.of(found == label, found=float(found is not None))
 
 
 def _chosen(text: str, options: ChoiceOptions) -> str | None:

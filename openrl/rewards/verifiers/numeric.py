@@ -205,7 +205,7 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
     text = (final_answer(answer.text, options.where) if marked is None else marked) or ""
     alone = marked is not None or options.where in ("boxed", "answer")
     found = whole_number(text) if alone else last_number(text)
-    right = (
+    return Verdict.of(
         found is not None
         and found.behind.lstrip().startswith(options.unit)
         and not units_differ(found.unit, label.unit)
@@ -213,7 +213,6 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
             found, label, options.absolute, options.relative, either=options.percent == "either"
         )
     )
-    return Verdict(float(right), float(right))
 
 
 @dataclass(frozen=True)
@@ -234,16 +233,17 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     label = label_number(answer)
     _, mark, rest = answer.text.rpartition("####")
     found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
-    right = (
-        found is not None
-        and not units_differ(found.unit, label.unit)
-        and equal(found, label, either=True)
-    )
-    return Verdict(float(right), float(right), {"marked": float(bool(mark))})
+    right = found is not None and same_quantity(found, label)
+    return Verdict.of(right, marked=float(bool(mark)))
+
+
+def same_quantity(given: Number, label: Number) -> bool:
+    """Whether two numbers are equal and have units that do not differ."""
+    return not units_differ(given.unit, label.unit) and equal(given, label)
 
 
 def equal(
-    given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, *, either: bool
+    given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, either: bool = True
 ) -> bool:
     """Whether two numbers are equal within one of the tolerances. With ``either``, a percent sign
     that only one of them has may be ignored."""

@@ -25,7 +25,6 @@ _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)?[ \t]*\r?\n", re.IGNORECASE)
 @dataclass(frozen=True)
 class CaseResult:
     outcome: Literal["passed", "wrong", "error", "timeout", "memory", "output", "skipped"]
-    message: str = ""
     contained: bool = True
 
 
@@ -54,7 +53,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
     if program is None or not program.strip() or len(program) > LONGEST:
-        return Verdict(0.0, 0.0, {"passed_share": 0.0, "has_code": 0.0})
+        return Verdict.of(False, passed_share=0.0, has_code=0.0)
     results = list(run_cases(program, cases, options))
     count = {
         kind: sum(r.outcome == kind for r in results)
@@ -91,7 +90,7 @@ def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator
     for case in cases:
         left = end - time.monotonic()
         if left <= 0:
-            yield CaseResult("skipped", "no time was left")
+            yield CaseResult("skipped")
             continue
         limits = Limits(
             min(options.timeout, left), options.memory_mb << 20, options.output_kb << 10
@@ -109,9 +108,9 @@ def _run_case(program: str, case: Case, limits: Limits) -> CaseResult:
     else:
         ran = run({"mode": "program", "code": program}, limits, stdin=case.given)
     if ran.outcome != "done":
-        return CaseResult(ran.outcome, ran.message, ran.contained)
+        return CaseResult(ran.outcome, ran.contained)
     right = case.mode == "asserts" or _right(case, ran)
-    return CaseResult("passed" if right else "wrong", ran.message, ran.contained)
+    return CaseResult("passed" if right else "wrong", ran.contained)
 
 
 def _right(case: Case, ran: RunResult) -> bool:

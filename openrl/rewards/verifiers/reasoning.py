@@ -65,10 +65,9 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
     entry, task = _entry(label_data(answer))
     text = final_answer(answer.text, options.where)
     if text is None or len(text) > LONGEST or not _is_readable(text, task):
-        return Verdict(0.0, 0.0, {"answered": 0.0})
+        return Verdict.of(False, answered=0.0)
     if task in BY_TEXT:
-        right = text.strip().lower() == str(entry["answer"]).lower()
-        return Verdict(float(right), float(right), {"answered": 1.0})
+        return Verdict.of(text.strip().lower() == str(entry["answer"]).lower(), answered=1.0)
     dataset = _dataset(task, json.dumps(entry.get("config") or {}, sort_keys=True))
     score = 0.0
     try:

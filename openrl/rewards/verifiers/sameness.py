@@ -92,7 +92,7 @@ def _same_value(answer: str, label: str) -> bool:
         return word
     number, wanted = whole_number(ours), whole_number(theirs)
     if number is not None and wanted is not None:
-        return equal(number, wanted, either=True)
+        return equal(number, wanted)
     if _TIME.fullmatch(ours) or _TIME.fullmatch(theirs):
         return ours == theirs
     one, other = _tuple(ours), _tuple(theirs)
