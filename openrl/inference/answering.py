@@ -257,7 +257,7 @@ async def open_reward(
                 Loading(config.model, inputs.device),
                 normalize=flags.normalize_reward,
             )
-            models[source.name] = ModelScorer(model, batch_size=size, name=source.name)
+            models[source.name] = ModelScorer(model, batch_size=size)
     setup = RewardSetup(flags, inputs.plan, bearer_token())
     reward = build_reward(setup, inputs.tokenizer, plugins=config.debug.plugin, models=models)
     try:
@@ -265,12 +265,10 @@ async def open_reward(
     finally:
         if reward is not None:
             await reward.close()
-        for scorer in models.values():
-            if scorer.counts.cut:
-                print(
-                    f"{scorer.name}: {scorer.counts.cut} of {scorer.counts.texts} texts lost tokens"
-                    " at the start (--max_len)"
-                )
+        for name, scorer in models.items():
+            if cut := scorer.counts.cut:
+                texts = scorer.counts.texts
+                print(f"{name}: {cut} of {texts} texts lost tokens at the start (--max_len)")
 
 
 async def score(reward: CombinedReward | None, group: Group) -> Group:

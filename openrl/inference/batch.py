@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
@@ -165,17 +166,15 @@ class Tally:
 
     rows: int = 0
     answers: int = 0
-    rewards: float = 0.0
-    scored: int = 0
-    failures: int = 0
     ties: int = 0
-    example: str = ""
+    rewards: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def count(self, rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
         """Count one unit's rows; return those to write."""
         self.note_failures(rows)
         scored = [row["reward"] for row in rows if row.get("reward") is not None]
-        self.scored, self.rewards = self.scored + len(scored), self.rewards + sum(scored)
+        self.rewards += scored
         written = post_process(rows, config)
         self.ties += not written and bool(scored)
         self.rows += len(written)
@@ -183,26 +182,22 @@ class Tally:
 
     def note_failures(self, rows: list[Row]) -> None:
         """Count responses and those without a reward, also those that an earlier run wrote."""
-        failed = [row for row in rows if "failure" in row]
-        self.answers, self.failures = self.answers + len(rows), self.failures + len(failed)
-        if failed and not self.example:
-            self.example = f"{failed[0]['id']}: {failed[0]['failure']}"
+        self.answers += len(rows)
+        self.failures += [f"{row['id']}: {row['failure']}" for row in rows if "failure" in row]
 
     def line(self, path: Path, prompts: int) -> str:
         text = f"{path}: {self.rows} rows written for {prompts} prompts"
-        text += f", mean reward {self.rewards / self.scored:.4f}" if self.scored else ""
+        text += f", mean reward {fmean(self.rewards):.4f}" if self.rewards else ""
         text += f", {self.ties} prompts without a best response" if self.ties else ""
-        return text + (
-            f", {self.failures} responses without a reward, first {self.example}"
-            if self.failures
-            else ""
-        )
+        if not (failed := self.failures):
+            return text
+        return f"{text}, {len(failed)} responses without a reward, first {failed[0]}"
 
     def check(self, most: float) -> None:
         """Raise UserError if too many responses have no reward."""
-        if self.answers and self.failures / self.answers > most:
+        if self.answers and len(self.failures) / self.answers > most:
             raise UserError(
-                f"{self.failures} of {self.answers} responses have no reward, more than"
-                f" --max_reward_failure_rate {most:g}; first {self.example}",
+                f"{len(self.failures)} of {self.answers} responses have no reward, more than"
+                f" --max_reward_failure_rate {most:g}; first {self.failures[0]}",
                 "fix the reward, then remove the output or give another --output_path",
             )

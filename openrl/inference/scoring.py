@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +25,9 @@ from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_mo
 from openrl.models.stored import check_head, check_length
 from openrl.models.trial import Trial
 from openrl.rewards.combined import RewardCombiner
-from openrl.rewards.protocol import ScoreRequest
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import PlacedImage, Score
-
-DATASOURCE = "default"  # the source of rows that name none
 
 
 @dataclass
@@ -42,6 +39,11 @@ class Counts:
     cut: int = 0  # texts that lost tokens
     unseen: int = 0  # images for a model, or functions, that read only text
 
+    def without_images(self, rows: RewardRows) -> RewardRows:
+        """Return the rows for what reads only text, and count the images that it does not see."""
+        self.unseen += sum(map(len, rows.images))
+        return replace(rows, images=[[] for _ in rows.images])
+
 
 class TextScorer(Protocol):
     counts: Counts
@@ -50,8 +52,8 @@ class TextScorer(Protocol):
     def waiting(self) -> int:
         """How many texts wait."""
 
-    async def score(self, request: ScoreRequest) -> list[Score]:
-        """Return one score for each query, in their order. Raises Refusal."""
+    async def score(self, rows: RewardRows) -> list[Score]:
+        """Return one score per row, in their order. Raises Refusal."""
 
     async def close(self) -> None:
         """Free everything; requests that still run fail."""
@@ -187,11 +189,10 @@ class ModelScorer:
         batch_size: int,
         wait: float = 0.0,
         most_waiting: int = sys.maxsize,
-        name: str = "model",
         sees: bool = False,
     ) -> None:
         """``model`` gets texts and the images of each: none unless it ``sees``."""
-        self.name, self._model, self._sees = name, model, sees
+        self._model, self._sees = model, sees
         self._batcher = MicroBatcher(
             self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting
         )
@@ -208,12 +209,10 @@ class ModelScorer:
     def waiting(self) -> int:
         return len(self._batcher)
 
-    async def score(self, rows: ScoreRequest | RewardRows) -> list[Score]:
-        images = rows.images or [()] * len(rows)
+    async def score(self, rows: RewardRows) -> list[Score]:
         if not self._sees:
-            self.counts.unseen += sum(map(len, images))
-            images = [()] * len(rows)
-        scalars = await self._batcher(list(zip(rows.queries, images, strict=True)))
+            rows = self.counts.without_images(rows)
+        scalars = await self._batcher(list(zip(rows.queries, rows.images, strict=True)))
         return [
             Score(scalar.value)
             if math.isfinite(scalar.value)
@@ -241,13 +240,11 @@ class FunctionScorer:
         self.most_waiting, self.waiting = most_waiting, 0
         self.counts = Counts()
 
-    async def score(self, request: ScoreRequest) -> list[Score]:
-        count = len(request)
-        self.counts.unseen += sum(map(len, request.images))
+    async def score(self, rows: RewardRows) -> list[Score]:
+        rows, count = self.counts.without_images(rows), len(rows)
         check_room(self.waiting, count, self.most_waiting)
         self.waiting += count
         try:
-            rows = as_rows(request)
             columns = await asyncio.gather(
                 *(source.score(rows) for source in self._sources.values())
             )
@@ -256,29 +253,10 @@ class FunctionScorer:
         self.counts.batches += len(columns)
         self.counts.texts += count
         return [
-            self._combiner.weighted_sum(DATASOURCE, dict(zip(self._sources, row, strict=True)))
-            for row in zip(*columns, strict=True)
+            self._combiner.weighted_sum(source, dict(zip(self._sources, scores, strict=True)))
+            for source, *scores in zip(rows.sources, *columns, strict=True)
         ]
 
     async def close(self) -> None:
         await asyncio.gather(*(source.close() for source in self._sources.values()))
         await asyncio.to_thread(self._executor.shutdown)
-
-
-def as_rows(request: ScoreRequest) -> RewardRows:
-    """Return what reward functions are given. A response is its query without the prompt that it
-    begins with."""
-    pairs = zip(request.queries, request.prompts, strict=True)
-    responses = [query.removeprefix(prompt) for query, prompt in pairs]
-    count = len(request)
-    return RewardRows(
-        queries=request.queries,
-        prompts=request.prompts,
-        labels=request.labels,
-        responses=responses,
-        texts=responses,
-        token_ids=[[] for _ in responses],
-        sources=[DATASOURCE] * count,
-        metas=[{} for _ in responses],
-        images=[[] for _ in responses],
-    )

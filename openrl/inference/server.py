@@ -24,7 +24,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from openrl.http_server import COME_AGAIN, MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.scoring import TextScorer
-from openrl.rewards.protocol import BadRequest, ScoreRequest, read_request, reply_body
+from openrl.rewards.protocol import BadRequest, read_request, reply_body
+from openrl.rewards.reward_rows import RewardRows
 
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
 
@@ -121,7 +122,7 @@ async def answer(
     return JSONResponse(reply_body(scores))
 
 
-def parse(body: bytes) -> ScoreRequest:
+def parse(body: bytes) -> RewardRows:
     """Parse a request. Raises Refusal for a body that is not one."""
     try:
         return read_request(json.loads(body))

@@ -61,7 +61,7 @@ def build_reward(
         if s.kind == "http":
             timeout, attempts = flags.reward_timeout, flags.reward_max_retries
             client = JsonClient(Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token)
-            sources[s.name] = HttpSource(s.name, client)
+            sources[s.name] = HttpSource(client)
     if not sources:
         return None
     combiner = RewardCombiner(plan, flags.reward_failure_policy)

@@ -81,15 +81,10 @@ class RewardCombiner:
 
 def row_lines(trajectory: Trajectory) -> list[str]:
     """Return the lines that show a row in an error message."""
-    shown = {"row": trajectory.prompt.id} | {
-        name: shorten(value)
-        for name, value in (
-            ("prompt", trajectory.prompt.text),
-            ("label", trajectory.prompt.label),
-            ("response", trajectory.text),
-        )
-    }
-    return [f"  {name:9} {text}" for name, text in shown.items()]
+    prompt = trajectory.prompt
+    shown = {"prompt": prompt.text, "label": prompt.label, "response": trajectory.text}
+    lines = [f"  {name:9} {shorten(value)}" for name, value in shown.items()]
+    return [f"  row       {prompt.id}", *lines]
 
 
 class CombinedReward:

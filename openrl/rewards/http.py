@@ -7,11 +7,12 @@ does not fail the others."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from openrl.rewards.http_client import JsonClient, RequestFailed
-from openrl.rewards.protocol import REWARDS, SCORES, ScoreRequest, read_reply
+from openrl.rewards.protocol import REWARDS, SCORES, read_reply, request_body
 from openrl.rewards.reward_rows import RewardRows, join
 from openrl.rewards.sources import retry_failed
 from openrl.types import Score
@@ -21,76 +22,71 @@ from openrl.waiting import cancel_all
 CONNECTIONS = 8  # concurrent requests per URL
 ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
 
-
-@dataclass(eq=False)
-class PendingCall:
-    """The rows of one call, which wait for a request that takes them along."""
-
-    rows: RewardRows
-    scores: asyncio.Future[list[Score]]
+Calls = dict[asyncio.Future[list[Score]], RewardRows]
+"""The rows of calls, by what becomes their scores."""
 
 
 class HttpSource:
     """A ``Source`` that asks one service, at one or several URLs."""
 
-    def __init__(self, name: str, client: JsonClient) -> None:
-        self.name, self._client = name, client
+    def __init__(self, client: JsonClient) -> None:
+        self._client = client
         self._slots = asyncio.Semaphore(CONNECTIONS * len(client.endpoints.urls))
         self._single = asyncio.Semaphore(ROWS_PER_REQUEST)
-        self._queue: list[PendingCall] = []
+        self._queue: Calls = {}  # those that wait for a request that takes them along
         self._sending: set[asyncio.Task[None]] = set()
 
     async def score(self, rows: RewardRows) -> list[Score]:
-        mine = PendingCall(rows, asyncio.get_running_loop().create_future())
-        self._queue.append(mine)
+        mine: asyncio.Future[list[Score]] = asyncio.get_running_loop().create_future()
+        self._queue[mine] = rows
         try:
             await self._slots.acquire()
             if mine in self._queue:  # no other request has taken it along
-                self._start(self._take())
+                # in a task of its own, so that cancelling this call does not affect the others
+                task = asyncio.create_task(self._send(self._take()))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
             else:
                 self._slots.release()
-            return await mine.scores
+            return await mine
         finally:
-            if mine in self._queue:  # this call was cancelled
-                self._queue.remove(mine)
+            self._queue.pop(mine, None)  # it is still there if this call was cancelled
 
     async def close(self) -> None:
         await cancel_all(self._sending)
         await self._client.close()
 
-    def _take(self) -> list[PendingCall]:
+    def _take(self) -> Calls:
         """Remove the calls that have waited longest from the queue, as many as one request can
         hold, and return them."""
-        taken = [self._queue.pop(0)]
-        while (
-            self._queue and sum(len(w.rows) for w in [*taken, self._queue[0]]) <= ROWS_PER_REQUEST
-        ):
-            taken.append(self._queue.pop(0))
+        taken: Calls = {}
+        room = ROWS_PER_REQUEST
+        for call, rows in self._queue.items():
+            room -= len(rows)
+            if taken and room < 0:
+                break
+            taken[call] = rows
+        for call in taken:
+            del self._queue[call]
         return taken
 
-    def _start(self, batch: list[PendingCall]) -> None:
-        """Send the batch in a separate task, so that cancelling a call does not affect others."""
-        task = asyncio.create_task(self._send(batch))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-
-    async def _send(self, batch: list[PendingCall]) -> None:
+    async def _send(self, batch: Calls) -> None:
         """Give every call of the batch its scores, or the error."""
         try:
-            scores = await self._score(join([waiting.rows for waiting in batch]))
+            scores = iter(await self._score(join([*batch.values()])))
         except BaseException as error:
-            for waiting in batch:
-                if not waiting.scores.done():  # a cancelled call is done already
-                    waiting.scores.set_exception(
+            for call in batch:
+                if not call.done():  # a cancelled call is done already
+                    call.set_exception(
                         error if isinstance(error, Exception) else RuntimeError("closed")
                     )
             return
         finally:
             self._slots.release()
-        for waiting in batch:
-            mine, scores = scores[: len(waiting.rows)], scores[len(waiting.rows) :]
-            if not waiting.scores.done():
-                waiting.scores.set_result(mine)
+        for call, rows in batch.items():
+            mine = list(islice(scores, len(rows)))
+            if not call.done():
+                call.set_result(mine)
 
     async def _score(self, rows: RewardRows) -> list[Score]:
         """Send one request for all rows, then the failed ones row by row, unless the rows cannot be
@@ -112,8 +108,7 @@ class HttpSource:
 
     async def _post(self, rows: RewardRows, *, alone: bool) -> list[Score]:
         shown = [[data_url(file) for file in files] for files in rows.images]
-        images = shown if any(shown) else []
-        body = ScoreRequest(rows.queries, rows.prompts, rows.labels, images).to_json()
+        body = request_body(replace(rows, images=shown))
 
         def read(values: Any) -> list[Score]:
             return read_reply(without_echo(values), len(rows))

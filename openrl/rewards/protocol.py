@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from openrl.processes.worker import NotUsable
+from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
@@ -35,27 +35,15 @@ class BadReply(NotUsable, ValueError):
     """The reply as a whole is not a list of scores."""
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
-    """The answers to score, as lists of equal length."""
-
-    queries: list[str]  # prompt and answer as one text
-    prompts: list[str]
-    labels: list[Any]
-    # data: URLs for each answer; empty if no answer has any
-    images: list[list[str]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-    def to_json(self) -> dict[str, Any]:
-        shown = {IMAGES: self.images} if self.images else {}
-        return {QUERY: self.queries, PROMPTS: self.prompts, LABELS: self.labels, **shown}
+def request_body(rows: RewardRows) -> dict[str, Any]:
+    """Return the request for the scores of rows, whose images are data: URLs."""
+    shown = {IMAGES: rows.images} if any(rows.images) else {}
+    return {QUERY: rows.queries, PROMPTS: rows.prompts, LABELS: rows.labels, **shown}
 
 
-def read_request(body: Any) -> ScoreRequest:
+def read_request(body: Any) -> RewardRows:
     """Read the body of a request. If ``prompts`` or ``labels`` are missing, they become empty
-    texts. Raises BadRequest."""
+    texts. A response is its query without the prompt that it begins with. Raises BadRequest."""
     if not isinstance(body, dict) or QUERY not in body:
         raise BadRequest(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]
@@ -69,13 +57,25 @@ def read_request(body: Any) -> ScoreRequest:
             raise BadRequest(f"{name!r} has {len(column)} items, {QUERY!r} has {len(queries)}")
         columns[name] = column
     _check_texts(columns[PROMPTS], PROMPTS)
-    images = body.get(IMAGES) or []
+    images = body.get(IMAGES) or [[] for _ in queries]
     _check_images(images, len(queries))
-    return ScoreRequest(queries, columns[PROMPTS], columns[LABELS], images)
+    pairs = zip(queries, columns[PROMPTS], strict=True)
+    responses = [query.removeprefix(prompt) for query, prompt in pairs]
+    return RewardRows(
+        queries=queries,
+        prompts=columns[PROMPTS],
+        labels=columns[LABELS],
+        responses=responses,
+        texts=responses,
+        token_ids=[[] for _ in queries],
+        sources=["default" for _ in queries],
+        metas=[{} for _ in queries],
+        images=images,
+    )
 
 
 def _check_images(images: Any, count: int) -> None:
-    if not isinstance(images, list) or len(images) not in (0, count):
+    if not isinstance(images, list) or len(images) != count:
         raise BadRequest(f"{IMAGES!r} must hold one list for each of {count} texts")
     for urls in images:
         # any other URL, or a path, would have the server read something for its client

@@ -1,5 +1,5 @@
 """What rewards are told about answers. This module uses the standard library only, because its
-records travel to processes that load nothing else."""
+record travels to processes that load nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class RewardRows:
     token_ids: list[list[int]]  # of the responses
     sources: list[str]  # data source or tag
     metas: list[dict[str, Any]]  # the other columns of the data
-    images: list[list[bytes]]  # encoded pictures that the policy saw, in the order of the chat
+    # pictures that the policy saw, in the order of the chat: encoded or, in requests, data: URLs
+    images: list[list[Any]]
 
     def __len__(self) -> int:
         return len(self.queries)

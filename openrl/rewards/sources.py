@@ -15,8 +15,6 @@ from openrl.types import Score
 
 
 class Source(Protocol):
-    name: str  # in metrics and --reward_routing
-
     async def score(self, rows: RewardRows) -> list[Score]:
         """Return one score per row, in their order. The source retries by itself. Several calls
         may run at a time.
@@ -32,7 +30,7 @@ class ProcessSource:
     """A reward file, or one verifier, that runs in the processes of a pool."""
 
     def __init__(self, name: str, pool: ProcessPool) -> None:
-        self.name, self._pool = name, pool
+        self._name, self._pool = name, pool
 
     async def score(self, rows: RewardRows) -> list[Score]:
         scores = await self._attempt(rows)
@@ -41,7 +39,7 @@ class ProcessSource:
     async def _attempt(self, rows: RewardRows) -> list[Score]:
         try:
             async with self._pool.lease() as process:
-                scores: list[Score] = await process.call(Call(self.name, rows))
+                scores: list[Score] = await process.call(Call(self._name, rows))
                 return scores
         except CallFailed as failed:
             return [Score.failed(str(failed))] * len(rows)

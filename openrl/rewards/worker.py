@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from openrl.processes.worker import AskParent, Loaded, describe, load_module
 from openrl.rewards.protocol import read_reply
@@ -18,6 +18,7 @@ from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
 from openrl.types import Score
 
+Row = TypeVar("Row")
 DEFAULT_NAMES = ("reward_func", "compute_score")  # OpenRLHF's name; EasyR1's and verl's
 
 
@@ -110,22 +111,17 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list
     """Return the scores of a verifier, row by row."""
     from openrl.rewards.verifiers.base import Answer
 
-    def one(row: RewardRows) -> dict[str, Any]:
-        answer = Answer(
-            row.prompts[0],
-            row.texts[0],
-            row.labels[0],
-            row.sources[0],
-            row.metas[0],
-            row.token_ids[0],
-        )
+    def judge(answer: Answer) -> dict[str, Any]:
         verdict = verifier(answer, options)
         return {"rewards": verdict.reward, "scores": verdict.passed, "extra_logs": verdict.parts}
 
-    return [_score_row(one, rows.pick([i]), "") for i in range(len(rows))]
+    answers = map(
+        Answer, rows.prompts, rows.texts, rows.labels, rows.sources, rows.metas, rows.token_ids
+    )
+    return [_score_row(judge, answer, "") for answer in answers]
 
 
-def _score_row(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Score:
+def _score_row(score: Callable[[Row], Any], row: Row, path: str) -> Score:
     try:
         return read_reply(score(row), 1)[0]
     except Exception as error:

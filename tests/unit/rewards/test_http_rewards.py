@@ -146,7 +146,7 @@ def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=No
         urls = [server.url for server in servers]
         endpoints = Endpoints(urls, clock=lambda: time.now, sleep=time.sleep, dice=lambda: 0.0)
         client = JsonClient(endpoints, timeout=timeout, attempts=attempts, token=token)
-        source = HttpSource("http", client)
+        source = HttpSource(client)
         try:
             return await asyncio.gather(*(source.score(group) for group in groups)), time
         finally:
@@ -216,7 +216,7 @@ def test_urls_take_turns():
         for server in servers:
             await server.start()
         client = JsonClient(Endpoints([s.url for s in servers]), timeout=30.0, attempts=1)
-        source = HttpSource("http", client)
+        source = HttpSource(client)
         for n in range(30):
             assert rewards(await source.score(rows(n))) == [n]
         await source.close()
@@ -449,7 +449,7 @@ def test_a_cancelled_call_leaves_the_others_of_its_request_alone():
 
     async def scenario():
         await server.start()
-        source = HttpSource("http", JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
+        source = HttpSource(JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
         source._slots = asyncio.Semaphore(1)
         calls = [asyncio.create_task(source.score(rows(n))) for n in range(3)]
         while len(source._queue) != 2 or not server.requests:
@@ -480,7 +480,7 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
 
     async def scenario():
         await server.start()
-        source = HttpSource("http", JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
+        source = HttpSource(JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
         source._slots = asyncio.Semaphore(1)
         calls = [asyncio.create_task(source.score(rows(*range(64)))) for _ in range(3)]
         while not server.requests:

@@ -4,17 +4,19 @@ function."""
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from openrl.rewards.protocol import (
     BadReply,
     BadRequest,
-    ScoreRequest,
     read_reply,
     read_request,
     reply_body,
+    request_body,
 )
+from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 
 
@@ -98,20 +100,32 @@ def test_a_reply_is_read_as_it_was_written():
 
 
 def test_a_request_is_read_as_it_was_written():
-    request = ScoreRequest(["q1 a1", "q2 a2"], ["q1", "q2"], [{"target": 3}, None])
-    assert request.to_json() == {
-        "query": ["q1 a1", "q2 a2"],
-        "prompts": ["q1", "q2"],
-        "labels": [{"target": 3}, None],
-    }
-    assert read_request(json.loads(json.dumps(request.to_json()))) == request
+    rows = RewardRows(
+        queries=["q1 a1", "q2 a2"],
+        prompts=["q1", "q2"],
+        labels=[{"target": 3}, None],
+        responses=[" a1", " a2"],
+        texts=[" a1", " a2"],
+        token_ids=[[], []],
+        sources=["default", "default"],
+        metas=[{}, {}],
+        images=[[], []],
+    )
+    body = {"query": ["q1 a1", "q2 a2"], "prompts": ["q1", "q2"], "labels": [{"target": 3}, None]}
+    assert request_body(rows) == body
+    assert read_request(json.loads(json.dumps(body))) == rows
+
+    shown = replace(rows, images=[["data:image/png;base64,AA=="], []])
+    assert request_body(shown) == body | {"images": [["data:image/png;base64,AA=="], []]}
+    assert read_request(json.loads(json.dumps(request_body(shown)))) == shown
 
 
 def test_a_request_may_lack_prompts_and_labels():
-    assert read_request({"query": ["a", "b"]}) == ScoreRequest(["a", "b"], ["", ""], ["", ""])
-    assert read_request({"query": "a", "prompts": "p", "labels": 3}) == ScoreRequest(
-        ["a"], ["p"], [3]
-    )
+    rows = read_request({"query": ["a", "b"]})
+    assert (rows.queries, rows.prompts, rows.labels) == (["a", "b"], ["", ""], ["", ""])
+    assert rows.responses == ["a", "b"]
+    one = read_request({"query": "a", "prompts": "p", "labels": 3})
+    assert (one.queries, one.prompts, one.labels) == (["a"], ["p"], [3])
 
 
 @pytest.mark.parametrize(
