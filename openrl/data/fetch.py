@@ -29,7 +29,8 @@ def fetch(url: str, private: bool = False, cache: Path | None = None) -> bytes:
     """Return the content behind ``url``, cached in ``cache`` (None is the user's cache) under a
     hash of the URL. ``private`` also allows addresses of this machine and its networks. Raises
     FetchError."""
-    kept = (cache or _cache()) / hashlib.sha256(url.encode()).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kept = (cache or Path(home) / "openrl" / "images") / hashlib.sha256(url.encode()).hexdigest()
     if kept.is_file():
         return kept.read_bytes()
     at = url
@@ -41,10 +42,6 @@ def fetch(url: str, private: bool = False, cache: Path | None = None) -> bytes:
             return content
         at = urljoin(at, location)
     raise FetchError(f"{url}: more than {REDIRECTS} redirects")
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openrl" / "images"
 
 
 def _get(url: str, private: bool) -> tuple[bytes, str | None]:

@@ -71,13 +71,8 @@ def load_eval_prompts(
     )
 
 
-@dataclass(frozen=True)
-class ReadPrompt:
-    """One row that was read."""
-
-    prompt: Prompt | None  # None: left out, too long
-    length: int  # tokens, before any shortening
-    shortened: bool = False
+ReadPrompt = tuple[Prompt | None, int]
+"""The prompt of a row, None if it was left out as too long, and its tokens before shortening."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +127,11 @@ class PromptBuilder:
         reports = [
             self._report(source.name, chunk.items, notes, flag) for source, chunk, notes in read
         ]
-        return [
-            [item.prompt for item in chunk.items if item.prompt] for _, chunk, _ in read
-        ], reports
+        return [[prompt for prompt, _ in chunk.items if prompt] for _, chunk, _ in read], reports
 
     def _check_images(self, items: list[ReadPrompt]) -> None:
         """Check the first prompt with images against what the processor makes of it as a whole."""
-        prompt = next((i.prompt for i in items if i.prompt and i.prompt.images), None)
+        prompt = next((prompt for prompt, _ in items if prompt and prompt.images), None)
         if prompt is not None and self.images and self.images.processor:
             images = [placed.image for placed in prompt.images]
             self.images.processor.check(prompt.text, prompt.token_ids, images)
@@ -161,8 +154,7 @@ class PromptBuilder:
             except BadRow as reason:
                 chunk.bad.append((draft.number, str(reason)))
                 continue
-            shortened = kept is not None and kept is not prompt
-            chunk.items.append(ReadPrompt(kept, len(ids), shortened))
+            chunk.items.append((kept, len(ids)))
         return chunk
 
     def _draft(
@@ -242,8 +234,8 @@ class PromptBuilder:
         self, source: str, items: list[ReadPrompt], notes: tuple[str, ...], flag: str
     ) -> str:
         """Say how many rows of a source became prompts, were shortened or left out."""
-        lengths, limit = [item.length for item in items], f"--prompt_max_len {self.limit}"
-        kept = [item.prompt for item in items if item.prompt]
+        lengths, limit = [length for _, length in items], f"--prompt_max_len {self.limit}"
+        kept = [prompt for prompt, _ in items if prompt]
         if not kept:
             raise UserError(
                 f"--{flag}: all {len(items)} prompts of {source} are longer than {limit}; the"
@@ -256,7 +248,7 @@ class PromptBuilder:
             text += f"; {images} images, at most {most} tokens of a prompt"
         if too_long := len(items) - len(kept):
             text += f"; {too_long} of {len(items)} left out, longer than {limit}"
-        if shortened := sum(item.shortened for item in items):
+        if shortened := sum(length > self.limit for prompt, length in items if prompt):
             text += f"; {shortened} shortened to {limit}"
         return "; ".join([text, *notes])
 

@@ -98,8 +98,6 @@ def varlen_attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
@@ -128,8 +126,8 @@ def varlen_attention(
     """
     unknown = {
         "cached keys": key.shape[2] != query.shape[2],
-        "capped logits": softcap is not None,
-        "attention sinks": s_aux is not None,
+        "capped logits": others.get("softcap") is not None,
+        "attention sinks": others.get("s_aux") is not None,
         "attention in both directions": not getattr(module, "is_causal", True),
     }
     if found := [what for what, there in unknown.items() if there]:
