@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
@@ -29,7 +29,7 @@ from openrl.trainer.playing.replay import Replay
 from openrl.trainer.playing.reward_failures import failure_notes
 from openrl.trainer.playing.rollout_files import RolloutDump
 from openrl.trainer.playing.rollouts import Rollouts
-from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.watching.stopping import StopRequest
@@ -70,7 +70,6 @@ class RLTrainer:
         self.trackers, self.progress, self.settings = trackers, progress, settings
         self.step, self.totals = 0, Totals()
         self.unsent = 0  # training steps since the last weight sync
-        self.saved = -1  # the step of the newest checkpoint
         self.stop = settings.stop
 
     async def fit(self) -> RunSummary:
@@ -105,11 +104,10 @@ class RLTrainer:
 
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
-        if self.step > max(self.saved, 0):
+        if self.step > self.checkpoints.saved:
             if await self.sync():  # a resumed run's first publish sends the saved weights
                 await self.rollouts.published(self.publisher.version)
-            with self.progress.stage("checkpoint"):
-                await self.save(self.step, None)
+            await self.save()
         await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.progress.total}"
         raise self.stop.interrupted(what, how_to_resume(self.settings.checkpoint))
@@ -117,10 +115,8 @@ class RLTrainer:
     async def begin(self) -> None:
         """Resume from a checkpoint if there is one, and publish the weights, so that the engines
         generate with nothing else."""
-        for note in self.checkpoints.notes:
-            self.progress.note(note)
-        if self.checkpoints.start_from:
-            await self.restore(self.checkpoints.start_from)
+        if start := self.checkpoints.resume(self.progress.note):
+            await self.restore(*start)
         with self.progress.stage("sync"):
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)
@@ -205,8 +201,7 @@ class RLTrainer:
         self.trackers.log(step, values)
         self.trackers.log_samples(step, groups)
         if saves:
-            with self.progress.stage("checkpoint"):
-                await self.save(step, best_metric(values, checkpoint.best_metric_key))
+            await self.save(best_metric(values, checkpoint.best_metric_key))
         self.progress.advance(step, values)
 
     async def sync(self) -> dict[str, Metric]:
@@ -251,34 +246,29 @@ class RLTrainer:
 
     # -- leaving and returning ---------------------------------------------------------------------
 
-    async def save(self, step: int, metric: float | None) -> None:
-        """Save a checkpoint after ``step``. A full disk is only noted, and training goes on."""
-        state = {
-            "step": step,
-            "version": self.publisher.version,
-            "rollouts": await self.rollouts.state(),
-            "learner": self.learner.state(),
-            "totals": vars(self.totals),
-        }
+    async def save(self, metric: float | None = None) -> None:
+        """Save a checkpoint. A full disk is only noted, and training goes on."""
+        with self.progress.stage("checkpoint"):
+            state = {
+                "step": self.step,
+                "version": self.publisher.version,
+                "rollouts": await self.rollouts.state(),
+                "learner": self.learner.state(),
+                "totals": vars(self.totals),
+            }
+            save, export = self.learner.save, self.export
+            try:
+                await self.checkpoints.save(self.step, state, save, export, metric)
+            except DiskFull as error:
+                self.progress.note(f"WARNING: {error.message}; training goes on")
 
-        try:
-            await self.checkpoints.save(step, state, self.learner.save, self.export, metric)
-            self.saved = step
-        except DiskFull as error:
-            self.progress.note(f"WARNING: {error.message}; training goes on")
-
-    async def restore(self, checkpoint: Path) -> None:
-        """Restore the run from ``checkpoint``: weights, optimizers, random state, prompts and their
-        answers, KL controller."""
-        state, flags = read_state(checkpoint)
+    async def restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
+        """Restore weights, optimizers, random state, prompts and their answers, KL controller."""
         await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
         self.rollouts.load_state(state["rollouts"])
         # the next publish sends the restored weights, under their old version
         self.publisher.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
-        self.saved = self.step
-        changes = changed_flags(flags, self.checkpoints.run_flags)
-        self.progress.note(f"resumed from {checkpoint}; {changes}")
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
         with self.progress.stage("export"), model_has_room(directory):

@@ -62,9 +62,21 @@ class Checkpoints:
         self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
         start = find_start(flags)
         self.start_from, self.notes = start.path, start.notes
+        self.saved = max(step_of(self.start_from), 0)  # the step of the newest checkpoint
         last: float = step_of(self.start_from) if self.start_from else math.inf
         last = -1 if flags.overwrite_ckpt else last
         self._stale = [path for path in self.complete() if step_of(path) > last]
+
+    def resume(self, note: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+        """Return the checkpoint to resume from and its state, if there is one. Tells ``note`` which
+        one it is, and which ones were passed over."""
+        for passed in self.notes:
+            note(passed)
+        if self.start_from is None:
+            return None
+        state, flags = read_state(self.start_from)
+        note(f"resumed from {self.start_from}; {changed_flags(flags, self.run_flags)}")
+        return self.start_from, state
 
     async def save(
         self,
@@ -90,6 +102,7 @@ class Checkpoints:
             require_room(self.directory, self._bytes, "a checkpoint")
             if not self.is_rank_0:
                 await self._write(aside, save, export)
+                self.saved = step
                 return final
             for left_over in self.directory.glob(".writing_*"):
                 shutil.rmtree(left_over)
@@ -106,6 +119,7 @@ class Checkpoints:
             if self.is_rank_0:
                 shutil.rmtree(aside, ignore_errors=True)
             raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
+        self.saved = step
         return final
 
     async def _write(self, directory: Path, save: SaveState, export: Export) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +16,7 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
-from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.supervised.model import SupervisedModel
 from openrl.trainer.supervised.tasks import Examples
@@ -48,38 +49,31 @@ class SupervisedTrainer:
         self.evaluation = config.evaluation
         self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
         self.profiling = Profiling.of(config.debug, config.checkpoint.save_path)
-        self.total_steps = progress.total
         seed, shuffle = derived.data_seed(config), config.order.shuffle
         data = examples_fingerprint(examples.train)
         self.stream = SeededStream(examples.train, seed, shuffle=shuffle, data=data)
         self.step, self.totals, self.stop = 0, Totals(), stop
-        self.saved = -1  # the step of the newest checkpoint
         self.measured: dict[str, float] = {}  # metrics of the last evaluation
 
     async def fit(self) -> RunSummary:
         """Train and return a summary of the run. Raises Interrupted after a signal."""
         try:
-            await self.begin()
+            if start := self.checkpoints.resume(self.progress.note):
+                await self.restore(*start)
             await self.train()
         finally:
             self.trackers.close()
         summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
         return replace(summary, more=self.measured)
 
-    async def begin(self) -> None:
-        for note in self.checkpoints.notes:
-            self.progress.note(note)
-        if self.checkpoints.start_from:
-            await self.restore(self.checkpoints.start_from)
-
     async def train(self) -> None:
         self.stop.saves = True
         self.progress.lap()
-        while self.step < self.total_steps:
+        while self.step < self.progress.total:
             await self.train_step()
             if await self.model.group.any_rank(bool(self.stop.signal)):
                 break
-        if self.step < self.total_steps:
+        if self.step < self.progress.total:
             await self.save_and_stop()
         with self.progress.stage("export"):
             await self.export(Path(self.checkpoint.save_path))
@@ -87,11 +81,10 @@ class SupervisedTrainer:
 
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
-        if self.step > self.saved:
-            with self.progress.stage("checkpoint"):
-                await self.save()
+        if self.step > self.checkpoints.saved:
+            await self.save()
         await self.checkpoints.finish()
-        what = f"stopped after step {self.step} of {self.total_steps}"
+        what = f"stopped after step {self.step} of {self.progress.total}"
         raise self.stop.interrupted(what, how_to_resume(self.checkpoint))
 
     async def train_step(self) -> None:
@@ -106,37 +99,31 @@ class SupervisedTrainer:
         values |= throughput(tokens, self.model.group.size, laps)
         values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
         evaluated = self.examples.evaluation
-        if evaluated and is_due(step, self.evaluation.eval_steps, self.total_steps):
+        if evaluated and is_due(step, self.evaluation.eval_steps, self.progress.total):
             with self.progress.stage("evaluation") as tell:
                 self.measured = await self.model.evaluate(evaluated, tell)
             values |= self.measured
         # a run that is killed before its checkpoint is complete logs the step again on resume
         self.trackers.log(step, values)
         if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
-            with self.progress.stage("checkpoint"):
-                await self.save()
+            await self.save()
         self.progress.advance(step, values)
 
     # -- leaving and returning ---------------------------------------------------------------------
 
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
+        with self.progress.stage("checkpoint"):
+            try:
+                await self.checkpoints.save(self.step, state, self.model.save, self.export)
+            except DiskFull as error:
+                self.progress.note(f"WARNING: {error.message}; training goes on")
 
-        try:
-            await self.checkpoints.save(self.step, state, self.model.save, self.export)
-            self.saved = self.step
-        except DiskFull as error:
-            self.progress.note(f"WARNING: {error.message}; training goes on")
-
-    async def restore(self, checkpoint: Path) -> None:
-        """Restore the run from ``checkpoint``: weights, optimizer, random state, data position."""
-        state, flags = read_state(checkpoint)
+    async def restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
+        """Restore weights, optimizer, random state and data position."""
         await self.model.load(checkpoint, self.checkpoints.read)
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
-        self.saved = self.step
-        changes = changed_flags(flags, self.checkpoints.run_flags)
-        self.progress.note(f"resumed from {checkpoint}; {changes}")
 
     async def export(self, directory: Path) -> None:
         """Write the model as a Hugging Face directory, tokenizer included."""
