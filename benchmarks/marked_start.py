@@ -41,7 +41,7 @@ def marked_run(config: PPOConfig, inputs: Any) -> None:
         return answer
 
     roles.open_cluster = opened
-    RayGroup._answers = after(RayGroup._answers)  # type: ignore[method-assign]
+    RayGroup._gather = after(RayGroup._gather)  # type: ignore[method-assign]
     RayGroup.call_one = played  # type: ignore[method-assign]
     run(config, inputs)
 
@@ -50,8 +50,8 @@ def after(ask: Callable[..., Awaitable[Any]]) -> Any:
     """Say when all ranks of a group have a process, have built their worker, and have started."""
     ends = {"__init__": "imports", "start": "process"}
 
-    async def asked(group: Any, method: str, refs: Any) -> Any:
-        answers = await ask(group, method, refs)
+    async def asked(group: Any, method: str, pending: Any) -> Any:
+        answers = await ask(group, method, pending)
         if method in ends:
             built = method == "start" and group._watcher
             say(f"{group.role} {'ready' if built else ends[method]}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,22 +80,80 @@ class RankGroup(Protocol):
         used afterwards."""
 
 
-class WorkerGroup(RankGroup, Protocol):
+Pending = Mapping[int, Awaitable[Any]]
+"""The answers that are due, by rank."""
+
+
+class WorkerGroup(RankGroup):
     """A group whose ranks can also be called one by one. A timeout names the ranks that did not
     answer."""
+
+    @abstractmethod
+    def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Awaitable[Any]:
+        """Start the method on one worker. Returns its result when awaited."""
+
+    @abstractmethod
+    async def _gather(self, method: str, pending: Pending) -> list[Any]:
+        """Return all answers, see ``gather_ranks``."""
+
+    @abstractmethod
+    def _open_stream(
+        self, rank: int, method: str, args: tuple[Any, ...]
+    ) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
+        """Start a generator on one worker. Yields a function that fetches the next item, or END."""
+
+    @abstractmethod
+    async def restart(self, rank: int) -> None:
+        """Replace a worker that died by a new one built from the same arguments."""
+
+    def _shared(self, args: tuple[Any, ...], ranks: int) -> tuple[Any, ...]:
+        """Return the arguments in the form that is cheapest to send to this many ranks."""
+        return args
+
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        return await self._call_all(method, [self._shared(args, self.size)] * self.size)
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        check_shards(self, method, shards)
+        each = self.ranks_per_shard
+        shared = [self._shared(shard, each) for shard in shards]
+        of_ranks = [shard for shard in shared for _ in range(each)]
+        return (await self._call_all(method, of_ranks))[::each]
+
+    async def _call_all(self, method: str, of_ranks: Sequence[tuple[Any, ...]]) -> list[Any]:
+        sent = {rank: self._send(rank, method, args) for rank, args in enumerate(of_ranks)}
+        return await self._gather(method, sent)
 
     async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         """Call the method on one worker and return its result. If the method is a coroutine,
         cancelling the wait cancels the call."""
+        return (await self._gather(method, {rank: self._send(rank, method, args)}))[0]
 
-    async def restart(self, rank: int) -> None:
-        """Replace a worker that died by a new one built from the same arguments."""
-
-    def stream_handles(self, method: str, *args: Any) -> AsyncIterator[list[Handle]]:
+    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         """Run the method, a generator, on all ranks in step. Each turn yields one handle per rank.
 
         Raises RuntimeError if the generators do not end together.
         """
+        shared = self._shared(args, self.size)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(self._open_stream(rank, method, shared))
+                for rank in range(self.size)
+            ]
+            while True:
+                coming = {rank: fetch() for rank, fetch in enumerate(streams)}
+                turn = await self._gather(method, coming)
+                ended = [rank for rank, item in enumerate(turn) if item is END]
+                if len(ended) == self.size:
+                    return
+                if ended:
+                    early = f"rank {_join(ended)} ended its stream before the other ranks"
+                    raise RuntimeError(f"{self.role}.{method}: {early}")
+                yield turn
+
+    async def any_rank(self, asked: bool) -> bool:
+        await asyncio.sleep(0)  # lets signal handlers run: workers here may block this thread
+        return asked
 
 
 def data_ranks(group: RankGroup) -> int:
@@ -103,7 +162,7 @@ def data_ranks(group: RankGroup) -> int:
     return group.size // group.ranks_per_shard
 
 
-class LocalGroup:
+class LocalGroup(WorkerGroup):
     """A group whose workers live in this process, for tests and debugging.
 
     Plain methods run on the caller's thread, one rank after another. So no timeout can interrupt
@@ -139,42 +198,9 @@ class LocalGroup:
 
         return cls(role, [make(rank) for rank in range(size)], timeout, ranks_per_shard, make)
 
-    async def call(self, method: str, *args: Any) -> list[Any]:
-        return await self._answers(
-            method, {rank: self._invoke(rank, method, args) for rank in range(self.size)}
-        )
-
-    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        check_shards(self, method, shards)
-        each = self.ranks_per_shard
-        calls = {
-            rank: self._invoke(rank, method, shards[rank // each]) for rank in range(self.size)
-        }
-        return (await self._answers(method, calls))[::each]
-
-    async def call_one(self, rank: int, method: str, *args: Any) -> Any:
-        return (await self._answers(method, {rank: self._invoke(rank, method, args)}))[0]
-
     async def restart(self, rank: int) -> None:
         assert self._make is not None, "made of workers that nobody can make again"
         self._workers[rank] = self._make(rank)
-
-    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
-        async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(aclosing(self._items(rank, method, args)))
-                for rank in range(self.size)
-            ]
-            while True:
-                coming = {rank: anext(items, END) for rank, items in enumerate(streams)}
-                turn = await self._answers(method, coming)
-                if all_ended(self.role, method, turn):
-                    return
-                yield turn
-
-    async def any_rank(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # lets signal handlers run: plain workers block this thread
-        return asked
 
     async def close(self) -> None:
         for worker in self._workers:
@@ -182,15 +208,22 @@ class LocalGroup:
                 await maybe_await(worker.close())
         self._workers.clear()
 
-    async def _answers(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
+    async def _gather(self, method: str, pending: Pending) -> list[Any]:
         return await gather_ranks(self.role, method, pending, self.timeout)
 
-    async def _invoke(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
+    async def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
         try:
             return await maybe_await(getattr(self._workers[rank], method)(*args))
         except Exception as error:
             error.add_note(raised_by(self.role, rank, method))
             raise
+
+    @asynccontextmanager
+    async def _open_stream(
+        self, rank: int, method: str, args: tuple[Any, ...]
+    ) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+        async with aclosing(self._items(rank, method, args)) as items:
+            yield lambda: anext(items, END)
 
     async def _items(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
         try:
@@ -203,17 +236,6 @@ class LocalGroup:
 
 END = object()
 """What stands for the next item of a stream that is over."""
-
-
-def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:
-    """Return True if every rank's stream is over, False if none is. Otherwise raise a RuntimeError
-    that names the ranks whose streams have ended."""
-    ended = [rank for rank, item in enumerate(items) if item is END]
-    if ended and len(ended) < len(items):
-        raise RuntimeError(
-            f"{role}.{method}: rank {_join(ended)} ended its stream before the other ranks"
-        )
-    return bool(ended)
 
 
 async def iterate(items: Any) -> AsyncGenerator[Any]:
@@ -236,7 +258,7 @@ async def iterate(items: Any) -> AsyncGenerator[Any]:
 async def gather_ranks(
     role: str,
     method: str,
-    pending: Mapping[int, Awaitable[Any]],
+    pending: Pending,
     timeout: float | None,
     describe: Callable[[int], str] = lambda rank: "",
 ) -> list[Any]:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from openrl.cluster.group import (
     END,
-    Handle,
+    Pending,
     WorkerDied,
+    WorkerGroup,
     WorkerTimeout,
-    all_ended,
-    check_shards,
     gather_ranks,
     raised_by,
 )
@@ -39,16 +39,17 @@ SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a R
 LONGEST_WORDS = 300  # characters kept of each line of last words
 
 
-class RayGroup:
+class RayGroup(WorkerGroup):
     """A ``WorkerGroup`` of Ray actors. Use ``create`` to build one."""
 
     def __init__(self, cluster: RayCluster, recipe: ProcessRecipe) -> None:
         self.role, self.size, settings = recipe.role, recipe.size, recipe.settings
         self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
-        self._cluster, self._recipe, self._settings = cluster, recipe, settings
-        self._actors = [recipe.actor(rank) for rank in range(self.size)]
-        # (address, free port, process id) of each rank
-        self._places: list[tuple[str, int, int]] = []
+        self._cluster, self._settings = cluster, settings
+        self._recipe = replace(recipe, args=self._shared(recipe.args, self.size))
+        self._actors: dict[int, Any] = {}  # by rank
+        # (address, free port, process id) of each rank that has answered
+        self._places: dict[int, tuple[str, int, int]] = {}
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
@@ -73,45 +74,46 @@ class RayGroup:
         env = worker_env(role, reservation.plan.device, size, cluster.local) | cluster.scratch()
         of_ranks = (reservation.environment(role, rank) for rank in range(size))
         envs = [{**env, **settings.env, **found} for found in await asyncio.gather(*of_ranks)]
-        shared = _share(args, size)
-        recipe = ProcessRecipe(role, reservation, worker_class, shared, envs, settings)
+        recipe = ProcessRecipe(role, reservation, worker_class, args, envs, settings)
         group = cls(cluster, recipe)
         try:
-            begun = [recipe.begin(actor, rank) for rank, actor in enumerate(group._actors)]
-            group._places = await group._answers("start", begun)
-            builds = [
-                recipe.build(a, r, *group._places[0][:2]) for r, a in enumerate(group._actors)
-            ]
-            await group._answers("__init__", builds)
+            await group._start(range(size))
             group._watch()
         except BaseException:
             group._kill()
             raise
         return group
 
+    async def _start(self, ranks: Sequence[int]) -> None:
+        """Start a process for each of these ranks, side by side, and build its worker."""
+        recipe = self._recipe
+        actors = {rank: recipe.actor(rank) for rank in ranks}
+        self._actors |= actors
+        begun = {r: self._answer(r, "start", recipe.begin(a, r)) for r, a in actors.items()}
+        self._places |= dict(zip(ranks, await self._gather("start", begun), strict=True))
+        address, port, _ = self._places[0]
+        built = {
+            r: self._answer(r, "__init__", recipe.build(a, r, address, port))
+            for r, a in actors.items()
+        }
+        await self._gather("__init__", built)
+
     async def restart(self, rank: int) -> None:
         with suppress(RaySystemError):
             ray.kill(self._actors[rank])  # still alive if only a child process died
-        self._actors[rank] = actor = self._recipe.actor(rank)
-        asked = {rank: self._answer(rank, "start", self._recipe.begin(actor, rank))}
-        self._places[rank] = (await self._gather("start", asked))[0]
-        build = self._recipe.build(actor, rank, *self._places[0][:2])
-        await self._gather("__init__", {rank: self._answer(rank, "__init__", build)})
+        await self._start([rank])
         self._dead.discard(rank)
         self._broken = bool(self._dead)
 
-    async def call(self, method: str, *args: Any) -> list[Any]:
-        shared = _share(args, self.size)
-        return await self._answers(method, [a.invoke.remote(method, *shared) for a in self._actors])
+    def _shared(self, args: tuple[Any, ...], ranks: int) -> tuple[Any, ...]:
+        """Store large arguments in Ray's object store once, instead of sending a copy to each
+        rank."""
+        if ranks == 1:
+            return args
+        return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
-    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        check_shards(self, method, shards)
-        each = self.ranks_per_shard
-        stored = [shard if each == 1 else _share(shard, self.size) for shard in shards]
-        calls = [
-            a.invoke.remote(method, *stored[rank // each]) for rank, a in enumerate(self._actors)
-        ]
-        return (await self._answers(method, calls))[::each]
+    def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Awaitable[Any]:
+        return self._answer(rank, method, self._actors[rank].invoke.remote(method, *args))
 
     async def call_one(self, rank: int, method: str, *args: Any) -> Any:
         ref = self._actors[rank].invoke.remote(method, *args)
@@ -121,31 +123,13 @@ class RayGroup:
             ray.cancel(ref)
             raise
 
-    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
-        shared = _share(args, self.size)
-        async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(self._open_stream(rank, method, shared))
-                for rank in range(self.size)
-            ]
-            while True:
-                handles = await self._gather(
-                    method, {rank: next_ref() for rank, next_ref in enumerate(streams)}
-                )
-                if all_ended(self.role, method, handles):
-                    return
-                yield handles
-
-    async def any_rank(self, asked: bool) -> bool:
-        return asked
-
     async def close(self) -> None:
         """Call the workers' ``close``, unless one died or hangs, then end their processes."""
         if not self._broken and self._actors:
             try:
                 calls = {
-                    rank: self._answer(rank, "close", a.close.remote())
-                    for rank, a in enumerate(self._actors)
+                    rank: self._answer(rank, "close", actor.close.remote())
+                    for rank, actor in self._actors.items()
                 }
                 await gather_ranks(self.role, "close", calls, CLOSE_S, self._describe)
             except Exception as error:
@@ -159,26 +143,29 @@ class RayGroup:
             self._watcher = asyncio.create_task(self._look(self._lost))
 
     async def _look(self, lost: asyncio.Future[None]) -> None:
-        most = self._settings.stall_timeout or math.inf
-        while not lost.done():
+        most, loss = self._settings.stall_timeout or math.inf, None
+        while loss is None:
             await asyncio.sleep(min(BEAT_S, most / 4))
-            if dead := self._cluster.dead():
-                lost.set_exception(WorkerDied(dead))
-                lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
-                return
-            for rank in {*range(self.size)} - self._dead:
-                quiet = silence(self._settings.log_path(self.role, rank))
-                if quiet is not None and quiet > most:
-                    hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
-                    words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"
-                    lost.set_exception(WorkerTimeout(words + self._last_words(rank)))
-                    lost.exception()
-                    return
+            loss = self._loss(most)
+        lost.set_exception(loss)
+        lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
+
+    def _loss(self, most: float) -> Exception | None:
+        """Return the error if Ray died or a worker gave no sign of life for ``most`` seconds."""
+        if dead := self._cluster.dead():
+            return WorkerDied(dead)
+        for rank in {*range(self.size)} - self._dead:
+            quiet = silence(self._settings.log_path(self.role, rank))
+            if quiet is not None and quiet > most:
+                hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
+                words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"
+                return WorkerTimeout(words + self._last_words(rank))
+        return None
 
     def _kill(self) -> None:
         if self._watcher:
             self._watcher.cancel()
-        for actor in self._actors:
+        for actor in self._actors.values():
             with suppress(RaySystemError):  # Ray itself has ended
                 ray.kill(actor)
         self._actors.clear()
@@ -187,8 +174,6 @@ class RayGroup:
     async def _open_stream(
         self, rank: int, method: str, args: tuple[Any, ...]
     ) -> AsyncGenerator[Any]:
-        """Start a generator on a rank. Yields a coroutine function that returns the next item's
-        handle, or END."""
         key, host = next(self._stream_keys), self._actors[rank]
         streaming = host.stream.options(
             num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD
@@ -213,12 +198,7 @@ class RayGroup:
             if not over:
                 ray.cancel(refs)
 
-    async def _answers(self, method: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
-        return await self._gather(
-            method, {rank: self._answer(rank, method, ref) for rank, ref in enumerate(refs)}
-        )
-
-    async def _gather(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
+    async def _gather(self, method: str, pending: Pending) -> list[Any]:
         answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)
         try:
             return await result_beside(answers, [self._lost] if self._lost else [])
@@ -270,13 +250,6 @@ class RayGroup:
         lines = [line for file in found for line in _tail(file).splitlines() if line.strip(" :")]
         where = f"\n  its log: {own}" if own.is_file() else ""
         return "".join(f"\n    {line[:LONGEST_WORDS]}" for line in lines[-5:]) + where
-
-
-def _share(args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """Store large arguments in Ray's object store once, instead of sending a copy to each rank."""
-    if size == 1:
-        return args
-    return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
 
 def _tail(file: Path) -> str:
