@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.virtual_clock import run_virtually
-from openrl.cluster.gate import Gate
 from openrl.cluster.group import LocalGroup, WorkerContext
-from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.cluster.rollout_worker import Gate, RolloutRequest
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings

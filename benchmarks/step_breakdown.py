@@ -42,7 +42,7 @@ from openrl.trainer.launch import StartRoles, build_trainer
 from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.saving.checkpoints import Checkpoints
-from openrl.trainer.watching.stopping import StopRequest
+from openrl.trainer.watching.supervision import StopRequest
 from openrl.trainer.workers.roles import start_roles, worker_arguments
 from openrl.types import Group, Prompt
 

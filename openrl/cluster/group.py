@@ -11,7 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 Handle = Any
@@ -31,8 +31,6 @@ class WorkerContext:
     master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
     master_port: int = 0
     plugins: tuple[str, ...] = ()  # modules to import before the worker is built
-    # environment that the worker's process started with
-    env: dict[str, str] = field(default_factory=dict)
     spans_nodes: bool = False  # its places lie on several nodes
 
 
@@ -169,17 +167,12 @@ class LocalGroup(WorkerGroup):
     them, and ranks that meet in a collective cannot live in one LocalGroup. Coroutines run
     concurrently."""
 
-    def __init__(
-        self,
-        role: str,
-        workers: Sequence[Any],
-        timeout: float | None = 3600,
-        ranks_per_shard: int = 1,
-        make: Callable[[int], Any] | None = None,
-    ) -> None:
-        """``make(rank)`` builds a worker for ``restart``."""
-        self.role, self.size, self.ranks_per_shard = role, len(workers), ranks_per_shard
-        self._workers, self.timeout, self._make = list(workers), timeout, make
+    ranks_per_shard = 1
+    _make: Callable[[int], Any]  # builds a worker for ``restart``
+
+    def __init__(self, role: str, workers: Sequence[Any], timeout: float | None = 3600) -> None:
+        self.role, self.size, self.timeout = role, len(workers), timeout
+        self._workers = list(workers)
 
     @classmethod
     def create(
@@ -189,17 +182,17 @@ class LocalGroup(WorkerGroup):
         worker_class: type,
         *args: Any,
         timeout: float | None = 3600,
-        ranks_per_shard: int = 1,
     ) -> LocalGroup:
         """Build ``size`` workers from the same arguments."""
 
         def make(rank: int) -> Any:
             return worker_class(WorkerContext(role, rank, size, rank), *args)
 
-        return cls(role, [make(rank) for rank in range(size)], timeout, ranks_per_shard, make)
+        group = cls(role, [make(rank) for rank in range(size)], timeout)
+        group._make = make
+        return group
 
     async def restart(self, rank: int) -> None:
-        assert self._make is not None, "made of workers that nobody can make again"
         self._workers[rank] = self._make(rank)
 
     async def close(self) -> None:

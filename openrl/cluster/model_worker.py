@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from openrl.cluster.group import WorkerContext
 from openrl.config.groups.placement import ModelPart
@@ -21,15 +22,16 @@ from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
-from openrl.training.profiler import ProfileTool, StepProfiler
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
-from openrl.training.updates import LossOf, Share, StepPart
+from openrl.training.updates import LossOf, Share
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint, make_sender
 
+ProfileTool = Literal["torch", "memory"]
+ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
 ModelChoice = int | Literal["start"]
 """Selects a model of a worker: 0 is its own, 1 and up are the others, and "start" is its own before
 its adapters were trained."""
@@ -107,9 +109,11 @@ class ModelWorker:
         if also is None:
             return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
         others, their_plans, their_loss = also
-        parts = [StepPart(others, plan, their_loss) for plan in their_plans]
-        steps = zip(plans, parts, strict=True)
-        return [self.engine.train_step(batch, plan, loss_of, part) for plan, part in steps]
+        steps = zip(plans, their_plans, strict=True)
+        return [
+            self.engine.train_step(batch, own, loss_of, (others, theirs, their_loss))
+            for own, theirs in steps
+        ]
 
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
@@ -180,3 +184,27 @@ class ModelWorker:
 
     def export(self, directory: str, config_fields: dict[str, Any] | None = None) -> None:
         self.engine.export(Path(directory), config_fields)
+
+
+class StepProfiler:
+    """A profiler that records from its construction to ``end`` what the same thread calls."""
+
+    def __init__(self, tool: ProfileTool) -> None:
+        self._trace: profile | None = None
+        if tool == "torch":
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._trace = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._trace.start()
+        else:
+            torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
+
+    def end(self, path: Path) -> None:
+        """Stop and write ``path`` plus .json.gz (for https://ui.perfetto.dev) or .pickle (for
+        https://pytorch.org/memory_viz)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._trace is not None:
+            self._trace.stop()
+            self._trace.export_chrome_trace(f"{path}.json.gz")
+        else:
+            torch.cuda.memory._dump_snapshot(f"{path}.pickle")
+            torch.cuda.memory._record_memory_history(enabled=None)

@@ -25,8 +25,7 @@ from openrl.cluster.group import (
     gather_ranks,
     raised_by,
 )
-from openrl.cluster.hosts import GroupSettings, ProcessRecipe
-from openrl.cluster.life import BEAT_S, silence
+from openrl.cluster.hosts import BEAT_S, GroupSettings, ProcessRecipe, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.config.groups.placement import ENGINES
 from openrl.waiting import result_beside

@@ -11,7 +11,6 @@ from typing import Any
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.episode import EngineError, Starts, play_episode
 from openrl.agents.recording import Recording, Turn
-from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.groups.model import ModelFlags
 from openrl.config.reward_plan import FLAG
@@ -27,6 +26,35 @@ from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score
 from openrl.vision.travel import without_pixels
 from openrl.waiting import cancel_all
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
+
+
+class Gate:
+    """``async with gate:`` waits while the gate is shut. ``shut`` keeps newcomers out and waits
+    until nobody is inside."""
+
+    def __init__(self) -> None:
+        self._inside, self._is_shut = 0, False
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_shut)
+            self._inside += 1
+
+    async def __aexit__(self, *error: object) -> None:
+        async with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    async def shut(self) -> None:
+        self._is_shut = True
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._inside)
+
+    async def open(self) -> None:
+        async with self._changed:
+            self._is_shut = False
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True)

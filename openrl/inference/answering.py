@@ -44,7 +44,6 @@ from openrl.rewards.build import (
 )
 from openrl.rewards.combined import CombinedReward
 from openrl.rollout.build import (
-    allow_images,
     engine_spec,
     sampling_from_flags,
     start_engine,
@@ -191,12 +190,14 @@ async def open_answering(
     """Give a function that answers a unit's prompt as often as asked and scores the answers. They
     depend on the seed and the unit's position, not on when a run began."""
     longest, n = config.sampling.lengths.both, config.task.n_samples_per_prompt
-    spec = engine_spec(config.model, config.engine, longest, config.debug, inputs.device)
-    spec = allow_images(spec, config.vision)
+    spec = engine_spec(
+        config.model, config.engine, config.vision, longest, config.debug, inputs.device
+    )
     if backend == "hf":
         spec = replace(spec, max_num_seqs=config.batch.micro_batch_size)
-    sampling = sampling_from_flags(config.sampling, config.sampling.generate_max_len)
-    sampling = replace(sampling, max_len=spec.max_model_len)
+    sampling = sampling_from_flags(
+        config.sampling, config.sampling.generate_max_len, max_len=spec.max_model_len
+    )
     if config.sampling.greedy_sampling:
         sampling = replace(sampling, temperature=0.0)
     agents = agent_setup(config)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
@@ -17,15 +16,17 @@ from openrl.types import Sampling
 def engine_spec(
     model: ModelFlags,
     engine: OneEngineFlags,
+    images: ImageFlags,
     longest: int,
     debug: SeedFlags,
     device: Literal["cpu", "cuda"],
     engines: int = 1,
     shared: bool = False,
+    **more: Any,
 ) -> EngineSpec:
     """Build the spec that a run's flags ask for. ``longest`` counts the tokens of prompt and
     response together. On a CPU all ``engines`` of the run are assumed to share one machine.
-    ``shared`` means that models run on the engine's GPUs too."""
+    ``shared`` means that models run on the engine's GPUs too. ``more`` are further fields."""
     return EngineSpec(
         model=model.pretrain,
         tokenizer=model.tokenizer_path,
@@ -38,6 +39,9 @@ def engine_spec(
         max_num_batched_tokens=engine.vllm_max_num_batched_tokens,
         block_size=engine.vllm_block_size,
         quantization=engine.vllm_quantization,
+        max_images=images.max_images_per_prompt,
+        processor_kwargs=images.mm_processor_kwargs,
+        keeps_tower=isinstance(images, VisionFlags) and images.freeze_visual_encoder,
         engine_kwargs=engine.vllm_engine_kwargs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
         sizes=engine.sizes,
@@ -46,16 +50,7 @@ def engine_spec(
         enable_prefix_caching=engine.enable_prefix_caching,
         trust_remote_code=model.trust_remote_code,
         deterministic=debug.full_determinism,
-    )
-
-
-def allow_images(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
-    """Extend the spec of an engine so that it accepts the images of the run's prompts."""
-    return replace(
-        spec,
-        max_images=flags.max_images_per_prompt,
-        processor_kwargs=flags.mm_processor_kwargs,
-        keeps_tower=isinstance(flags, VisionFlags) and flags.freeze_visual_encoder,
+        **more,
     )
 
 
@@ -73,7 +68,7 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
     raise ValueError(f"unknown rollout backend {backend!r}")
 
 
-def sampling_from_flags(flags: DrawFlags, max_tokens: int) -> Sampling:
+def sampling_from_flags(flags: DrawFlags, max_tokens: int, **more: Any) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         temperature=flags.temperature,
@@ -82,4 +77,5 @@ def sampling_from_flags(flags: DrawFlags, max_tokens: int) -> Sampling:
         min_p=flags.min_p,
         repetition_penalty=flags.repetition_penalty,
         stop=flags.stop,
+        **more,
     )

@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import (
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
@@ -21,8 +31,7 @@ from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class, tower_weights
 from openrl.models.vision import Vision
 from openrl.rollout.engine import EnginePart, EngineSpec, Request, RolloutEngine, banned_tokens
-from openrl.rollout.sampler import sample_token
-from openrl.types import Completion, End, PlacedImage, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver
 from openrl.weights.shared_memory import machine_id
@@ -301,3 +310,37 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) 
 def _set_end(reply: asyncio.Future[End], end: End) -> None:
     if not reply.done():
         reply.set_result(end)
+
+
+def sample_token(
+    logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[int, float]:
+    """Return the next token and its log-prob. ``logits`` is (V,); ``seen`` (n,) holds the tokens of
+    prompt and completion so far.
+
+    The log-prob is that of the distribution sampled from. Temperature 0 takes the likeliest token,
+    with its log-prob at temperature 1."""
+    row = logits.float()[None]
+    for processor in processors(sampling):
+        row = processor(seen[None], row)
+    logprobs = row[0].log_softmax(-1)
+    if sampling.temperature == 0.0:
+        token = int(logprobs.argmax())
+    else:
+        token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+    return token, float(logprobs[token])
+
+
+def processors(sampling: Sampling) -> Iterator[LogitsProcessor]:
+    """Yield what changes the logits, in vLLM's order."""
+    if sampling.repetition_penalty != 1.0:
+        yield RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    if sampling.temperature == 0.0:
+        return
+    yield TemperatureLogitsWarper(float(sampling.temperature))
+    if sampling.min_p > 0.0:
+        yield MinPLogitsWarper(sampling.min_p)
+    if sampling.top_k > 0:
+        yield TopKLogitsWarper(sampling.top_k)
+    if sampling.top_p < 1.0:
+        yield TopPLogitsWarper(sampling.top_p)

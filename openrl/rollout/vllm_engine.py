@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import itertools
 from bisect import bisect_left
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +18,10 @@ from openrl.rollout.engine import (
     EngineSpec,
     Request,
     RolloutEngine,
+    SleepRecord,
     banned_tokens,
 )
 from openrl.rollout.vllm_adapters import AdapterSlot
-from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm
 from openrl.types import Completion, End, PlacedImage, VersionSpan
 from openrl.vision.pictures import open_image
@@ -31,6 +31,8 @@ from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, bucket_lost, tensors_changed
 
+TAGS = {"weights": "weights", "cache": "kv_cache"}
+"""Our name of each part -> vLLM's."""
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
 _ABORT_SECONDS = 0.1  # how long until a pause aborts again, for requests that were being submitted
 _HEALTH_SECONDS = 5.0  # between two checks that vLLM is alive while an answer is due
@@ -321,3 +323,39 @@ def seed_after(seed: int | None, tokens: int) -> int | None:
         return seed
     digest = hashlib.sha256(f"{seed} after {tokens}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+class VLLMSleep:
+    """Puts vLLM's parts to sleep at ``level`` (1: weights move to host memory, 2: they are
+    dropped).
+
+    vLLM falls asleep as a whole and wakes part by part. On a CPU vLLM's sleep does nothing, so we
+    return the pages of the cache to the system. The weights stay in host memory, where level 1
+    would put them.
+    """
+
+    def __init__(self, llm: Any, asleep: SleepRecord, level: int, on_cpu: bool) -> None:
+        self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu
+
+    async def free(self, *parts: EnginePart) -> None:
+        """Free ``parts``, which ``asleep`` already lists. No request may run."""
+        before = self._asleep.parts - {*parts}
+        await self._llm.reset_prefix_cache()
+        if self._on_cpu:
+            if "cache" in parts:
+                await self._llm.collective_rpc("openrl_free_cache")
+            return
+        if before and not hasattr(self._llm, "release_kv_cache_memory"):
+            # older vLLM, which cannot sleep part by part, falls asleep only from fully awake
+            await self._wake(before)
+        await self._llm.sleep(level=self._level)
+        self._asleep.dropped = self._level == 2
+        if awake := TAGS.keys() - self._asleep.parts:
+            await self._wake(awake)
+
+    async def restore(self, *parts: EnginePart) -> None:
+        if not self._on_cpu:
+            await self._wake(parts)
+
+    async def _wake(self, parts: Iterable[str]) -> None:
+        await self._llm.wake_up(tags=[TAGS[part] for part in parts])

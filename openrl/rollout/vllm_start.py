@@ -1,14 +1,21 @@
-"""Starts vLLM: derives the fields of its ``EngineArgs`` from a spec."""
+"""Starts vLLM: looks up the features of it that openrl relies on, by name, and derives the fields
+of its ``EngineArgs`` from a spec.
+
+The supported versions are 0.26 to 0.32; the tests run on 0.32. Of vLLM's weight transfer we use
+only the worker side, which is the same in all of them. The trainer side, which changes from version
+to version, is our own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.rollout.engine import CPU_CACHE, EngineSpec
 from openrl.rollout.vllm_adapters import room_for_rank
-from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
 from openrl.rollout.vllm_process import forking_engine, is_forked, preload_engine
 
 _SMALLEST_BLOCK = 32  # tokens, for attention on a CPU
@@ -115,3 +122,72 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
     }
     return cache | ({"distributed_executor_backend": UniProcExecutor} if is_forked(spec) else {})
+
+
+REQUIRED = {
+    "vllm.v1.engine.async_llm": (
+        "AsyncLLM.generate(prompt, sampling_params, request_id, lora_request)",
+        "AsyncLLM.collective_rpc(method, args)",
+        "AsyncLLM.abort(request_id)",
+        "AsyncLLM.reset_prefix_cache",
+        "AsyncLLM.reset_encoder_cache",
+        "AsyncLLM.tokenizer",
+        "AsyncLLM.add_lora(lora_request)",
+        "AsyncLLM.remove_lora(lora_id)",
+    ),
+    "vllm.engine.arg_utils": (
+        "AsyncEngineArgs(worker_extension_cls, weight_transfer_config, logprobs_mode)",
+        "AsyncEngineArgs(kv_cache_memory_bytes)",
+    ),
+    "vllm.sampling_params": ("SamplingParams(flat_logprobs, output_kind)",),
+    "vllm.model_executor.model_loader.reload": (
+        "initialize_layerwise_reload(model)",
+        "finalize_layerwise_reload",
+    ),
+    "vllm.distributed.weight_transfer": (
+        "WeightTransferEngine(config, vllm_config, device, model)",
+        "WeightTransferEngineFactory.register_engine(name, module_path_or_cls)",
+    ),
+    "vllm.v1.worker.gpu_worker": (
+        "Worker.init_weight_transfer_engine(init_info)",
+        "Worker.start_weight_update",
+        "Worker.update_weights(update_info)",
+        "Worker.finish_weight_update",
+    ),
+    "vllm.config": ("set_current_vllm_config(vllm_config)",),
+    "vllm.v1.engine.utils": ("get_mp_context",),
+}
+"""Module -> its attributes that we use, with the parameters that we pass by name or position."""
+
+KEEPING = {
+    "vllm.v1.engine.async_llm": (
+        "AsyncLLM.pause_generation(mode, clear_cache)",
+        "AsyncLLM.resume_generation",
+        "AsyncLLM.update_weight_version(new_version)",
+    ),
+    "vllm.outputs": ("CompletionOutput(weight_versions)",),
+}
+"""Also required for ``EngineSpec.keep_cache_on_pause``. Weight versions appeared in 0.32."""
+
+
+def missing_features(
+    required: Mapping[str, Sequence[str]] = REQUIRED, load: Callable[[str], Any] = import_module
+) -> list[str]:
+    """Return descriptions of the ``required`` features that the installed vLLM lacks. ``load``
+    imports a module by name."""
+    missing = []
+    for module, feature in (
+        (m, feature) for m, features in required.items() for feature in features
+    ):
+        path, _, parameters = feature.rstrip(")").partition("(")
+        try:
+            found = load(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            missing.append(f"{module}.{path}")
+            continue
+        known = signature(found).parameters if parameters else {}
+        asked = parameters.split(", ") if parameters else []
+        missing += [f"{path}({name})" for name in asked if name not in known]
+    return missing

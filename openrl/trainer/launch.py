@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -32,21 +31,19 @@ from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
 from openrl.trainer.planning.prepare import Inputs
-from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
+from openrl.trainer.planning.sleep import dropped_parts
 from openrl.trainer.planning.start_lines import start_lines, write_config
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.playing.filtering import DynamicFilter
-from openrl.trainer.playing.replay import NoEngines, Replay
+from openrl.trainer.playing.replay import NoEngines, Replay, RolloutDump
 from openrl.trainer.playing.reward_models import RewardModels
-from openrl.trainer.playing.rollout_files import RolloutDump
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.profiling import Profiling
-from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import raise_worker_lost, supervise
+from openrl.trainer.watching.supervision import StopRequest, raise_worker_lost, supervise
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles, Stage, start_roles
 from openrl.types import Group, Sampling
@@ -81,8 +78,7 @@ async def train_once(
     run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
     write_config(config, run_dir)
     device = inputs.device
-    lines = [*start_lines(config, device), *inputs.agent_lines, *lines_on_a_cpu(config, device)]
-    for line in [*lines, *inputs.reports]:
+    for line in [*start_lines(config, device), *inputs.reports]:
         console.print(line)
     name = run_name(config.logging, "ppo")
     steps = config.batch.total_steps(len(inputs.prompts))
@@ -265,8 +261,9 @@ def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
 
 
 def training_sampling(config: PPOConfig) -> Sampling:
-    sampling = sampling_from_flags(config.sampling, config.sampling.lengths.response)
-    return replace(sampling, ignore_eos=config.sampling.ignore_eos, max_len=config.sampling.max_len)
+    flags = config.sampling
+    more = {"ignore_eos": flags.ignore_eos, "max_len": flags.max_len}
+    return sampling_from_flags(flags, flags.lengths.response, **more)
 
 
 def evaluation_sampling(config: PPOConfig) -> Sampling:

@@ -24,16 +24,13 @@ from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
-from openrl.trainer.playing.metrics import rollout_metrics
-from openrl.trainer.playing.replay import Replay
-from openrl.trainer.playing.reward_failures import failure_notes
-from openrl.trainer.playing.rollout_files import RolloutDump
+from openrl.trainer.playing.metrics import failure_notes, rollout_metrics
+from openrl.trainer.playing.replay import Replay, RolloutDump
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
-from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import how_to_resume
+from openrl.trainer.watching.supervision import StopRequest, how_to_resume
 from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group
 from openrl.waiting import result_beside

@@ -31,7 +31,7 @@ from openrl.models.trial import Trial
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import own_group
 from openrl.training.optimizers import OptimSpec
-from openrl.training.tensor_parallel import check_sum
+from openrl.training.whole_weights import check_sum
 
 EngineKind = Literal["logprobs", "values", "rewards"]
 

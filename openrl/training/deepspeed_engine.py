@@ -24,19 +24,19 @@ from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.logits import Columns, Output
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
-from openrl.training.masters import Masters
-from openrl.training.moving_average import MovingAverage
+from openrl.training.masters import Masters, MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
-from openrl.training.regroup import Fragment, regroup
 from openrl.training.sleep import Sleep, movable, needs
 from openrl.training.state import (
     WHOLE,
+    Fragment,
     StateParts,
     check_values,
     optimizer_tensors,
     random_state,
     read_tensors,
     read_values,
+    regroup,
     restore_optimizer_tensors,
     restore_random_state,
     write_rank_state,
@@ -235,13 +235,13 @@ class DeepSpeedEngine:
         and schedule unchanged. In fp16, such a step counts as ``loss_scale_skips`` instead as long
         as the loss scale can still fall."""
         self.model.train(self._train_mode)
-        parts = [StepPart(batch, plan, loss_of), *([also] if also else [])]
-        work = [(part, rows) for part in parts for rows in part.plan.micro_batches]
+        parts: list[StepPart] = [(batch, plan, loss_of), *([also] if also else [])]
+        work = [(*part, rows) for part in parts for rows in part[1].micro_batches]
         metrics: list[dict[str, Metric]] = []
-        for i, (part, rows) in enumerate(work):
+        for i, (held, planned, of_loss, rows) in enumerate(work):
             self._engine.set_gradient_accumulation_boundary(i == len(work) - 1)
-            micro_batch = part.batch.select(rows).to(self.device)
-            loss, of_micro_batch = part.loss_of(self._run, micro_batch, part.plan.counts)
+            micro_batch = held.select(rows).to(self.device)
+            loss, of_micro_batch = of_loss(self._run, micro_batch, planned.counts)
             metrics.append(of_micro_batch)
             self._engine.backward(loss * self._masters.missing_loss_scale(), scale_wrt_gas=False)
         rate = self._scheduler.get_last_lr()[0]

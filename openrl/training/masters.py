@@ -1,6 +1,7 @@
-"""The tensors that one rank's optimizer steps on below DeepSpeed, and the loss scale.
+"""The tensors that one rank's optimizer steps on below DeepSpeed, their moving average, and the
+loss scale.
 
-This module hides the differences between four kinds of DeepSpeed optimizer: a plain one on the
+``Masters`` hides the differences between four kinds of DeepSpeed optimizer: a plain one on the
 parameters themselves (stage 0, fp32 or adamw_bf16), fp32 masters next to the parameters (stage 0,
 bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3)."""
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.models.causal_lm import DTYPES
-from openrl.training.regroup import Fragment
+from openrl.training.state import Fragment
 from openrl.training.whole_weights import own_range
 
 
@@ -139,3 +140,29 @@ class Masters:
     def _scaler(self) -> Any:
         name = "loss_scale_config" if self._stage == 0 else "loss_scaler"
         return getattr(self._optimizer, name) if self._dtype == "fp16" else SimpleNamespace()
+
+
+class MovingAverage:
+    """The fp32 moving average of one rank's masters: ``average = beta * average + (1 - beta) *
+    master`` after each optimizer step.
+
+    It starts as a copy of the masters. Each rank averages its own ZeRO shards, so ranks need not
+    communicate."""
+
+    def __init__(self, masters: Iterable[Tensor], beta: float) -> None:
+        self.beta = beta
+        self.tensors = [master.detach().to("cpu", torch.float32, copy=True) for master in masters]
+
+    @torch.no_grad()
+    def update(self, masters: Iterable[Tensor]) -> None:
+        for average, master in zip(self.tensors, masters, strict=True):
+            average.lerp_(master.detach().to("cpu", torch.float32), 1 - self.beta)
+
+    def named(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint stores, by name."""
+        return {f"average.{i}": tensor for i, tensor in enumerate(self.tensors)}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """The inverse of ``named``."""
+        for i, average in enumerate(self.tensors):
+            average.copy_(named[f"average.{i}"])

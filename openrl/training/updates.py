@@ -46,14 +46,8 @@ Share = tuple[ExperienceBatch, list[StepPlan], LossOf]
 """What a rank trains: its rows, their plan in each optimizer step, and their loss."""
 
 
-@dataclass(frozen=True)
-class StepPart:
-    """The part of an optimizer step that one loss trains: rows of the rank's shard, with their own
-    plan and counts."""
-
-    batch: ExperienceBatch
-    plan: StepPlan
-    loss_of: LossOf
+StepPart = tuple[ExperienceBatch, StepPlan, LossOf]
+"""What one loss trains in an optimizer step: rows of the rank's shard, with their own plan."""
 
 
 class RoleUpdate(Protocol):

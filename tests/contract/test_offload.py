@@ -11,7 +11,7 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.training.build import build_engine
-from openrl.training.overrides import check_overrides
+from openrl.training.deepspeed_config import check_overrides
 from openrl.training.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec, poison
 

@@ -22,7 +22,7 @@ from openrl.cluster.placement import Node
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
-from openrl.trainer.watching.memory_log import MemoryLog
+from openrl.trainer.watching.profiling import MemoryLog
 from openrl.trainer.workers.residency import Residency, ResidencyTable
 from openrl.trainer.workers.roles import (
     Roles,

@@ -27,7 +27,6 @@ from openrl.training.state import StateParts
 from openrl.training.updates import (
     COMPARED,
     PolicyUpdate,
-    StepPart,
     SupervisedUpdate,
     ValueUpdate,
     balanced,
@@ -613,9 +612,8 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     other = ragged_batch((6, 11, 8), seed=5)
     optim = optim_spec(max_norm=0.5)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
-    also = StepPart(
-        other, StepPlan([[2, 0], [1], [-1]], counts_of(other)), SupervisedUpdate(0.3, "ptx_loss")
-    )
+    plan = StepPlan([[2, 0], [1], [-1]], counts_of(other))
+    also = other, plan, SupervisedUpdate(0.3, "ptx_loss")
     metrics = engine.train_step(
         batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate(), also
     )

@@ -23,7 +23,7 @@ from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.groups.model import ModelFlags
 from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
-from openrl.trainer.planning.dry_run import format_bytes
+from openrl.trainer.saving.disk import format_bytes
 from tests.e2e.runs import metrics
 from tests.patience import PATIENCE
 from tests.tiny import PAD, tiny_model_dir

@@ -118,7 +118,7 @@ def test_an_engine_on_a_gpu_of_its_own(policy, tmp_path, record_property):
 
 def test_this_vllm_has_what_is_asked_of_it():
     """Other versions than the one that the CPU tests run on come with GPUs."""
-    code = "from openrl.rollout.vllm_features import missing_features; print(missing_features())"
+    code = "from openrl.rollout.vllm_start import missing_features; print(missing_features())"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )

@@ -238,7 +238,7 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/config/x.py", "import torch", "x.py:1: config may not import torch"),
         ("openrl/trainer/launch.py", "import ray.util", "launch.py:1: ray is imported in cluster only"),
         ("openrl/trainer/x.py", "", "x has no place in the table of the trainer's layers"),
-        ("openrl/trainer/saving/x.py", "from openrl.trainer.watching.stopping import f", "trainer/saving may not import trainer/watching"),
+        ("openrl/trainer/saving/x.py", "from openrl.trainer.watching.supervision import f", "trainer/saving may not import trainer/watching"),
         ("openrl/trainer/playing/x.py", "from openrl.trainer.learning.rows import f", "trainer/playing may not import trainer/learning"),
         ("openrl/trainer/planning/x.py", "from openrl.trainer import launch", "trainer/planning may not import trainer/launch"),
         ("openrl/models/x.py", "from torch.utils.tensorboard import S", "torch.utils.tensorboard is imported in tracking"),

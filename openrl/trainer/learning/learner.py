@@ -25,9 +25,8 @@ from openrl.extension_points import policy_losses
 from openrl.metrics import Last, Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.tracking.progress import Stage
-from openrl.trainer.learning.credit import Credit
+from openrl.trainer.learning.credit import Credit, correct_mismatch, mismatch_of_update
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.mismatch import correct_mismatch, mismatch_of_update
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (

@@ -29,11 +29,11 @@ from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import (
     StageMemory,
     dropped_parts,
-    lines_on_a_cpu,
     simulate_stages,
     stages,
 )
 from openrl.trainer.planning.start_lines import start_lines
+from openrl.trainer.saving.disk import format_bytes
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
 from openrl.trainer.workers.roles import check_ranks, model_specs, place_requests, sleep_parts
 from openrl.training.build import ModelSpec
@@ -55,8 +55,6 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
         *start_lines(config, inputs.device),
-        *inputs.agent_lines,
-        *lines_on_a_cpu(config, inputs.device),
         *inputs.reports,
         plan.render(),
         *placement_remarks(config.placement, plan),
@@ -210,8 +208,8 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
         (
             role,
             str(ranks[role]),
-            *(format_bytes(getattr(m, name)) for name in names),
-            format_bytes(m.total),
+            *(_cell(getattr(m, name)) for name in names),
+            _cell(m.total),
         )
         for role, m in memory.items()
     ]
@@ -231,8 +229,7 @@ def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory
         return []
     walked = memory_by_stage(config, plan, memory)
     rows = [
-        (w.stage, _names(w.slept), _names(w.woken), format_bytes(w.peak), format_bytes(w.host))
-        for w in walked
+        (w.stage, _names(w.slept), _names(w.woken), _cell(w.peak), _cell(w.host)) for w in walked
     ]
     place = "GPU" if plan.device == "cuda" else "place"
     header = (
@@ -271,12 +268,5 @@ def _names(parts: list[RolePart]) -> str:
     return " ".join(map(str, parts)) or "-"
 
 
-def format_bytes(count: int) -> str:
-    """Format a number of bytes for people, e.g. "1.5 GiB"."""
-    if count == 0:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+def _cell(count: int) -> str:
+    return format_bytes(count) if count else "-"

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from openrl.agents.checks import check_agents
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
-from openrl.cluster.address import check_address
+from openrl.cluster.planner import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
@@ -45,14 +45,13 @@ from openrl.rollout.parallel import check_parallel
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
 from openrl.trainer.playing.evaluation import metric_names
-from openrl.trainer.playing.rollout_files import check_steps_kept
+from openrl.trainer.playing.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
 from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
 from openrl.trainer.workers.roles import agent_setup, check_ranks
-from openrl.training.deepspeed_config import check_device
-from openrl.training.overrides import check_overrides
-from openrl.training.tensor_parallel import check_layers
+from openrl.training.deepspeed_config import check_device, check_overrides
+from openrl.training.whole_weights import check_layers
 from openrl.types import Prompt
 from openrl.vision.processor import sees
 
@@ -65,10 +64,9 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     eval_prompts: list[Prompt]
-    reports: list[str]  # a line on each source of data
+    reports: list[str]  # lines on the agent and on each source of data
     ptx_rows: list[SupervisedRow] = field(default_factory=list)
     row_cost: RowCost = PER_TOKEN
-    agent_lines: list[str] = field(default_factory=list)  # what users should know about their agent
 
 
 def prepare(config: PPOConfig) -> Inputs:
@@ -115,7 +113,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     collector.raise_all()
-    inputs = replace(inputs, row_cost=cost, agent_lines=lines)
+    inputs = replace(inputs, row_cost=cost, reports=[*lines, *inputs.reports])
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
@@ -219,7 +217,7 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
 def check_replay(config: PPOConfig, prompts: int) -> None:
     """Raise UserError if --rollout_replay_dir lacks a step of the run."""
     if (directory := config.collecting.rollout_replay_dir) is not None:
-        done = max(step_of(find_start(config.checkpoint, deep=False).path), 0)
+        done = max(step_of(find_start(config.checkpoint, deep=False)[0]), 0)
         steps = config.batch.total_steps(prompts)
         check_steps_kept(Path(directory).expanduser(), done + 1, steps)
 

@@ -13,6 +13,7 @@ from openrl.config.presets import PRESETS
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.values import show
+from openrl.trainer.planning.sleep import lines_on_a_cpu
 
 
 def preset_lines(config: PPOConfig) -> list[str]:
@@ -31,7 +32,8 @@ def preset_lines(config: PPOConfig) -> list[str]:
 
 def start_lines(config: PPOConfig, device: str) -> list[str]:
     """Return the first lines that a run prints: what its preset sets, how sequences are split,
-    whether it skips the pass for old log-probs, and whether its dtype is slow here."""
+    whether it skips the pass for old log-probs, what sleep means on a CPU, and whether its dtype is
+    slow here."""
     left_out = {
         "update": (
             "one optimizer step per rollout: old log-probs are the update's own, without a pass"
@@ -44,6 +46,7 @@ def start_lines(config: PPOConfig, device: str) -> list[str]:
         *preset_lines(config),
         *split_lines(config),
         *([left_out[source]] if source in left_out else []),
+        *lines_on_a_cpu(config, device),
         *bf16_lines(config, device),
     ]
 

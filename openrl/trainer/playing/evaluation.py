@@ -13,8 +13,7 @@ from openrl.metrics import Last, Mean, Metric, Sum
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.progress import Tell
 from openrl.tracking.renders import save_episodes
-from openrl.trainer.playing.metrics import agent_metrics
-from openrl.trainer.playing.reward_failures import failed_rewards
+from openrl.trainer.playing.metrics import agent_metrics, failed_rewards
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.types import Group, Prompt, Sampling
 

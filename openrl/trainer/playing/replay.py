@@ -1,18 +1,29 @@
-"""Training on the recorded rollouts of another run, without engines."""
+"""Files that keep the complete rollouts of each step, and training on those of another run, without
+engines.
+
+<--rollout_dump_dir>/
+    step_000003.jsonl   the rollouts of step 3: a line about the step, then one line per group
+    eval_000003.jsonl   the answers of the evaluation after step 3: one line per group
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from openrl.errors import UserError
+from openrl.files import write_atomically
 from openrl.metrics import Metric
 from openrl.tracking.progress import Tell
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollout_files import path_of, read_rollout_batch
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.trainer.workers.publisher import CallEngines, Publisher
 from openrl.trainer.workers.residency import Residency
+from openrl.types import Group, Prompt
 
 
 class Replay(Rollouts):
@@ -50,3 +61,52 @@ class NoEngines(Publisher):
     async def publish(self, call_living: CallEngines | None = None) -> dict[str, Metric]:
         self.version += 1
         return {}
+
+
+class RolloutDump:
+    """Writes the rollouts of each step and of each evaluation."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def taken(self, step: int, taken: RolloutBatch) -> None:
+        number = {id(group): n for n, group in enumerate(taken.generated)}
+        trained = [number[id(group)] for group in taken.groups]
+        head = {"version": taken.version, "counts": taken.counts, "trained": trained}
+        self._write(path_of(self.directory, step), [head, *map(group_to_json, taken.generated)])
+
+    def evaluated(self, step: int, groups: list[Group]) -> None:
+        path = self.directory / f"eval_{step:06d}.jsonl"
+        self._write(path, map(group_to_json, groups))
+
+    def _write(self, path: Path, rows: Iterable[Any]) -> None:
+        write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def path_of(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:06d}.jsonl"
+
+
+def check_steps_kept(directory: Path, first: int, last: int) -> None:
+    """Raise UserError unless ``directory`` has the rollouts of all steps from ``first`` to
+    ``last``."""
+    missing = [step for step in range(first, last + 1) if not path_of(directory, step).is_file()]
+    if missing:
+        fix = f"--max_steps {missing[0] - 1}" if missing[0] > first else "another directory"
+        raise UserError(
+            f"--rollout_replay_dir {directory} has no rollouts of step {missing[0]}", fix
+        )
+
+
+def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
+    """Read the rollouts of a step. ``prompts`` maps ids to prompts; raises UserError if it lacks
+    one."""
+    head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    try:
+        generated = [group_from_json(row, prompts) for row in rows]
+    except KeyError as error:
+        message = f"{path}: the data lacks prompt {error}"
+        raise UserError(message, "the same --prompt_data as in the run that wrote it") from None
+    groups = [generated[index] for index in head["trained"]]
+    return RolloutBatch(groups, generated, head["version"], head["counts"])

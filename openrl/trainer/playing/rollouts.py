@@ -12,7 +12,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.tracking.progress import Tell
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.reward_failures import FailureGuard
+from openrl.trainer.playing.metrics import FailureGuard
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt

@@ -18,7 +18,6 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,7 @@ class Checkpoints:
         upload = flags.ckpt_upload_dir if is_rank_0 else None
         self.uploads = Uploads(upload) if upload else None
         self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
-        start = find_start(flags)
-        self.start_from, self.notes = start.path, start.notes
+        self.start_from, self.notes = find_start(flags)
         self.saved = max(step_of(self.start_from), 0)  # the step of the newest checkpoint
         last: float = step_of(self.start_from) if self.start_from else math.inf
         last = -1 if flags.overwrite_ckpt else last
@@ -187,18 +185,10 @@ def own_directories(flags: CheckpointFlags) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Start:
-    """The checkpoint that a run resumes from, if any, and notes for the user: on damaged ones that
-    were passed over, or that there is none."""
-
-    path: Path | None
-    notes: tuple[str, ...] = ()
-
-
-def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
+def find_start(flags: CheckpointFlags, deep: bool = True) -> tuple[Path | None, list[str]]:
     """Find the checkpoint to resume from: that of --resume_from_checkpoint, or with
-    --load_checkpoint the newest undamaged one in --ckpt_path.
+    --load_checkpoint the newest undamaged one in --ckpt_path. Returns it, if there is one, and
+    notes for the user: on damaged ones that were passed over, or that there is none.
 
     Raises UserError if the named checkpoint is damaged, if all checkpoints are, if the newest is
     and ``--load_checkpoint strict`` is set, or if the one found has another schema version. Without
@@ -209,9 +199,9 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
             remedy = "another one, or --load_checkpoint for the newest complete one in --ckpt_path"
             raise UserError(f"--resume_from_checkpoint {path}: {wrong}", remedy)
         manifest_of(path)
-        return Start(path)
+        return path, []
     if not flags.load_checkpoint:
-        return Start(None)
+        return None, []
     notes: list[str] = []
     directory = Path(flags.ckpt_path).expanduser()
     for path in sorted(directory.glob("step_*"), key=step_of, reverse=True):
@@ -220,8 +210,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
             if flags.load_checkpoint == "strict":
                 break
         elif manifest_of(path)["resumable"]:
-            passed = (f"WARNING: skipped a damaged checkpoint: {note}" for note in notes)
-            return Start(path, tuple(passed))
+            return path, [f"WARNING: skipped a damaged checkpoint: {note}" for note in notes]
     if notes:
         kind = "the newest checkpoint" if flags.load_checkpoint == "strict" else "every checkpoint"
         listing = "".join(f"\n  {note}" for note in notes)
@@ -230,7 +219,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
             "--load_checkpoint without strict for an older one, or --overwrite_ckpt to start fresh",
         )
     note = f"--load_checkpoint: no complete checkpoint in {flags.ckpt_path}, starting fresh"
-    return Start(None, (note,))
+    return None, [note]
 
 
 def directory_size(directory: Path) -> int:

@@ -20,6 +20,7 @@ WORDS = (  # messages of libraries that do not write through Python
     "os error 28",
     "os error 27",
 )
+UNITS = ((2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
 
 
 class DiskFull(UserError):
@@ -54,7 +55,8 @@ def require_room(path: Path, needed: int, what: str) -> None:
     """Raise DiskFull unless ``path`` has ``needed`` bytes free. ``what`` names what needs them."""
     if (free := free_bytes(path)) < needed:
         raise DiskFull(
-            f"{what} needs about {format_size(needed)} at {path}, where {format_size(free)} is free"
+            f"{what} needs about {format_bytes(needed)} at {path}, where {format_bytes(free)} is"
+            " free"
         )
 
 
@@ -66,7 +68,7 @@ def model_has_room(directory: Path) -> Iterator[None]:
     except Exception as error:
         if not disk_is_full(error) or isinstance(error, DiskFull):
             raise
-        where = f"{directory}, where {format_size(free_bytes(directory))} is free"
+        where = f"{directory}, where {format_bytes(free_bytes(directory))} is free"
         message = f"the model could not be written to {where}: {first_line(error)}"
         raise DiskFull(message, "free space, then resume from the last checkpoint") from error
 
@@ -75,9 +77,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def format_size(count: int) -> str:
-    """Format a number of bytes as "1.5 GB", "20 MB" or "3 kB"."""
-    for size, unit in ((1e9, "GB"), (1e6, "MB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"
+def format_bytes(count: float) -> str:
+    """Format a number of bytes for people, e.g. "1.5 GiB"."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    unit, name = next((u for u in UNITS if count < 1024 * u[0]), UNITS[-1])
+    return f"{count / unit:.1f} {name}"

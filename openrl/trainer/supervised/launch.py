@@ -1,7 +1,10 @@
-"""From a config to a finished supervised run, for train_sft, train_rm and train_dpo alike."""
+"""From a config to a finished supervised run, for train_sft, train_rm and train_dpo alike. Its
+ranks are this process alone, the processes of a launcher, or Ray workers."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
-from openrl.cluster.address import check_address
+from openrl.cluster.group import LocalGroup, RankGroup
+from openrl.cluster.hosts import GroupSettings
+from openrl.cluster.launcher_group import LauncherGroup
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.planner import RoleRequest, check_address
+from openrl.cluster.ray_cluster import open_cluster
+from openrl.cluster.ray_group import RayGroup
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
 from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
@@ -29,15 +38,20 @@ from openrl.trainer.planning.prepare import check_models_split, check_training
 from openrl.trainer.planning.start_lines import split_lines, write_config
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.supervised.model import SupervisedModel
-from openrl.trainer.supervised.ranks import start_ranks
 from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised.trainer import SupervisedTrainer
-from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import raise_worker_lost, supervise
+from openrl.trainer.watching.supervision import (
+    StopRequest,
+    logging_directory,
+    raise_worker_lost,
+    supervise,
+)
 from openrl.trainer.workers.roles import model_spec
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
+
+ROLE = "model"
 
 
 @dataclass(frozen=True)
@@ -227,3 +241,53 @@ def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -
         config=checkpoints.run_flags,
         keep_until=step_of(checkpoints.start_from),
     )
+
+
+@asynccontextmanager
+async def start_ranks(
+    config: SupervisedConfig, launch: Launch | None, spec: ModelSpec, stage: Stage
+) -> AsyncIterator[RankGroup]:
+    """Yield a group whose workers have not loaded the model yet. Whatever was started for it ends
+    with the with block."""
+    if config.ranks.under_ray:
+        async with _ray_group(config, spec, stage) as group:
+            yield group
+    elif launch is not None:
+        timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
+        group = LauncherGroup(
+            ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each
+        )
+        try:
+            yield group
+        finally:
+            await group.close()
+    else:
+        yield LocalGroup.create(ROLE, 1, ModelWorker, spec)
+
+
+@asynccontextmanager
+async def _ray_group(
+    config: SupervisedConfig, spec: ModelSpec, stage: Stage
+) -> AsyncIterator[RankGroup]:
+    flags = config.ranks
+    with stage("start"):
+        cluster, plan = open_cluster(
+            flags, [RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)], spec.device
+        )
+    try:
+        with stage("start"):
+            reservation = await cluster.reserve(plan, flags.placement_timeout)
+            settings = GroupSettings(
+                flags.rpc_timeout,
+                spec.parallel.ranks_per_shard,
+                config.debug.plugin,
+                log_dir=str(logging_directory(config)),
+                stall_timeout=config.faults.stall_timeout,
+            )
+            group = await RayGroup.create(cluster, reservation, ROLE, settings, ModelWorker, spec)
+        try:
+            yield group
+        finally:
+            await group.close()
+    finally:
+        cluster.close()

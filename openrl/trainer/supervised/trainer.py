@@ -21,8 +21,7 @@ from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.supervised.model import SupervisedModel
 from openrl.trainer.supervised.tasks import Examples
 from openrl.trainer.watching.profiling import Profiling
-from openrl.trainer.watching.stopping import StopRequest
-from openrl.trainer.watching.supervision import how_to_resume
+from openrl.trainer.watching.supervision import StopRequest, how_to_resume
 
 
 class SupervisedTrainer:

@@ -1,12 +1,15 @@
-"""The supervision of a training run: it owns directories, logs and signals, and restarts the run if
-a worker is lost."""
+"""The supervision of a training run: it owns directories and logs, restarts the run if a worker is
+lost, and listens to the signals that ask it to end, so that it saves its state if there is time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,14 +20,75 @@ from typing import Any, TypeVar
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
-from openrl.errors import UserError, printable
+from openrl.errors import Interrupted, UserError, printable
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import find_start, own_directories
-from openrl.trainer.watching.stopping import StopRequest
+from openrl.waiting import cancel_all
 
-Result = TypeVar("Result")
 Config = TypeVar("Config", bound=TrainingConfig)
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Slurm and Kubernetes send the first, Ctrl-C the second
+
+
+class StopRequest:
+    """A request to stop, made by signals. The first signal asks the run to end within ``grace``
+    seconds; the second ends the process at once."""
+
+    def __init__(self, grace: float = 30.0) -> None:
+        self.grace, self.signal = grace, 0
+        # True once there is something to save: the run then ends by itself within ``grace``
+        self.saves = False
+        self._signalled = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen for signals inside the with block. Does nothing outside the main thread, which
+        alone receives signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, task)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
+        if self.signal:
+            print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        self.signal = number
+        self._signalled.set()
+        if self.saves:
+            print(f"{number.name}: the run saves what it has and ends", file=sys.stderr, flush=True)
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self.grace, task.cancel)
+        else:
+            task.cancel()
+
+    async def unless_stopped(self, work: Awaitable[Result]) -> Result | None:
+        """Return the result of ``work``. If the run is asked to end first, cancel the work and
+        return None."""
+        task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._signalled.wait())
+        try:
+            await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            await cancel_all([task, came])
+
+    def interrupted(self, what: str, remedy: str = "") -> Interrupted:
+        """Return the exception that ends the run, for the caller to raise. Lifts the deadline, so
+        that the clean-up has all the time it needs."""
+        if self._deadline:
+            self._deadline.cancel()
+        number = self.signal or signal.SIGTERM  # without a signal of our own another rank got it
+        return Interrupted(number, f"{signal.Signals(number).name}: {what}", remedy)
 
 
 class WorkerLost(UserError):
@@ -95,7 +159,7 @@ def how_to_resume(flags: CheckpointFlags) -> str:
     words = [word for word in sys.argv[1:] if word != "--overwrite_ckpt"]
     command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
     try:
-        last = find_start(resume_flags(flags), deep=False).path
+        last, _ = find_start(resume_flags(flags), deep=False)
     except UserError as error:  # what there is cannot be resumed from
         return f"{error.remedy}: {error.message}"
     if last is None:

@@ -21,7 +21,7 @@ from openrl.cluster.group import WorkerGroup
 from openrl.cluster.placement import PlacementPlan
 from openrl.config.groups.placement import ENGINES
 from openrl.metrics import Metric, Sum
-from openrl.trainer.watching.memory_log import MemoryLog
+from openrl.trainer.watching.profiling import MemoryLog
 
 STAGES: dict[str, tuple[str, ...]] = {
     "collect": ("vllm.weights", "vllm.cache", "reward.param"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,11 @@ from openrl.errors import UserError
 from openrl.models.device import Device
 from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.build import allow_images, engine_spec
+from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.vllm_process import preload_engine
 from openrl.tracking.progress import Stage
-from openrl.trainer.watching.memory_log import MemoryLog
+from openrl.trainer.watching.profiling import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
 from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
 from openrl.training.build import ModelSpec
@@ -135,14 +135,17 @@ def run_engine_spec(
 ) -> EngineSpec:
     """Return the specification of each of the run's ``engines``. ``shared`` means that they share
     places with models."""
-    flags = config.engine
-    spec = engine_spec(
-        config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
-    )
-    return replace(
-        allow_images(spec, config.vision),
-        expert_parallel=flags.vllm_enable_expert_parallel,
-        load_format=flags.vllm_load_format,
+    return engine_spec(
+        config.model,
+        config.engine,
+        config.vision,
+        derived.longest_sequence(config),
+        config.debug,
+        device,
+        engines,
+        shared,
+        expert_parallel=config.engine.vllm_enable_expert_parallel,
+        load_format=config.engine.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
         keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",

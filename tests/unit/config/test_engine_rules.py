@@ -11,7 +11,6 @@ from openrl.config.commands import PPOConfig
 from openrl.config.rules import (
     rollout_engine,
 )
-from openrl.rollout.build import engine_spec
 from openrl.rollout.vllm_adapters import RANKS, room_for_rank
 from openrl.rollout.vllm_start import engine_arguments
 from openrl.trainer.workers.roles import run_engine_spec
@@ -77,9 +76,7 @@ def test_what_the_engine_is_told():
         " --vllm_max_num_batched_tokens 4096"
     )
     config = ppo(f"{PPO} {words} --vllm_block_size 32 --vllm_max_model_len 4000")
-    spec = engine_spec(
-        config.model, config.engine, derived.longest_sequence(config), config.debug, "cpu"
-    )
+    spec = run_engine_spec(config, "cpu")
     assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == (
         "bf16",
         4096,

@@ -23,7 +23,7 @@ from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
 from openrl.trainer.workers.roles import check_ranks, model_specs
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
-from openrl.training.tensor_parallel import check_layers
+from openrl.training.whole_weights import check_layers
 from tests.flags import GRPO, SFT, ppo, said, settle
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 

@@ -18,8 +18,7 @@ from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.playing.evaluation import eval_metrics
-from openrl.trainer.playing.metrics import rollout_metrics
-from openrl.trainer.playing.reward_failures import FailureGuard, failure_notes
+from openrl.trainer.playing.metrics import FailureGuard, failure_notes, rollout_metrics
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer

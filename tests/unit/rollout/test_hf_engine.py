@@ -8,6 +8,7 @@ from dataclasses import replace
 from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.rollout_engine import OneEngineFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.hf_engine import HFEngine
@@ -23,6 +24,7 @@ def test_it_computes_with_the_attention_that_was_asked_for(tmp_path):
             await engine.close()
 
     model = ModelFlags(pretrain=str(tiny_model_dir(tmp_path)), attn_implementation="eager")
-    spec = replace(engine_spec(model, OneEngineFlags(), 32, SeedFlags(), "cpu"), dtype="fp32")
+    flags = OneEngineFlags(), ImageFlags(), 32, SeedFlags()
+    spec = replace(engine_spec(model, *flags, "cpu"), dtype="fp32")
     assert asyncio.run(attention(spec)) == "eager"
     assert asyncio.run(attention(replace(spec, attention=None))) != "eager"

@@ -43,7 +43,7 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
             SimpleNamespace(settings=SimpleNamespace(dtype="fp32")),
             Engines(SimpleNamespace(version=0, asked=asked)),
             SimpleNamespace(run=run, answered=()),
-            SimpleNamespace(start_from=None, notes=()),
+            SimpleNamespace(resume=lambda note: None),
             trackers,
             silent_progress(5),
             RunSettings(

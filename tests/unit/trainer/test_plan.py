@@ -21,7 +21,6 @@ from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.planning.dry_run import (
     batch_rows,
-    format_bytes,
     micro_batches,
     planned_node,
     transport_of,
@@ -38,6 +37,7 @@ from openrl.trainer.planning.memory import (
     most_tokens,
     saved_bytes,
 )
+from openrl.trainer.saving.disk import format_bytes
 from openrl.training.build import ModelSpec
 from openrl.training.optimizers import OptimSpec
 from tests.flags import PPO, ppo
@@ -294,7 +294,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
 
 def test_sizes_for_people():
     assert [format_bytes(n) for n in (0, 1000, 1536, 3 * 2**20, 5 * 2**40)] == [
-        "-",
+        "0 B",
         "1000 B",
         "1.5 KiB",
         "3.0 MiB",

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.virtual_clock import run_virtually
-from openrl.cluster.gate import Gate
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.cluster.rollout_worker import Gate, RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.order import SeededStream

@@ -11,7 +11,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.placement import ENGINES
 from openrl.rollout.engine import SleepRecord
-from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
+from openrl.rollout.vllm_engine import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool

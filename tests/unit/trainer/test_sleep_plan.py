@@ -10,7 +10,7 @@ from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.planning.dry_run import room_remarks
 from openrl.trainer.planning.memory import Memory
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, simulate_stages, stages
-from openrl.trainer.watching.memory_log import MemoryLog, show
+from openrl.trainer.watching.profiling import MemoryLog, show
 from openrl.trainer.workers.residency import ResidencyTable, RolePart
 from openrl.trainer.workers.roles import sleep_parts
 from tests.flags import GRPO, PPO, ppo

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from openrl.config.groups.optimizer import OptimizerFlags, Scheduler
-from openrl.training.bf16_adamw import BF16AdamW
-from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler
+from openrl.training.optimizers import BF16AdamW, OptimSpec, build_optimizer, build_scheduler
 
 
 def spec(**changes):
@@ -190,6 +189,6 @@ def test_bf16_with_compensation_tracks_fp32_where_plain_bf16_stalls():
 def test_bf16_adamw_is_the_same_in_chunks(monkeypatch):
     s = replace(spec(optimizer="adamw_bf16"), learning_rate=1e-3)
     whole = trained(lambda m: [build_optimizer(m, s)], dtype=torch.bfloat16)
-    monkeypatch.setattr("openrl.training.bf16_adamw.CHUNK", 100)
+    monkeypatch.setattr("openrl.training.optimizers.CHUNK", 100)
     cut = trained(lambda m: [build_optimizer(m, s)], dtype=torch.bfloat16)
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
