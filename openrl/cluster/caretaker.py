@@ -45,8 +45,7 @@ def written_files(process: Path) -> Iterator[str]:
 
 
 def end(session: str, raylet: int, driver: int) -> None:
-    """Kill every process of the cluster except the driver: if it is still alive, it ends by
-    itself."""
+    """Kill every process of the cluster but the driver: if still alive, it ends by itself."""
     deadline = time.monotonic() + PATIENCE_S
     while (alive := {*cluster_pids(session, raylet)} - {driver}) and time.monotonic() < deadline:
         for pid in alive:

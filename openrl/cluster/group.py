@@ -1,8 +1,7 @@
 """The interface through which the trainer sees the cluster: groups of workers.
 
 A worker is a plain class, built as ``Worker(context, *args)``. ``LocalGroup`` hosts workers in this
-process, for tests and debugging. ``ray_group.RayGroup`` hosts each worker in its own process.
-"""
+process, for tests and debugging. ``ray_group.RayGroup`` hosts each in its own process."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ without ever holding the item's data."""
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """A worker's identity among the ranks of its role: the first argument of every worker's
-    constructor."""
+    """A worker's identity among the ranks of its role: its constructor's first argument."""
 
     role: str
     rank: int = 0
@@ -51,10 +49,8 @@ class WorkerTimeout(TimeoutError):
 
 
 class RankGroup(Protocol):
-    """The ranks of one role, which work in step. Every wait is bounded.
-
-    A worker's exception arrives unchanged, with a note that names role, rank and method.
-    """
+    """The ranks of one role, which work in step. Every wait is bounded. A worker's exception
+    arrives unchanged, with a note that names role, rank and method."""
 
     role: str
     size: int
@@ -74,8 +70,7 @@ class RankGroup(Protocol):
         """Return True on every driver of the group if any driver passed True."""
 
     async def close(self) -> None:
-        """Call each worker's ``close`` if it has one, then free the worker. The group cannot be
-        used afterwards."""
+        """Call each worker's ``close``, if it has one, and free it. This ends the group's use."""
 
 
 Pending = Mapping[int, Awaitable[Any]]
@@ -83,8 +78,7 @@ Pending = Mapping[int, Awaitable[Any]]
 
 
 class WorkerGroup(RankGroup):
-    """A group whose ranks can also be called one by one. A timeout names the ranks that did not
-    answer."""
+    """A group whose ranks can be called one by one. A timeout names those that did not answer."""
 
     @abstractmethod
     def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Awaitable[Any]:
@@ -129,9 +123,7 @@ class WorkerGroup(RankGroup):
 
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         """Run the method, a generator, on all ranks in step. Each turn yields one handle per rank.
-
-        Raises RuntimeError if the generators do not end together.
-        """
+        Raises RuntimeError if the generators do not end together."""
         shared = self._shared(args, self.size)
         async with AsyncExitStack() as stack:
             streams = [
@@ -155,8 +147,7 @@ class WorkerGroup(RankGroup):
 
 
 def data_ranks(group: RankGroup) -> int:
-    """Return the number of data-parallel ranks, i.e. of shards that the group works on at a
-    time."""
+    """Return the number of data-parallel ranks: of shards that the group works on at a time."""
     return group.size // group.ranks_per_shard
 
 
@@ -232,8 +223,7 @@ END = object()
 
 
 async def iterate(items: Any) -> AsyncGenerator[Any]:
-    """Wrap a plain or async generator as an async one. Closing the wrapper closes the inner
-    generator."""
+    """Wrap a plain or async generator as an async one. Closing the wrapper closes it too."""
     try:
         if hasattr(items, "__aiter__"):
             async for item in items:
@@ -255,15 +245,14 @@ async def gather_ranks(
     timeout: float | None,
     describe: Callable[[int], str] = lambda rank: "",
 ) -> list[Any]:
-    """Wait for the answer of every rank; the first failure ends the wait.
+    """Wait for the answer of every rank; the first failure ends the wait. ``timeout`` in seconds;
+    None or 0 means no limit. ``describe(rank)`` describes the process of a rank that did not
+    answer.
 
     When one rank fails, the others get one more second to reveal the cause: a rank whose process
     dies makes its peers fail in their collectives. A death takes precedence over other errors, then
-    the lowest rank. ``describe(rank)`` describes the process of a rank that did not answer.
-    ``timeout`` in seconds; None or 0 means no limit.
-
-    Raises the worker's own error, or WorkerTimeout with the ranks that have not answered.
-    """
+    the lowest rank. Raises the worker's own error, or WorkerTimeout with the ranks that have not
+    answered."""
     tasks = {rank: asyncio.ensure_future(answer) for rank, answer in pending.items()}
     try:
         await asyncio.wait(

@@ -62,8 +62,7 @@ class PlainHost:
             return address, probe.getsockname()[1], os.getpid()
 
     def build(self, worker_class: type, context: WorkerContext, *args: Any) -> None:
-        """Build the worker. The constructor cannot do this, since Ray would change the type of its
-        errors."""
+        """Build the worker; in the constructor Ray would change the type of its errors."""
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
@@ -95,8 +94,7 @@ class PlainHost:
 
 
 class AsyncHost(PlainHost):
-    """The actor for a worker with coroutine methods: it runs many calls at a time on one event
-    loop."""
+    """The actor for a worker with coroutine methods: many calls at a time on one event loop."""
 
     async def invoke(self, method: str, *args: Any) -> Any:
         return await maybe_await(getattr(self._worker, method)(*args))
@@ -160,8 +158,7 @@ class ProcessRecipe:
         return actor.begin.remote(str(Path.cwd()), log, self.settings.early)
 
     def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:
-        """Build the worker in ``actor``. ``address`` and ``port`` are those of the role's rank
-        0."""
+        """Build the worker in ``actor``. ``address`` and ``port`` are those of rank 0."""
         plan, role = self.reservation.plan, self.role
         context = WorkerContext(
             role,

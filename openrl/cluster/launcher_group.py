@@ -17,9 +17,8 @@ class LauncherGroup:
     """A ``RankGroup`` in which all drivers make the same calls in the same order, and each receives
     the answers of all ranks.
 
-    A call begins when every rank has reached it and ends when every rank is done. So all ranks see
-    what rank 0 did to files between two calls. The timeout of the process group bounds every
-    wait."""
+    A call begins when every rank has reached it and ends when every rank is done, so all see what
+    rank 0 did to files between two calls. The process group's timeout bounds every wait."""
 
     def __init__(
         self,

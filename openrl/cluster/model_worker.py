@@ -1,5 +1,4 @@
-"""The worker that owns one rank of a model. Policy, critic, reference and reward models all use
-this class."""
+"""The worker that owns one rank of a model: a policy, a critic, a reference or a reward model."""
 
 from __future__ import annotations
 
@@ -33,17 +32,14 @@ from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint
 ProfileTool = Literal["torch", "memory"]
 ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
 ModelChoice = int | Literal["start"]
-"""Selects a model of a worker: 0 is its own, 1 and up are the others, and "start" is its own before
-its adapters were trained."""
+"""A model of a worker: 0 is its own, 1 and up the others, "start" its own before training."""
 
 
 class ModelWorker:
-    """One rank of a model. All ranks of the role must receive every call, since most methods run
-    collectives."""
+    """One rank of a model. All ranks must receive every call: most methods run collectives."""
 
     def __init__(self, context: WorkerContext, spec: ModelSpec, *others: ModelSpec) -> None:
-        """``others`` are further models in the same places that are only evaluated, such as reward
-        models that take turns."""
+        """``others`` are further models in the same places, such as reward models in turns."""
         self.context, self.spec, self.other_specs = context, spec, others
 
     def start(self, spec: ModelSpec | None = None) -> None:
@@ -131,8 +127,7 @@ class ModelWorker:
         return self.engine.adapter_config()
 
     def open_rendezvous(self) -> tuple[str, int]:
-        """Open a rendezvous and return the (address, port) at which engines join this rank in a
-        broadcast."""
+        """Open a rendezvous for broadcasts to engines and return its (address, port)."""
         self._rendezvous = Rendezvous(self.context.master_addr)
         return self._rendezvous.address, self._rendezvous.port
 
@@ -145,10 +140,8 @@ class ModelWorker:
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
         """Yield the announcement of each bucket on rank 0. The other ranks yield None in step,
-        since gathering the weights is a collective.
-
-        Raises UserError before the first bucket if a weight is inf or NaN, so that the engines keep
-        their weights."""
+        since gathering the weights is a collective. Raises UserError before the first bucket if a
+        weight is inf or NaN, so that the engines keep their weights."""
         if bad := self.engine.nonfinite_weights():
             raise UserError(
                 f"{listed(bad, 1)} of the {self.context.role} has inf or NaN: these weights are not"

@@ -182,8 +182,7 @@ class PlacementPlan:
         return found or self._scattered(cluster)
 
     def _scattered(self, cluster: Sequence[Node]) -> list[str]:
-        """Describe the first node group that finds no node, although the cluster has enough in
-        all; empty if all fit."""
+        """Describe the first node group that finds no node, although there is enough in all."""
         # bundles that each node still has room for
         left = sorted(min(node.free(r) // a for r, a in self.bundle.items()) for node in cluster)
         for group, size in sorted(enumerate(self.node_groups), key=lambda g: -g[1]):
@@ -235,8 +234,7 @@ def match_bundles(sizes: Sequence[int], nodes: Sequence[object]) -> list[list[in
     """Assign granted bundles to node groups of the given ``sizes``, by best-fit decreasing.
 
     ``nodes[i]`` is the node of bundle i. Returns the bundle indices of each group, or None if some
-    group fits on no node.
-    """
+    group fits on no node."""
     left: dict[object, list[int]] = {}
     for index, node in enumerate(nodes):
         left.setdefault(node, []).append(index)

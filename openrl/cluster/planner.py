@@ -18,10 +18,8 @@ PROCESS = 256 * 2**20  # bytes of a rank's process before it loads a model
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """The places that one role wants: ``per_node`` on each of ``num_nodes``.
-
-    A rank takes ``sizes.width`` neighbouring places. For roles whose ranks are wider than one
-    place, a "node" is one rank."""
+    """The places that one role wants: ``per_node`` on each of ``num_nodes``. A rank takes
+    ``sizes.width`` neighbouring places; if that is more than one, a "node" is one rank."""
 
     name: str
     num_nodes: int | None  # None: as many as fill the places of ``shares_with``
@@ -120,8 +118,7 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
 
 
 def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
-    """Raise UserError if a role's places do not divide into ranks, or if vLLM cannot use the places
-    of a rank."""
+    """Raise UserError if places do not divide into ranks, or if vLLM cannot use those of a rank."""
     role, sizes, places = request.name, request.sizes, len(plan.rows[request.name])
     if places % sizes.width:
         raise UserError(

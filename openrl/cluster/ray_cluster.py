@@ -1,5 +1,4 @@
-"""The Ray cluster of a run, started on this machine or joined, and the reservation of its
-resources."""
+"""The Ray cluster of a run, started on this machine or joined, and what is reserved on it."""
 
 from __future__ import annotations
 
@@ -71,10 +70,8 @@ class Reservation:
     bundles: dict[int, tuple[PlacementGroup, int]]
 
     def actor_options(self, role: str, rank: int) -> dict[str, Any]:
-        """Return the Ray options that place a rank's actor in the first of its bundles.
-
-        The actor of an engine that spans nodes takes no GPU itself: the processes that it starts
-        through Ray take them."""
+        """Return the Ray options that place a rank's actor in the first of its bundles. That of an
+        engine that spans nodes takes no GPU: the processes that it starts through Ray take them."""
         bundle, spans = self.plan.of_rank(role, rank)[0], self.plan.spans_nodes(role, rank)
         share = self.plan.share(bundle)
         return {
@@ -162,9 +159,8 @@ class RayCluster:
         """Wait until the cluster grants every bundle of the plan. ``timeout`` is in seconds; None
         or 0 means no limit.
 
-        Raises UserError that lists what is missing. A joined cluster may grow, so the error comes
-        after ``timeout``. It comes at once if a cluster of our own is too small even when
-        empty."""
+        Raises UserError that lists what is missing: after ``timeout``, since a joined cluster may
+        grow, but at once if a cluster of our own is too small even when empty."""
         whole = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in self.nodes()]
         if self.local and (lacks := plan.problems(whole)):
             raise self._refusal(lacks)
@@ -323,10 +319,7 @@ def remove_dead_sessions(home: Path) -> None:
 
 def join_cluster(address: str) -> RayCluster:
     """Connect to the running cluster at ``address``: host:port, or "auto" for the one on this
-    machine.
-
-    Raises UserError if none answers there.
-    """
+    machine. Raises UserError if none answers there."""
     check_address(address)
     try:
         if address != "auto":

@@ -14,8 +14,7 @@ from openrl.cluster import worker_start
 
 UNNEEDED = ("start_api_server", "start_log_monitor", "start_monitor")
 """Methods that start processes for usage statistics, for logs in the driver's terminal and for
-clusters that grow. Ray starts them even where all this is off, and ``ray.init`` waits for the
-first."""
+clusters that grow. Ray starts them even where these are off, and waits for the first."""
 
 NO_PORT = 1  # nobody listens there; with 0 the raylet waits until the agent says where it listens
 RAYLET_OPTIONS = (

@@ -29,8 +29,7 @@ from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
 class Gate:
-    """``async with gate:`` waits while the gate is shut. ``shut`` keeps newcomers out and waits
-    until nobody is inside."""
+    """``async with gate:`` waits while the gate is shut. ``shut`` waits until nobody is inside."""
 
     def __init__(self) -> None:
         self._inside, self._is_shut = 0, False
@@ -113,9 +112,8 @@ async def first_successful(
 
 
 def missing_score(trajectory: Trajectory) -> Score:
-    """Return the score of an episode whose agent gave no reward, where no other source gives one.
-    A truncated episode earned 0. Otherwise the reward is missing, and the trajectory is
-    dropped."""
+    """Return the score of an episode without any reward. A truncated episode earned 0; otherwise
+    the reward is missing, and the trajectory is dropped."""
     if trajectory.end.is_truncated:
         return Score(0.0)
     return Score.failed("the agent ended without a reward")
@@ -156,11 +154,9 @@ class RolloutWorker:
         freeze_gc_heap()
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
-        """Play a prompt and return its group, scored by the reward sources of this worker. Images
-        are reduced to their hashes.
-
-        Raises RuntimeError if the infrastructure failed every sample twice, WorkerDied if a
-        process of the engine died."""
+        """Play a prompt and return its group, scored by this worker's reward sources, with images
+        reduced to hashes. Raises RuntimeError if the infrastructure failed every sample twice,
+        WorkerDied if a process of the engine died."""
         siblings = Siblings(request.ordinal)
         self._playing.add(siblings)
         try:
@@ -223,9 +219,8 @@ class RolloutWorker:
         sampling: Sampling,
         siblings: Siblings,
     ) -> list[Trajectory]:
-        """Play one episode and return one trajectory per agent. If the infrastructure fails, the
-        episode is played once more. After a second failure it stays in its group, but nothing is
-        trained on it."""
+        """Play one episode and return one trajectory per agent. If the infrastructure fails, it is
+        played once more. After a second failure it stays in its group, but is not trained on."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
         known = list(request.recorded.get(sample, ()))
@@ -248,8 +243,7 @@ class RolloutWorker:
 
     async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
         """Return the turns so far of the prompts being played, by the prompt's ordinal and the
-        sample. They include samples that have ended, and recorded turns that a resumed sample has
-        not replayed yet."""
+        sample. Samples that have ended count, and recorded turns that are yet to be replayed."""
         found: dict[int, dict[int, list[Turn]]] = {}
         for siblings in self._playing:
             turns = {n: [*r.turns, *r.known] for n, r in siblings.recordings.items()}
@@ -288,9 +282,8 @@ class RolloutWorker:
             raise
 
     async def pause(self, finish_running: bool) -> None:
-        """Stop generating until ``resume``. With ``finish_running``, wait for running samples to
-        finish. Otherwise they wait inside the engine, and continue afterwards with the weights that
-        it has then."""
+        """Stop generating until ``resume``. With ``finish_running``, wait for running samples.
+        Otherwise they wait inside the engine, and continue with the weights that it has then."""
         if finish_running:
             await self.gate.shut()
         else:
@@ -328,8 +321,7 @@ class RolloutWorker:
         await self.engine.wake(*parts)
 
     async def memory(self) -> MemoryUse:
-        """Return the engine's memory use. Its host memory is that of this process and its
-        children."""
+        """Return the engine's memory use; on the host, that of this process and its children."""
         return replace(await self.engine.memory(), host=memory_use("cpu").host)
 
     async def close(self) -> None:

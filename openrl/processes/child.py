@@ -53,9 +53,8 @@ class CallFailed(Exception):
 
 
 class ChildProcess:
-    """A process that starts when first needed, and again after it was killed. Only one thread may
-    call it at a time; any thread may interrupt it. As a context manager it ends with its
-    context."""
+    """A process that starts when first needed, and again after it was killed; it ends with its
+    context. Only one thread may call it at a time; any thread may interrupt it."""
 
     def __init__(self, target: Target, limits: Limits, kind: str) -> None:
         """``kind`` names the process in messages: "reward" gives "the reward process"."""

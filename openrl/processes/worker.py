@@ -79,8 +79,7 @@ class Target(Protocol):
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Run a file as the module ``name`` and return the module. The file may import its
-    neighbours."""
+    """Run a file, which may import its neighbours, as the module ``name``; return the module."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # true of every path that ends in .py

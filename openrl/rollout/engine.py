@@ -1,5 +1,4 @@
-"""The base of all rollout engines. Tokens in, tokens out: an engine never sees a reward or an
-advantage."""
+"""The base of all rollout engines. Tokens in, tokens out: an engine never sees a reward."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ class Request:
     drawing: Any = None  # its random generator, for an engine that samples in this process
 
     def extend(self, part: Completion) -> None:
-        """Append the tokens of one uninterrupted stretch. ``part.versions`` counts from the first
-        token of ``part``."""
+        """Append an uninterrupted stretch, whose ``versions`` count from its first token."""
         start = len(self.tokens)
         self.tokens += part.token_ids
         self.logprobs += part.logprobs
@@ -134,12 +132,11 @@ class SleepRecord:
 
 
 class RolloutEngine(ABC):
-    """Generates with one copy of the policy. The same contract suite (``tests/contract``) tests
-    every engine.
+    """Generates with one copy of the policy. One contract suite (``tests/contract``) tests all
+    engines.
 
     A pause interrupts the running requests. Each keeps its tokens, waits, and then continues from
-    all its tokens so far as a new prompt. So after a weight sync it continues exactly as the new
-    weights would from there."""
+    all its tokens so far as a new prompt: after a weight sync, exactly as the new weights would."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.policy_version = 0  # of the weights in use; 0 before the first sync
@@ -280,7 +277,6 @@ class RolloutEngine(ABC):
 
     async def pause(self) -> None:
         """Interrupt the running requests, which keep their tokens. Returns once the engine is idle.
-
         New requests wait. Until ``resume``, weights can be synchronised, and parts can sleep and
         wake."""
         self._resumed.clear()

@@ -48,8 +48,7 @@ class _ImageInputs:
     axes: Tensor | None  # (3, b, T) positions in time, height, width; None: positions count tokens
 
     def positions(self, along: Tensor) -> Tensor:
-        """Return the position_ids, given the token counts ``along`` (b, T): (b, T), or (4, b, T)
-        for a model with axes."""
+        """Return the position_ids for the token counts ``along`` (b, T); with axes, (4, b, T)."""
         return along if self.axes is None else torch.cat([along[None], self.axes])
 
     def for_next_token(self, going: list[int]) -> _ImageInputs:
@@ -161,8 +160,7 @@ class HFEngine(RolloutEngine):
 
     @torch.inference_mode()
     def _decode(self, batch: list[_Row], loop: asyncio.AbstractEventLoop) -> None:
-        """Sample a left-padded batch until all rows have ended or are interrupted. Rows that end
-        leave the batch and its cache."""
+        """Sample a left-padded batch until its rows, which leave it, end or are interrupted."""
         batch = [row for row in batch if not row.reply.done()]  # drop requests that were cancelled
         if not batch:
             return
@@ -254,8 +252,7 @@ class HFEngine(RolloutEngine):
         return version
 
     def _replace_model(self, received: list[SentBucket]) -> None:
-        """Rebuild the model from tensors under checkpoint names, so that transformers itself does
-        the renaming and tying."""
+        """Rebuild the model from tensors by checkpoint names: transformers renames and ties."""
         state = tower_weights(self._model) if self._spec.keeps_tower else {}
         for name, tensor in received_tensors(self._receiver, received):
             state[name] = tensor.clone()

@@ -14,8 +14,7 @@ def free_pages(tensors: Iterable[Tensor]) -> int:
     """Give the pages below these tensors back to the system. Returns their size in bytes.
 
     The tensors stay valid and read as zeros; the system allocates a page again when it is next
-    touched. Pages at the ends that the tensors share with other data stay. Raises OSError if the
-    system refuses."""
+    touched. Pages that they share with other data stay. Raises OSError if the system refuses."""
     libc, freed = ctypes.CDLL(None, use_errno=True), 0
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     for start, size in storages.items():

@@ -47,8 +47,7 @@ def check_parallel(
 def shape_problems(
     config: PretrainedConfig, sizes: ParallelSizes, expert: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (message, remedy) for each part of the model that does not divide, by the rules of
-    vLLM's layers."""
+    """Yield (message, remedy) for each part of the model that vLLM's layers cannot divide."""
     heads, tensor = config.num_attention_heads, sizes.tensor
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     experts = expert_count(config)

@@ -1,5 +1,4 @@
-"""Serves a policy in vLLM as a base model plus a LoRA adapter, instead of one model with merged
-weights."""
+"""Serves a policy in vLLM as a base model plus a LoRA adapter, without merging the weights."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from openrl.weights.host import Receiver
 from openrl.weights.transport import Route, SentBucket, received_tensors
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM can reserve memory for. An adapter of another rank needs the next larger
-one."""
+"""The ranks that vLLM reserves memory for. Other adapters take the next larger one."""
 
 
 def room_for_rank(rank: int) -> int:
@@ -35,8 +33,7 @@ class AdapterSlot:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
         self.request: Any = None
-        """The ``lora_request`` for ``AsyncLLM.generate``; None, i.e. the base model alone, before
-        the first sync."""
+        """The ``lora_request`` for ``AsyncLLM.generate``; None, the base alone, before a sync."""
 
     async def load(self, config: dict[str, Any], received: list[SentBucket]) -> None:
         """Serve the adapter in the buckets from now on. Raises UserError if vLLM refuses it; the

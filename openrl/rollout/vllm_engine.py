@@ -62,8 +62,7 @@ class VLLMEngine(RolloutEngine):
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
-        """Load the model and wait until it is ready. This blocks the event loop for 20 s or
-        more."""
+        """Load the model and wait until it is ready, blocking the event loop for 20 s or more."""
         if spec.keep_cache_on_pause and (spec.adapter_rank or spec.sleep_level):
             raise UserError(
                 "--partial_rollout_cache keep: keys and values survive neither sleep nor a new"
@@ -330,9 +329,7 @@ class VLLMSleep:
     dropped).
 
     vLLM falls asleep as a whole and wakes part by part. On a CPU vLLM's sleep does nothing, so we
-    return the pages of the cache to the system. The weights stay in host memory, where level 1
-    would put them.
-    """
+    return the cache's pages to the system; the weights stay in host memory anyway."""
 
     def __init__(self, llm: Any, asleep: SleepRecord, level: int, on_cpu: bool) -> None:
         self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu

@@ -52,8 +52,7 @@ def is_forked(spec: EngineSpec) -> bool:
 
 @contextmanager
 def forking_engine(spec: EngineSpec) -> Iterator[None]:
-    """Make vLLM fork the engine that starts inside, if it ``is_forked``. vLLM itself would spawn
-    it."""
+    """Make vLLM fork the engine that starts inside, if it ``is_forked``, instead of spawning it."""
     from vllm.v1.engine import utils
 
     vllms_own = utils.get_mp_context

@@ -43,8 +43,7 @@ def start_llm(spec: EngineSpec) -> Any:
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return the fields of vLLM's ``EngineArgs``. Fields that are not named keep vLLM's
-    defaults."""
+    """Return the fields of vLLM's ``EngineArgs``. Others keep vLLM's defaults."""
     chosen: dict[str, Any] = {
         "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
@@ -173,8 +172,7 @@ KEEPING = {
 def missing_features(
     required: Mapping[str, Sequence[str]] = REQUIRED, load: Callable[[str], Any] = import_module
 ) -> list[str]:
-    """Return descriptions of the ``required`` features that the installed vLLM lacks. ``load``
-    imports a module by name."""
+    """Return the ``required`` features that the installed vLLM lacks. ``load`` imports a module."""
     missing = []
     for module, feature in (
         (m, feature) for m, features in required.items() for feature in features

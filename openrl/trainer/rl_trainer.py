@@ -70,8 +70,7 @@ class RLTrainer:
         self.stop = settings.stop
 
     async def fit(self) -> RunSummary:
-        """Train, evaluate, save, and return a summary of the run. Raises Interrupted after a
-        signal."""
+        """Train, evaluate, save, and summarise the run. Raises Interrupted after a signal."""
         try:
             await self.begin()
             if self.settings.evaluation.eval_only:
@@ -83,8 +82,7 @@ class RLTrainer:
         return self.summary()
 
     async def train(self) -> None:
-        """Run the remaining steps and export the trained models. Raises Interrupted after a
-        signal."""
+        """Run the remaining steps and export models. Raises Interrupted after a signal."""
         self.stop.saves = True
         if self.settings.evaluation.eval_before_train and self.step == 0:
             self.trackers.log(0, await self.evaluate())
@@ -129,8 +127,7 @@ class RLTrainer:
             yield
 
     async def run_steps(self) -> None:
-        """Run the remaining steps, or those until a signal. Raises the first error of anything that
-        runs in the background."""
+        """Run the steps that remain, until a signal. Raises the first error of background work."""
         ahead = self.rollouts.buffer.limits.steps_ahead > 0
         async with self.generating() if ahead else nullcontext():
             try:
@@ -158,8 +155,7 @@ class RLTrainer:
                 return taken
 
     async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
-        """Train on the groups that a step has taken, and sync the engines if a sync is due. Returns
-        the step's metrics."""
+        """Train on a step's groups, and sync the engines if due. Returns the step's metrics."""
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)

@@ -1,5 +1,4 @@
-"""From a model's specification to its engine. Policy, critic, reference and reward models differ
-only in their ``ModelSpec``."""
+"""From a model's specification to its engine. Models differ only in their ``ModelSpec``."""
 
 from __future__ import annotations
 
@@ -116,18 +115,15 @@ def load_model(spec: ModelSpec) -> HeadedModel:
 
 
 def compute_deterministically() -> None:
-    """Make this process use deterministic kernels. An operation that has none warns and still
-    runs."""
+    """Make this process use deterministic kernels; an operation that has none warns and runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # no code reads such memory
 
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
-    """Load the model and start its engine. Collective; needs an initialised process group.
-
-    Raises UserError if splitting or packing changes what the model computes.
-    """
+    """Load the model and start its engine. Collective; needs an initialised process group. Raises
+    UserError if splitting or packing changes what the model computes."""
     if spec.deterministic:
         compute_deterministically()
     disable_progress_bar()  # the bars of many workers would only garble the terminal

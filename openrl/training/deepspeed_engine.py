@@ -1,5 +1,4 @@
-"""One rank of a model under DeepSpeed. ``masters.py`` covers the differences between ZeRO
-stages."""
+"""One rank of a model under DeepSpeed; ``masters.py`` has the differences of ZeRO stages."""
 
 from __future__ import annotations
 
@@ -53,17 +52,13 @@ from openrl.training.whole_weights import (
 )
 
 ADAPTER_FOLDER = "adapter"
-"""Folder of an exported model that holds the adapters alone. The model next to it has them merged
-in."""
+"""Folder of an exported model, whose weights have them merged in, with the adapters alone."""
 
 
 class DeepSpeedEngine:
     """One rank's share of a model that is trained or, with ``optim`` None, only evaluated. Needs an
-    initialised process group. All ranks must call the same methods in the same order, since the
-    methods run collectives.
-
-    An engine that only evaluates uses DeepSpeed solely to split parameters (stage 3, tensor
-    parallelism)."""
+    initialised process group. All ranks must call the same methods in the same order: they run
+    collectives. An engine that only evaluates uses DeepSpeed just to split parameters."""
 
     def __init__(
         self,
@@ -145,8 +140,7 @@ class DeepSpeedEngine:
     # ---- taking turns on a device
 
     def sleep(self, *parts: ModelPart) -> None:
-        """Free the device memory of these parts. Methods that need one of them raise RuntimeError
-        until it is woken."""
+        """Free the device memory of these parts. What needs them raises RuntimeError meanwhile."""
         trained: tuple[Any, ...] = ()
         if self.optim is not None:
             trained = (self._inner, self._masters.tensors(), self._engine.optimizer)
@@ -215,8 +209,7 @@ class DeepSpeedEngine:
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
     ) -> dict[str, Metric]:
-        """Return the metrics of ``loss_of`` on the plan's micro-batches, without gradient or
-        step."""
+        """Return the metrics of ``loss_of`` on the plan's micro-batches, without a step."""
         self.model.eval()
         micro_batches = [batch.select(rows).to(self.device) for rows in plan.micro_batches]
         return merge_all(
@@ -377,8 +370,7 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def _shape(self) -> dict[str, Any]:
-        """Return what must not change between saving and loading, keyed by the flag that sets
-        it."""
+        """Return what saving and loading must have in common, keyed by the flag that sets it."""
         tp = self.layout.tp_size
         return {
             "--param_dtype": self.dtype,

@@ -15,8 +15,7 @@ from openrl.errors import UserError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's identity among those that a launcher such as torchrun started, read from the
-    environment."""
+    """This process's identity among those of a launcher such as torchrun, by the environment."""
 
     rank: int
     world_size: int
@@ -26,9 +25,8 @@ class Launch:
 
     @classmethod
     def from_environment(cls, local_rank: int = -1) -> Launch | None:
-        """Read the launcher's environment; None if no launcher started this process. With
-        ``local_rank`` -1, $LOCAL_RANK counts. Raises UserError for values that no
-        launcher sets."""
+        """Read the launcher's environment; None if there is none. With ``local_rank`` -1,
+        $LOCAL_RANK counts. Raises UserError for values that no launcher sets."""
         env = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
             return None
@@ -44,8 +42,7 @@ class Launch:
         return cls(rank, world_size, own, env["MASTER_ADDR"], port)
 
     def take_own_gpu(self) -> None:
-        """Make this process see only its own GPU, as number 0, as Ray does. Must run before CUDA is
-        first used."""
+        """Make this process see only its own GPU, as number 0, as Ray does, before CUDA is used."""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = seen.split(",") if seen else []
         # otherwise the launcher has already restricted it to one
@@ -88,11 +85,8 @@ _groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
 
 
 def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
-    """Return this rank's process group, given ``members``, a partition of all ranks. Collective;
-    the groups of a partition are created once and then reused.
-
-    ``timeout`` as for ``init_distributed``.
-    """
+    """Return this rank's process group, given ``members``, a partition of all ranks. Collective; a
+    partition's groups are created once. ``timeout`` as for ``init_distributed``."""
     key, limit = tuple(map(tuple, members)), timedelta(seconds=timeout)
     if key not in _groups:
         # torch requires that every rank creates every group, in the same order
@@ -103,9 +97,8 @@ def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
 
 
 def close_distributed() -> None:
-    """Leave the process group, if there is one. Ranks that exit without this abort at random
-    (SIGABRT) if there are several, because the interpreter shuts down under the group's
-    threads."""
+    """Leave the process group, if there is one. Several ranks that exit without this abort at
+    random (SIGABRT): the interpreter shuts down under the group's threads."""
     _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -114,8 +107,7 @@ def close_distributed() -> None:
 def _tcp_store(
     rank: int, world_size: int, addr: str, port: int, timeout: timedelta
 ) -> dist.TCPStore:
-    """Open the store that ranks meet at, listening on ``addr`` only. torch itself would listen on
-    every interface."""
+    """Open the store that ranks meet at, on ``addr`` only; torch's own is on every interface."""
     descriptor = None
     # torchrun's own store already listens there
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

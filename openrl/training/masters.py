@@ -76,8 +76,7 @@ class Masters:
 
     @contextmanager
     def replaced(self, tensors: list[Tensor]) -> Iterator[None]:
-        """Replace the masters, and the parameters accordingly, by ``tensors`` inside the with
-        block."""
+        """Replace masters and parameters by ``tensors`` inside the with block."""
         own = [master.detach().to("cpu", copy=True) for master in self.tensors()]
         self._put(tensors)
         try:
@@ -144,10 +143,8 @@ class Masters:
 
 class MovingAverage:
     """The fp32 moving average of one rank's masters: ``average = beta * average + (1 - beta) *
-    master`` after each optimizer step.
-
-    It starts as a copy of the masters. Each rank averages its own ZeRO shards, so ranks need not
-    communicate."""
+    master`` after each optimizer step. It starts as their copy. Each rank averages its own ZeRO
+    shards, so ranks need not communicate."""
 
     def __init__(self, masters: Iterable[Tensor], beta: float) -> None:
         self.beta = beta

@@ -1,5 +1,4 @@
-"""Optimizers and learning-rate schedules by name. Weight decay acts on matrices only; the schedules
-are those of transformers."""
+"""Optimizers by name, and learning-rate schedules, which are those of transformers."""
 
 from __future__ import annotations
 
@@ -38,10 +37,8 @@ class OptimSpec:
 
 
 def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
-    """Build the optimizer --optimizer over the trainable parameters.
-
-    Weight decay acts on matrices only, not on biases, norms and other vectors, as in the GPT-3
-    recipe."""
+    """Build the optimizer --optimizer over the trainable parameters. Weight decay acts on matrices
+    only, not on biases, norms and other vectors, as in the GPT-3 recipe."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if p.dim() == 2 and in_a_layer(name)]
     for_muon = {*matrices} if spec.flags.optimizer == "muon" else set()
@@ -69,8 +66,7 @@ def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:
 
 
 def in_a_layer(name: str) -> bool:
-    """Return whether a parameter belongs to a numbered layer, i.e. not to the embeddings, the
-    output head or the value head."""
+    """Return whether a parameter is in a numbered layer: not in embeddings or heads."""
     return re.search(r"(^|\.)\d+\.", name) is not None
 
 
@@ -121,8 +117,7 @@ def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
 
 
 def clip_and_measure(model: nn.Module, max_norm: float) -> float:
-    """Return the global gradient norm before clipping. Clips in place if ``max_norm`` > 0 and the
-    norm is finite."""
+    """Return the global gradient norm, then clip in place if it is finite and ``max_norm`` > 0."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
     if max_norm > 0 and bool(torch.isfinite(norm)):
@@ -138,8 +133,7 @@ class BF16AdamW(Optimizer):
 
     bf16 has 8 bits of mantissa. At usual learning rates rounding would swallow nearly every single
     update (https://arxiv.org/abs/2010.06192 section 4.2), so the compensation accumulates what
-    rounding took. The arithmetic is fp32.
-    """
+    rounding took. The arithmetic is fp32."""
 
     def __init__(
         self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float = 1e-8

@@ -23,10 +23,7 @@ from openrl.training.updates import Forward, Measured
 @dataclass(frozen=True)
 class PreferenceUpdate:
     """A registered preference loss + nll_coef * the mean negative log-likelihood of the chosen
-    answers.
-
-    That mean is taken over the tokens of each answer first and then over answers, since each pair
-    counts once in the loss."""
+    answers: over the tokens of each first, then over answers, as each pair counts once."""
 
     loss: str  # name in the registry
     options: Any  # that loss's options
@@ -62,8 +59,7 @@ class PreferenceUpdate:
 
 @dataclass(frozen=True)
 class PairRewardUpdate:
-    """A reward model's loss on pairs. With ``margin`` each pair's own margin is subtracted from the
-    difference of its rewards."""
+    """A reward model's loss on pairs; ``margin`` subtracts each pair's own from its difference."""
 
     kind: Literal["sigmoid", "logexp"] = "sigmoid"
     margin: bool = False

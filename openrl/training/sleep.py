@@ -51,8 +51,7 @@ def parameter_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def gradient_tensors(parameters: Iterable[Tensor], optimizer: Any) -> list[Tensor]:
-    """Return the gradient memory that outlives a step: stage 1 keeps tensors, stage 3 flat
-    buffers."""
+    """Return the gradients that outlive a step: tensors in stage 1, flat buffers in stage 3."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
     flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
@@ -88,8 +87,7 @@ def movable(
 
 
 class InHostMemory:
-    """Keeps a GPU's bytes in pinned host memory. ``restore`` returns them in the order in which
-    ``put`` stored them."""
+    """Keeps a GPU's bytes in pinned host memory. ``restore`` returns them in order of ``put``."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []
@@ -106,8 +104,7 @@ class InHostMemory:
 
 
 class InFile:
-    """Does the same for a CPU in an unnamed file under $TMPDIR, which vanishes with the process
-    however it ends."""
+    """Does the same for a CPU in an unnamed file under $TMPDIR, which ends with the process."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="openrl_sleep_")  # noqa: SIM115
@@ -137,8 +134,7 @@ class _Asleep:
 
 
 class Sleep:
-    """The sleeping parts of one engine. ``sleep`` empties their storages, ``wake`` fills them
-    again."""
+    """The sleeping parts of one engine: ``sleep`` empties their storages, ``wake`` fills them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -152,10 +148,8 @@ class Sleep:
             )
 
     def sleep(self, part: str, what: Movable) -> None:
-        """Free the memory of a part on the device.
-
-        Tensors that are elsewhere (already offloaded) or in memory that torch does not own (a
-        mapped file) stay."""
+        """Free the memory of a part on the device. Tensors that are elsewhere (already offloaded)
+        or in memory that torch does not own (a mapped file) stay."""
         self.require("sleep", [part])
         spared = {t.untyped_storage().data_ptr() for t in what.spared}
         storages = [t.untyped_storage() for t in what.tensors if t.device.type == self._device.type]

@@ -95,8 +95,7 @@ def check_values(
 def optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], state: bool
 ) -> dict[str, Tensor]:
-    """Return the masters and, with ``state``, the optimizer's state, named by position. Integers
-    become int64 scalars."""
+    """Return masters and, with ``state``, the optimizer's state by position; integers as int64."""
     named = {f"master.{i}": master for i, master in enumerate(masters)}
     for i, master in enumerate(masters if state else []):
         for key, value in optimizer.state.get(master, {}).items():
@@ -109,8 +108,7 @@ def optimizer_tensors(
 def restore_optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool
 ) -> None:
-    """The inverse of ``optimizer_tensors``; ``named`` may hold other tensors too. Optimizer state
-    that was not saved is removed."""
+    """The inverse of ``optimizer_tensors``, which removes state that is not in ``named``."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
@@ -124,8 +122,7 @@ def restore_optimizer_tensors(
 
 
 def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state of Python's, NumPy's and torch's global random generators as (tensors, JSON
-    values)."""
+    """Return the random state of Python, NumPy and torch as (tensors, JSON values)."""
     tensors = {"rng.torch": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
@@ -208,8 +205,7 @@ def regroup(
 def _overlaps(
     saved: Sequence[Fragment], wanted: Sequence[Fragment]
 ) -> Iterator[tuple[Fragment, Fragment]]:
-    """Yield what fragments of both have in common: where it lies in the saved masters, and where in
-    the wanted ones."""
+    """Yield what both have in common: where it lies in the saved masters, and in the wanted."""
     of_parameter = defaultdict(list)
     for own in wanted:
         of_parameter[own.parameter].append(own)

@@ -1,5 +1,4 @@
-"""The losses of one optimizer step. Each is a picklable callable that the engine runs on every
-micro-batch."""
+"""The losses of one optimizer step: picklable callables for every micro-batch."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Forward(Protocol):
 
 
 COMPARED = "mismatch/"
-"""Prefix of the metrics that compare the policy with the engine. They do not go into a log as they
-are, see ``mismatch_figures``."""
+"""Prefix of metrics that compare policy and engine, see ``mismatch_figures``."""
 
 Measured = tuple[Tensor, dict[str, Metric]]
 """The loss of a micro-batch, and its metrics."""
@@ -269,8 +267,7 @@ def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
 
 def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
     """Return a divided loss as a metric: over all micro-batches and ranks the shares add up to the
-    step's loss, and their weights to 1. In a step that computes no row, each rank has one
-    dummy."""
+    step's loss, and their weights to 1. Where no row is computed, each rank has a dummy."""
     computed = counts.tokens - counts.left_out
     if computed:
         weight = int(batch.loss_mask.sum()) / computed

@@ -75,8 +75,7 @@ def checkpoint_weights(
 
 @torch.no_grad()
 def adapter_weights(model: HeadedModel, stage: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the adapters and every other trained parameter, whole, under the names of peft's files.
-    Every rank gets the tensors."""
+    """Yield adapters and other trained parameters, whole, on every rank, by peft's names."""
     parts = {name: p for name, p in model.named_parameters() if p.requires_grad or of_adapter(name)}
     yield from model.to_adapter(_whole(parts, stage)).items()
 
@@ -143,8 +142,7 @@ def _layer_of(name: str) -> str:
 
 def deepspeed_module() -> ModuleType:
     """Import DeepSpeed on first use. It picks its accelerator at import, so ``init_distributed``
-    has to set the environment first. Besides, a process that only imports this module need not
-    load it."""
+    must set the environment first; and a process that only imports this module need not load it."""
     import deepspeed
 
     # Every new installation would compile the shared-memory op, which only inference uses.

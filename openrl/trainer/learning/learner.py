@@ -141,8 +141,7 @@ class Learner:
         return (batch.trajectory_sums(computed.long()) > 0) & batch.valid
 
     def _rows_left_out(self, rows: Tensor) -> dict[str, Metric]:
-        """Return the share of rows that the passes before the update left out, if there were such
-        passes."""
+        """Return the share of rows that the passes before the update, if any, left out."""
         if self.losses.old_logprobs != "forward" and self.roles.reference is None:
             return {}
         return {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
@@ -207,8 +206,7 @@ class Learner:
 
     async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
         """Compute a column, returned as "column", and the further outputs under their own names. If
-        no row needs the column and nothing else is requested, the model does not run and the column
-        is 0."""
+        neither is needed in any row, the model does not run and the column is 0."""
         group, rows = request.group, request.rows
         assert group is not None
         if rows is not None and not bool(rows.any()) and not request.also:
@@ -220,10 +218,8 @@ class Learner:
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Take all optimizer steps of this rollout for policy and critic, or for the critic alone
-        while it warms up.
-
-        Roles that share a place train one after the other, others side by side.
-        """
+        while it warms up. Roles that share a place train one after the other, others side by
+        side."""
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
         metrics: dict[str, Metric] = {}

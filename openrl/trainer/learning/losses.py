@@ -51,8 +51,7 @@ class Losses:
         )
 
     def of(self, kl_coef: float) -> dict[str, RoleUpdate]:
-        """Return the loss of each trained role, with ``kl_coef`` as the controller's current
-        coefficient."""
+        """Return the loss of each trained role; ``kl_coef`` is the controller's coefficient now."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
         actor = balanced(replace(self.actor, kl_coef=coef), self.aux_coef)
         return {"actor": actor, "critic": self.critic}

@@ -1,5 +1,4 @@
-"""The guard against non-finite gradients: it counts skipped optimizer steps in a row and ends a run
-that has too many."""
+"""The guard against non-finite gradients: it ends a run with too many skipped steps in a row."""
 
 from __future__ import annotations
 
@@ -22,10 +21,8 @@ Reports = Sequence[Sequence[Mapping[str, Metric]]]
 
 
 class NonFiniteGuard:
-    """Counts, for each trained role, the steps that the engines report as skipped.
-
-    ``limit`` such steps in a row end the run (0 means the same as 1); the batch of the last one is
-    then written to ``run_dir``."""
+    """Counts, for each trained role, the steps that the engines report as skipped. ``limit`` in a
+    row (0 means 1) end the run; the batch of the last one is then written to ``run_dir``."""
 
     def __init__(self, limit: int, run_dir: Path) -> None:
         self.limit, self.run_dir = max(limit, 1), run_dir
@@ -34,8 +31,7 @@ class NonFiniteGuard:
     def check(
         self, role: str, step: int, batch: ExperienceBatch, plan: TrainingPlan, reports: Reports
     ) -> None:
-        """Count the skipped steps among those just run. Raises UserError if there were too many in
-        a row."""
+        """Count skipped steps among these. Raises UserError if there were too many in a row."""
         for number, of_ranks in enumerate(zip(*reports, strict=True)):
             skipped = any(m["nonfinite_steps"].value for m in of_ranks if "nonfinite_steps" in m)
             self.in_a_row[role] = self.in_a_row.get(role, 0) + 1 if skipped else 0
@@ -52,8 +48,7 @@ class NonFiniteGuard:
 
 
 def _rows_of_step(plan: TrainingPlan, number: int) -> list[int]:
-    """Return the rows of the rollout batch that one optimizer step trained on all ranks, in
-    ascending order."""
+    """Return the rows, ascending, of the batch that an optimizer step trained on all ranks."""
     found: list[int] = []
     for shard, of_rank in zip(plan.shards, plan.steps[number], strict=True):
         found += [shard[row] for rows in of_rank.micro_batches for row in rows if row >= 0]

@@ -1,5 +1,4 @@
-"""Supervised rows mixed into RL training (PPO-ptx): reads them and deals them to optimizer
-steps."""
+"""Supervised rows in RL training (PPO-ptx): reads them and deals them to optimizer steps."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def load_ptx(
 
 
 class SupervisedMix:
-    """An endless stream of supervised rows in seeded order. ``stream`` holds the state for a
-    resume."""
+    """An endless stream of supervised rows in seeded order; a resume needs ``stream``'s state."""
 
     def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, coef: float) -> None:
         self.pad_id = pad_id

@@ -62,8 +62,7 @@ def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec
 
 def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
     """Return the number of trajectories in an optimizer step: --train_batch_size, or more if
-    several agents play each episode. That way a rollout has as many optimizer steps as the
-    learning-rate schedule assumes."""
+    several agents play each episode, so that the learning-rate schedule's count of steps holds."""
     planned = -(-flags.samples_per_step // flags.train_batch_size)
     return max(flags.train_batch_size, -(-trajectories // planned))
 
@@ -74,8 +73,7 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
 async def forward_rows(
     group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: int = 0
 ) -> Tensor:
-    """Run a forward-only pass over all rows. Returns the column of the group's model, (B, T) or
-    (B,), in batch order."""
+    """Run a forward-only pass over all rows. Returns the model's column, (B, T) or (B,)."""
     return (await columns_of_rows(group, batch, spec, model))["column"]
 
 
@@ -170,8 +168,7 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
 
 def left_out_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
     """Return metrics of a policy update that computes only the rows ``computed`` (B,) bool: the
-    share of rows left out, and the share of trained tokens on which the update's metrics are
-    measured."""
+    share of rows left out, and the share of trained tokens on which metrics are measured."""
     tokens = batch.response_lengths
     return {
         "perf/rows_left_out": Mean(int((~computed).sum()), len(computed)),

@@ -1,5 +1,4 @@
-"""The text of --dry_run: where ranks go, how a rollout is divided, and how much memory a run takes.
-Starts nothing."""
+"""The text of --dry_run: where ranks go, how rollouts are divided, what memory a run takes."""
 
 from __future__ import annotations
 
@@ -43,10 +42,8 @@ GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
-    """Describe a run: its placement, batch arithmetic and estimated memory.
-
-    Raises UserError if a model's config does not load, or if the batches do not divide among the
-    ranks."""
+    """Describe a run: its placement, batch arithmetic and estimated memory. Raises UserError if a
+    model's config does not load, or if batches do not divide among the ranks."""
     plan = plan_placement(place_requests(config), inputs.device, [planned_node(inputs.device)])
     steps = config.batch.total_optimizer_steps(len(inputs.prompts))
     models = model_specs(config, inputs.device, steps)
@@ -85,8 +82,7 @@ def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
 
 
 def planned_node(device: str) -> Node:
-    """Return this machine as a node. If models need GPUs and it has none, it gets as many as a
-    typical cluster node."""
+    """Return this machine as a node, with the GPUs of a typical one if it lacks those needed."""
     machine = this_machine()
     if device == "cpu" or machine.gpus:
         return machine
@@ -102,8 +98,7 @@ def transport_lines(config: PPOConfig, plan: PlacementPlan) -> list[str]:
 
 
 def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
-    """Predict the transport of weights to the engines. A run chooses it from the actual locations
-    of its processes."""
+    """Predict the transport to the engines, which a run chooses from where its processes are."""
     reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
     if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
         return "host"
@@ -117,8 +112,7 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
 def batch_rows(
     config: PPOConfig, n_prompts: int, plan: PlacementPlan
 ) -> list[tuple[str, str, str]]:
-    """Return rows of (what, count, explanation), from the prompts of a step to the optimizer steps
-    of the run."""
+    """Return rows of (what, count, explanation), from a step's prompts to the run's steps."""
     batch = config.batch
     samples = batch.samples_per_step
     steps = batch.total_steps(n_prompts)
@@ -251,8 +245,7 @@ def memory_by_stage(
 
 
 def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
-    """Return a remark if the fullest stage does not fit the fullest GPU. ``capacity`` is in bytes;
-    None means unknown."""
+    """Return a remark if the fullest stage does not fit into ``capacity`` bytes (None: unknown)."""
     fullest = max(walked, key=lambda found: found.peak)
     if capacity is None or fullest.peak <= capacity:
         return []

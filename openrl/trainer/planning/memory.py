@@ -1,5 +1,4 @@
-"""Estimates the memory of one rank of each role from flags and model configs. docs/memory.md has
-the formulas."""
+"""Estimates one rank's memory from flags and model configs. docs/memory.md has the formulas."""
 
 from __future__ import annotations
 
@@ -262,15 +261,13 @@ def copied_bytes(parameters: int, shard: int, size: int, sums: int, flags: DeepS
 
 
 def in_size_classes(memory: Memory) -> Memory:
-    """Return what the parts take in jemalloc, from which workers on a CPU allocate
-    (``worker_env``). Its sizes are 1, 5/4, 6/4 and 7/4 of a power of two, and a tensor takes the
-    next larger one."""
+    """Return what the parts take in jemalloc, which CPU workers use (``worker_env``). Its sizes are
+    1, 5/4, 6/4 and 7/4 of a power of two, and a tensor takes the next larger one."""
     return Memory(**{f.name: round(getattr(memory, f.name) * ROUNDED_UP) for f in fields(Memory)})
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
-    """Return the bytes of the weights. With ``in_4bit`` only the layers are quantised, with a
-    one-byte scale per 64 weights."""
+    """Return the bytes of the weights. ``in_4bit`` packs layers, with a scale of a byte per 64."""
     of_layers = shape.backbone - shape.vocabulary * shape.hidden if in_4bit else 0
     return (parameters - of_layers) * size + of_layers * 65 // 128
 
@@ -286,8 +283,7 @@ def saved_bytes(shape: ModelShape, dtype: str, flags: DeepSpeedFlags, tokens: in
 
 
 def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
-    """Move to the host what flags offload: masters, gradients and moments with --adam_offload,
-    weights with --param_offload."""
+    """Move to the host what --adam_offload and --param_offload keep there."""
     names = (["gradients", "masters", "moments"] if flags.adam_offload else []) + (
         ["weights"] if flags.param_offload else []
     )
@@ -324,8 +320,7 @@ def engine_memory(
 
 
 def gpu_memory(flags: PlanFlags) -> int | None:
-    """Return the bytes of a GPU: --gpu_memory_gb, otherwise those of this machine's GPU; None if it
-    has none."""
+    """Return the bytes of a GPU by --gpu_memory_gb or on this machine; None if it has none."""
     if flags.gpu_memory_gb is not None:
         return int(flags.gpu_memory_gb * 2**30)
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

@@ -70,8 +70,7 @@ class Inputs:
 
 
 def prepare(config: PPOConfig) -> Inputs:
-    """Read tokenizer and data, and try the reward functions. Raises one UserError that lists all
-    problems."""
+    """Read tokenizer and data, try the rewards. Raises one UserError that lists all problems."""
     elsewhere = config.debug.dry_run or config.placement.address is not None
     device = resolve_device(config.device, joined=elsewhere)
     path, trusted = config.model.pretrain, config.model.trust_remote_code
@@ -193,8 +192,7 @@ def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
 
 
 def check_steps(config: PPOConfig, prompts: int) -> None:
-    """Raise UserError if the prompts do not fill a step, or if the run ends before it trains the
-    actor."""
+    """Raise UserError if the prompts do not fill a step, or if no step trains the actor."""
     if config.evaluation.eval_only:
         return
     asked = {"rollout_batch_size": config.batch.rollout_batch_size}
@@ -288,11 +286,8 @@ def check_reward_models(config: PPOConfig) -> None:
 def check_same_tokens(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> None:
-    """Raise UserError if the policy's token ids, which the reward model at ``path`` will read, mean
-    other tokens to it.
-
-    A reward model that is stored without a tokenizer passes unchecked.
-    """
+    """Raise UserError if the policy's token ids mean other tokens to the reward model at ``path``.
+    One that is stored without a tokenizer passes unchecked."""
     try:
         theirs = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code

@@ -101,8 +101,7 @@ def unlike_places(table: ResidencyTable) -> list[int]:
 def bytes_on_place(
     table: ResidencyTable, place: int, awake: frozenset[RolePart], needs: Need, sizes: Sizes
 ) -> int:
-    """Return the bytes on one place: what is awake there or never sleeps, and the logits of the
-    models at work."""
+    """Return the bytes on one place: of what is awake there, and of logits of models at work."""
     total = 0
     for role in (role for role, places in table.places.items() if place in places):
         parts = ("weights", "cache") if role == ENGINES else ("param", "optim", "grad")

@@ -37,8 +37,7 @@ Recorded = dict[int, list[Turn]]
 
 @dataclass(frozen=True)
 class BufferLimits:
-    """The limits on prompts in flight. ``BufferLimits(wanted=128)`` is on-policy training on 128
-    groups per step."""
+    """The limits on prompts in flight. ``BufferLimits(128)``: on-policy, 128 groups per step."""
 
     wanted: int  # groups of a training step
     running: int = 0  # prompts that may run at a time, over-sampling beyond ``wanted``; 0: any
@@ -189,8 +188,7 @@ class RolloutBuffer:
         return self._waiting.popleft()
 
     def _in_time(self, position: int, version: int) -> bool:
-        """Return whether tokens that ``version`` samples at this position of the queue will be
-        trained in time."""
+        """Return whether what ``version`` samples at this place of the queue is trained in time."""
         if self.limits.policy != "wait":
             return True
         per_step = self.limits.wanted + (0 if self.limits.carries_over else self.limits.surplus)
@@ -288,8 +286,7 @@ class RolloutBuffer:
     # -- waiting -----------------------------------------------------------------------------------
 
     async def _until(self, find: Callable[[], Found | None]) -> Found:
-        """Wait until ``find`` returns something other than None, and return that. Raises the error
-        given to ``fail``."""
+        """Return what ``find`` finds, once it is not None. Raises the error given to ``fail``."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -325,8 +322,7 @@ class RolloutBuffer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``. Raises UserError for the state of a run that replayed
-        rollouts."""
+        """The inverse of ``state``. Raises UserError for that of a run that replayed rollouts."""
         if "prompts" not in state:
             message = "this checkpoint's run replayed rollouts, so it has no state of prompts"
             raise UserError(
@@ -342,8 +338,7 @@ class RolloutBuffer:
 
 
 def _place(slots: list[Slot], ordinal: int) -> int:
-    """Return how many of the slots, which are in the order of admission, come before
-    ``ordinal``."""
+    """Return how many of the slots, in the order of admission, come before ``ordinal``."""
     return bisect_left(slots, ordinal, key=lambda slot: slot.ordinal)
 
 

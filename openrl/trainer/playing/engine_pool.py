@@ -1,5 +1,4 @@
-"""The rollout engines of a run: chooses one for each prompt, pauses them, and replaces those that
-die."""
+"""The rollout engines of a run: one is chosen for each prompt; those that die are replaced."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class EnginePool:
         self._replaced = self._moved = 0  # since the last ``counts``
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
-        """Play a prompt on some engine and return its group, scored by the engine's worker. Raises
-        WorkerDied as ``_lose`` does."""
+        """Play a prompt on some engine and return its scored group. Raises as ``_lose`` does."""
         while True:
             rank = await self._idlest()
             life = self._lives[rank]
@@ -72,8 +70,7 @@ class EnginePool:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
     async def call_living(self, method: str, *args: Any) -> list[Any]:
-        """Call the method on all living engines and return their answers. An engine that dies
-        meanwhile is lost."""
+        """Call the method on all living engines; one that dies meanwhile is lost."""
 
         async def one(rank: int) -> list[Any]:
             try:
@@ -108,8 +105,7 @@ class EnginePool:
         self._loss.set()
 
     async def replacing_lost(self, work: Awaitable[Result]) -> Result:
-        """Return the result of ``work``, which waits for engines. Engines that die meanwhile are
-        replaced, see ``replace_lost``."""
+        """Return the result of ``work``, and replace engines that die meanwhile."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

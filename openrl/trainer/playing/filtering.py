@@ -1,5 +1,4 @@
-"""Dynamic filtering: decides which groups are worth training on and how many prompts a step may
-try."""
+"""Dynamic filtering: which groups are worth training on, how many prompts a step may try."""
 
 from __future__ import annotations
 
@@ -22,9 +21,8 @@ class DynamicFilter:
     def __init__(
         self, flags: DynamicFilteringFlags, prompts: int, wanted: int, running: int = 0
     ) -> None:
-        """``prompts`` is the number of prompts in one pass over the data, ``wanted`` the number of
-        groups in a step, ``running`` the number of prompts that a step starts with (0: ``wanted``).
-        """
+        """``prompts``: in one pass over the data; ``wanted``: groups of a step; ``running``:
+        prompts that a step starts with (0: ``wanted``)."""
         rounds = flags.dynamic_filtering_max_batches or math.inf
         self.flags, self.wanted = flags, wanted
         self.spare = max(int(min(rounds * wanted, prompts)) - max(wanted, running), 0)

@@ -125,8 +125,7 @@ def _failure(trajectory: Trajectory) -> str | None:
 
 
 def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Return counts of the rows without a reward and of those whose reward took more than one call.
-    Empty if nothing was scored."""
+    """Return counts of rows without a reward and of repeated calls; empty if nothing was scored."""
     scored = [t for group in groups for t in group.trajectories if t.score]
     if not scored:
         return {}

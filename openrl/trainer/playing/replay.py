@@ -89,8 +89,7 @@ def path_of(directory: Path, step: int) -> Path:
 
 
 def check_steps_kept(directory: Path, first: int, last: int) -> None:
-    """Raise UserError unless ``directory`` has the rollouts of all steps from ``first`` to
-    ``last``."""
+    """Raise UserError unless ``directory`` has all steps from ``first`` to ``last``."""
     missing = [step for step in range(first, last + 1) if not path_of(directory, step).is_file()]
     if missing:
         fix = f"--max_steps {missing[0] - 1}" if missing[0] > first else "another directory"
@@ -100,8 +99,7 @@ def check_steps_kept(directory: Path, first: int, last: int) -> None:
 
 
 def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
-    """Read the rollouts of a step. ``prompts`` maps ids to prompts; raises UserError if it lacks
-    one."""
+    """Read the rollouts of a step. Raises UserError if ``prompts``, by id, lack one."""
     head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     try:
         generated = [group_from_json(row, prompts) for row in rows]

@@ -1,5 +1,4 @@
-"""Reward models as reward sources. They complete the scores of some groups while other groups are
-still being generated."""
+"""Reward models as reward sources: they score groups while others are still generated."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class RewardModels:
     database's group commit."""
 
     def __init__(self, combiner: RewardCombiner, forward: Forward, most: int | None = None) -> None:
-        """``most`` limits the groups per call. With 1 the scores do not depend on which groups
-        arrive together."""
+        """``most`` limits the groups per call; 1: scores do not depend on what arrives together."""
         self.combiner, self.forward, self.most = combiner, forward, most
         self.names = [source.name for source in combiner.plan.sources if source.kind == "model"]
         self._waiting: dict[int, Group] = {}

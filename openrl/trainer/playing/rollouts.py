@@ -53,8 +53,7 @@ class Rollouts:
     # -- for training ------------------------------------------------------------------------------
 
     async def take(self, tell: Tell) -> RolloutBatch:
-        """Return the groups of the next training step, see ``RolloutBuffer.take``. Call it within
-        ``generating``."""
+        """Return the groups of the next step. Call it within ``generating``."""
         self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
@@ -151,8 +150,7 @@ class Rollouts:
 
     @asynccontextmanager
     async def engines_paused(self) -> AsyncIterator[None]:
-        """Keep all engines idle inside the with block, so that weights may change. Engines that
-        died are replaced first."""
+        """Keep all engines idle inside the with block. Those that died are replaced first."""
         await self.pool.replace_lost()
         if self.pool.paused or not self.buffer.limits.steps_ahead:
             yield  # nothing runs

@@ -86,12 +86,11 @@ class Checkpoints:
     ) -> Path:
         """Save a checkpoint and return its path. ``save(directory, parts)`` writes what the engines
         need to resume, ``export(directory)`` a Hugging Face copy, each if flags ask for it and
-        before the directory is renamed. The checkpoint with the highest ``metric`` is kept in
-        addition to the newest.
+        before the directory is renamed. The checkpoint with the highest ``metric`` is kept besides
+        the newest.
 
-        If either raises, the existing checkpoints stay as they are, and the next save removes
-        the partial files. Raises DiskFull if the disk is full, and then leaves no partial files.
-        """
+        If either raises, the existing checkpoints stay as they are, and the next save removes the
+        partial files. Raises DiskFull if the disk is full, and then leaves no partial files."""
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
         manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
@@ -144,8 +143,7 @@ class Checkpoints:
             self.uploads.begin(final)
 
     async def finish(self) -> None:
-        """Wait until complete checkpoints have been copied to --ckpt_upload_dir, if there is
-        one."""
+        """Wait until complete checkpoints are copied to --ckpt_upload_dir, if there is one."""
         if self.uploads:
             await self.uploads.finish()
 
@@ -175,8 +173,7 @@ class Checkpoints:
 
 @contextmanager
 def own_directories(flags: CheckpointFlags) -> Iterator[None]:
-    """Own --save_path and --ckpt_path inside the with block. Raises UserError if another run owns
-    one of them."""
+    """Own --save_path and --ckpt_path inside. Raises UserError if another run owns one of them."""
     names = ("ckpt_path", "save_path")
     flag_of = {Path(getattr(flags, name)).expanduser().resolve(): name for name in names}
     with ExitStack() as stack:
@@ -265,8 +262,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Force files and directories to disk, so that after a power cut a renamed directory never has
-    empty files."""
+    """Force all to disk, so that after a power cut a renamed directory never has empty files."""
     for path in (*directory.rglob("*"), directory):
         sync(path)
 

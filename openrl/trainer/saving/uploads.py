@@ -43,8 +43,7 @@ class Uploads:
         Thread(target=self._copy_all, args=args, daemon=True).start()
 
     async def idle(self) -> None:
-        """Wait for running copies; no checkpoint may be removed before that. After COPY_TIMEOUT
-        they count as failed."""
+        """Wait for running copies, before a checkpoint is removed. Late ones count as failed."""
         try:
             await asyncio.wait_for(self._idle.wait(), COPY_TIMEOUT)
         except TimeoutError:

@@ -72,8 +72,7 @@ class SupervisedInputs:
         return self.launch is None or self.launch.rank == 0
 
     def ranks(self, flags: RankFlags) -> int:
-        """Return the number of training ranks. Without --num_gpus_per_node a node counts as one
-        rank."""
+        """Return the training ranks. Without --num_gpus_per_node a node counts as one."""
         if self.launch:
             return self.launch.world_size
         return flags.num_nodes * (flags.num_gpus_per_node or 1)
@@ -122,8 +121,7 @@ def launched(flags: RankFlags) -> Launch | None:
 
 
 def check_model(config: SupervisedConfig) -> None:
-    """Raise UserError if --pretrain or --ref_pretrain is not a complete model of the kind
-    needed."""
+    """Raise UserError if --pretrain or --ref_pretrain is no complete model of the kind needed."""
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     if isinstance(config, RMConfig):
         check_backbone(path, trusted)
@@ -247,8 +245,7 @@ def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -
 async def start_ranks(
     config: SupervisedConfig, launch: Launch | None, spec: ModelSpec, stage: Stage
 ) -> AsyncIterator[RankGroup]:
-    """Yield a group whose workers have not loaded the model yet. Whatever was started for it ends
-    with the with block."""
+    """Yield a group whose workers have loaded no model yet; it ends with the with block."""
     if config.ranks.under_ray:
         async with _ray_group(config, spec, stage) as group:
             yield group

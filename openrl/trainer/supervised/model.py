@@ -78,8 +78,7 @@ class SupervisedModel:
     async def add_reference(
         self, spec: ModelSpec, examples: Sequence[PreferenceExample], tell: Tell
     ) -> list[PreferenceExample]:
-        """Return the examples with the log-probs of a frozen model, which takes the place of the
-        trained model meanwhile."""
+        """Return the examples with the log-probs of a frozen model, run before the trained one."""
         sums = []
         await self.group.call("start", spec)
         for batch in self._batches(examples, tell):

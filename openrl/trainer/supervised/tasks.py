@@ -82,8 +82,7 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 def _add_balance_loss(config: SupervisedConfig, update: LossOf) -> LossOf:
-    """Add the load-balancing loss if it is requested. Raises UserError if the model then has no
-    experts."""
+    """Add the load-balancing loss if asked to. Raises UserError if the model has no experts."""
     if config.mixture.aux_loss_coef:
         check_mixture(config.model.pretrain, config.model.trust_remote_code)
     return balanced(update, config.mixture.aux_loss_coef)

@@ -1,6 +1,5 @@
-"""What a run looks like from inside: --profile_steps writes profiles of the training ranks in some
-steps to files, and --log_memory shows the GPU and host memory of every worker at each point where
-memory changes hands."""
+"""--profile_steps writes profiles of the training ranks to files; --log_memory shows every worker's
+GPU and host memory at each point where memory changes hands."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Profiling:
 
 
 class MemoryLog:
-    """Logs memory where it changes hands: each call prints a line and collects metrics for the
-    step."""
+    """Logs memory where it changes hands: a line per call, and the step's metrics."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}

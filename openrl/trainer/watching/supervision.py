@@ -44,8 +44,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for signals inside the with block. Does nothing outside the main thread, which
-        alone receives signals."""
+        """Listen for signals inside the with block, if in the main thread, which receives them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -73,8 +72,7 @@ class StopRequest:
             task.cancel()
 
     async def unless_stopped(self, work: Awaitable[Result]) -> Result | None:
-        """Return the result of ``work``. If the run is asked to end first, cancel the work and
-        return None."""
+        """Return the result of ``work``; None, and cancel it, if the run is asked to end first."""
         task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._signalled.wait())
         try:
             await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,8 +90,7 @@ class StopRequest:
 
 
 class WorkerLost(UserError):
-    """A worker died or hangs. The message says which one, when, in which stage, its last words and
-    how to continue."""
+    """A worker died or hangs: which, when, in which stage, its last words, how to continue."""
 
 
 async def supervise(

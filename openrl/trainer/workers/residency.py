@@ -52,8 +52,7 @@ Need = frozenset[RolePart]
 
 @dataclass(frozen=True)
 class ResidencyTable:
-    """The places of each role, and the parts that may sleep. It is pure, so that --dry_run can
-    use it too."""
+    """The places of each role, and the parts that may sleep. Pure, for --dry_run's use."""
 
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
     rows: tuple[RolePart, ...] = ()
@@ -77,14 +76,12 @@ class ResidencyTable:
         return frozenset(p for p in named if p.role in self.places)
 
     def displaced(self, needs: Need) -> list[RolePart]:
-        """Return the rows that must sleep while a stage with these needs runs: all others on the
-        shared places that it uses."""
+        """Return the rows that must sleep in a stage: all others on shared places that it uses."""
         others = [t for t in self.rows if t not in needs]
         return [t for t in others if any(self._share_a_place(t.role, n.role) for n in needs)]
 
     def _share_a_place(self, one: str, other: str) -> bool:
-        """Return whether two roles share a place. A role meets itself if it shares a place with any
-        other role."""
+        """Return whether roles share a place; one meets itself where it shares with any other."""
         common = self._common_places(one, other)
         if one != other:
             return bool(common)
@@ -121,8 +118,7 @@ class ResidencyTable:
         return [role for role in models if self._share_a_place(role, ENGINES)]
 
     def exclude(self, one: Need, other: Need) -> bool:
-        """Return whether two stages cannot run at the same time, because one would put to sleep
-        what the other needs."""
+        """Return whether one stage would put to sleep what the other needs."""
         return bool(other & {*self.displaced(one)} or one & {*self.displaced(other)})
 
 
@@ -163,8 +159,7 @@ class Residency:
         self._seconds: Counter[str] = Counter()
 
     async def started(self, role: str, group: WorkerGroup) -> None:
-        """Register a role that has just started, fully awake, and put to sleep what can sleep, so
-        that the next role finds room."""
+        """Register a role that has just started, awake, and put to sleep what can, for the next."""
         self._groups[role] = group
         await self.log_memory(f"load {role}", role)
         rows = [p for p in self.table.rows if p.role == role]
@@ -174,8 +169,7 @@ class Residency:
 
     @asynccontextmanager
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
-        """Keep the parts that a stage needs awake inside the with block. Raises SleepError if
-        that is impossible."""
+        """Keep what a stage needs awake inside. Raises SleepError if that is impossible."""
         entered = _ActiveStage(f"{name} {role}".strip(), self.table.needs(name, role))
         for outer in _INSIDE.get():
             if self.table.exclude(outer.needs, entered.needs):
@@ -239,14 +233,12 @@ class Residency:
             await self.log_memory(f"{direction} {_names(moved)} for {why}", role)
 
     async def log_memory(self, what: str, *roles: str) -> None:
-        """Log the memory of these roles, with --log_memory. Called where memory may have changed
-        hands."""
+        """Log these roles' memory, where it may have changed hands, with --log_memory."""
         if self.memory is not None:
             await self.memory(what, {role: self._groups[role] for role in roles})
 
     def metrics(self) -> dict[str, Metric]:
-        """Return the seconds spent on sleeping and waking since the last call, if there were any,
-        and the metrics of --log_memory."""
+        """Return the seconds spent on moves since the last call, and --log_memory's metrics."""
         seconds, self._seconds = self._seconds, Counter()
         memory = {} if self.memory is None else self.memory.metrics()
         return {name: Sum(value) for name, value in seconds.items()} | memory

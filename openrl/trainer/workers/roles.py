@@ -1,5 +1,4 @@
-"""The worker groups of a run: which models it has, what each is built from, and how all groups
-start and close."""
+"""The worker groups of a run: which models it has, what workers are built from, their start."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Roles:
     reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
     adapted: bool = False
-    """The policy trains adapters on a frozen base. Its state at the start serves as the reference
-    model."""
+    """The policy trains adapters on a frozen base; its start serves as the reference model."""
     residency: Residency = field(default_factory=Residency)
     """Keeps track of which parts of the groups are awake."""
     replaceable: bool = False
@@ -71,8 +69,7 @@ TRAINED = ("actor", "critic")  # the other models are only evaluated
 def model_spec(
     config: PPOConfig | SupervisedConfig, path: str, device: Device, **own: Any
 ) -> ModelSpec:
-    """Return what a rank of the model at ``path`` is built from. ``own`` sets it apart from the
-    other models of the run."""
+    """Return what a rank of a model is built from. ``own`` sets it apart from the run's others."""
     return ModelSpec(
         path=path,
         model=derived.loaded(config),
@@ -133,8 +130,7 @@ def model_specs(
 def run_engine_spec(
     config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
 ) -> EngineSpec:
-    """Return the specification of each of the run's ``engines``. ``shared`` means that they share
-    places with models."""
+    """Return the spec of each of the run's ``engines``; ``shared``: models share their places."""
     return engine_spec(
         config.model,
         config.engine,
@@ -156,8 +152,7 @@ def run_engine_spec(
 def worker_arguments(
     config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the worker class of each group and the constructor arguments that follow the
-    context."""
+    """Return the worker class of each group and what its constructor takes after the context."""
     table: dict[str, tuple[Any, ...]] = {}
     for role, specs in model_specs(config, device, optimizer_steps).items():
         table[role] = (ModelWorker, *specs)
@@ -265,8 +260,7 @@ async def start_roles(
 
 
 def start_waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
-    """Return the roles in waves. The roles of a wave start side by side, the waves one after the
-    other."""
+    """Return the roles in waves, which start one after the other; those of one, side by side."""
     engines = [role for role in plan.rows if role == ENGINES]
     models = [role for role in plan.rows if role != ENGINES]
     if table.rows:
@@ -303,9 +297,8 @@ def agent_setup(config: PPOConfig) -> AgentSetup:
 
 
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
-    """Raise UserError if a role's number of ranks does not divide as the parallelism flags require,
-    or an optimizer step does not divide among the actor's. These numbers may only be known once the
-    cluster is."""
+    """Raise UserError if ranks do not divide as the parallelism flags require, or a step among the
+    actor's. Their numbers may only be known once the cluster is."""
     problems = [*ranks_share_a_step(config, ranks["actor"])]
     for role, world in ranks.items():
         if role != "actor":
