@@ -58,8 +58,7 @@ class RankGroup(Protocol):
     ranks_per_shard: int
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call the method on every worker with the same arguments, which may be handles. Returns
-        one result per rank."""
+        """Call the method on all workers; arguments may be handles. Returns a result per rank."""
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call the method with arguments ``shards[i]`` on all workers of data-parallel rank i.
@@ -70,7 +69,7 @@ class RankGroup(Protocol):
         """Return True on every driver of the group if any driver passed True."""
 
     async def close(self) -> None:
-        """Call each worker's ``close``, if it has one, and free it. This ends the group's use."""
+        """Call each worker's ``close``, if it has one, and free it. The group is then at an end."""
 
 
 Pending = Mapping[int, Awaitable[Any]]

@@ -23,8 +23,7 @@ from openrl.cluster.group import WorkerContext, is_async, iterate, maybe_await
 from openrl.cluster.ray_cluster import Reservation
 from openrl.registry import load_plugins
 
-BEAT_S = 5.0
-"""Seconds between two touches of the log file."""
+BEAT_S = 5.0  # seconds between two touches of the log file
 Early = Callable[[], None]
 """What a process does before it imports its worker."""
 

@@ -1,5 +1,4 @@
-"""A group of ranks that a launcher such as torchrun started. Every process runs the same driver and
-hosts one worker."""
+"""Ranks that a launcher such as torchrun started: each process is a driver with a worker."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class LauncherGroup:
         close_distributed()
 
     async def _together(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call the method on every rank. If any rank failed, every rank raises the error of the
-        lowest one."""
+        """Call the method on all ranks. If any failed, all raise the error of the lowest one."""
         dist.barrier()
         error: Exception | None = None
         result = None

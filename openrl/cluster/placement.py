@@ -110,8 +110,7 @@ class PlacementPlan:
         return len(self.groups_of(self.of_rank(role, rank))) > 1
 
     def splits_tensor_group(self, role: str, rank: int) -> bool:
-        """Return whether any tensor-parallel group, a block of neighbouring bundles, crosses
-        nodes."""
+        """Return whether a tensor-parallel group, neighbouring bundles, crosses nodes."""
         own, size = self.of_rank(role, rank), self.sizes[role].tensor
         return any(len(self.groups_of(own[i : i + size])) > 1 for i in range(0, len(own), size))
 

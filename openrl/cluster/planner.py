@@ -36,9 +36,8 @@ def role_requests(
     roles: Iterable[str],
     engines_apart: bool = False,
 ) -> list[RoleRequest]:
-    """Return the requests of the model roles ``roles``, then that of the engines, from flags. A
-    role's flag left at None takes the actor's value. With ``engines_apart`` the engines share no
-    place with models."""
+    """Return the requests of the model roles ``roles``, then the engines', from flags. A flag left
+    at None takes the actor's value. With ``engines_apart`` engines share no place with models."""
     roles, sizes = list(roles), engine.sizes
     if places := placement.explicit_places:
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
@@ -148,8 +147,7 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
 
 
 def check_room(plan: PlacementPlan, memory: int) -> None:
-    """Raise UserError if the processes of a plan cannot all be on one machine with this much
-    memory, whatever model they hold."""
+    """Raise UserError if a plan's processes need more memory than this, whatever the models."""
     ranks = sum(map(plan.size, plan.rows))
     if ranks * PROCESS > memory:
         need, has = f"{ranks * PROCESS / 2**30:.0f} GiB", f"{memory / 2**30:.0f}"

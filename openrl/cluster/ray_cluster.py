@@ -247,8 +247,7 @@ class RayCluster:
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
-    """Wait for all groups; return False on timeout. We wait in a thread because Ray's awaitable
-    starts a process per group."""
+    """Wait for all groups; return False on timeout. Ray's awaitable starts a process for each."""
     deadline = time.monotonic() + (timeout or float("inf"))
     for group in groups:
         while not await asyncio.to_thread(group.wait, 1):
@@ -309,8 +308,7 @@ def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
 
 
 def remove_dead_sessions(home: Path) -> None:
-    """Remove the session directories of our clusters whose drivers were killed before they could do
-    so."""
+    """Remove the session directories of our clusters whose drivers were killed before that."""
     for mark in home.glob(f"session_*/{MARK}"):
         with suppress(OSError, ValueError):
             if not psutil.pid_exists(int(mark.read_text())):

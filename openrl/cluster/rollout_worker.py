@@ -93,8 +93,7 @@ async def first_successful(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
     """Return the trajectories of the first ``wanted`` episodes to end without a failure, in the
-    order of ``episodes``, and cancel the others. If too few succeed, failed ones make up the
-    number."""
+    order of ``episodes``; cancel the others. If too few succeed, failed ones fill up the rest."""
     tasks = [asyncio.create_task(episode) for episode in episodes]
     sound: set[int] = set()
     try:
@@ -255,8 +254,7 @@ class RolloutWorker:
     async def generate(
         self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
     ) -> Completion:
-        """Generate on the engine, waiting while ``max_inflight`` requests run. Raises UserError or
-        EngineError."""
+        """Generate, at most ``max_inflight`` at a time. Raises UserError or EngineError."""
         async with self.inflight:
             try:
                 return await self.engine.generate(token_ids, sampling, images)

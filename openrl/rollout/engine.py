@@ -283,8 +283,7 @@ class RolloutEngine(ABC):
         await self._interrupt()
 
     async def resume(self) -> None:
-        """Let all requests continue with the current weights. Raises RuntimeError if a part of the
-        engine is asleep."""
+        """Let all requests continue with current weights. Raises RuntimeError if a part sleeps."""
         self._asleep.require_all("resuming")
         self._resumed.set()
 

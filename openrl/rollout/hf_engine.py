@@ -1,5 +1,4 @@
-"""A rollout engine that generates with transformers, the trainer's own implementation: for models
-that vLLM lacks, and for checks."""
+"""A rollout engine over transformers, as the trainer: for checks, and models that vLLM lacks."""
 
 from __future__ import annotations
 
@@ -160,7 +159,7 @@ class HFEngine(RolloutEngine):
 
     @torch.inference_mode()
     def _decode(self, batch: list[_Row], loop: asyncio.AbstractEventLoop) -> None:
-        """Sample a left-padded batch until its rows, which leave it, end or are interrupted."""
+        """Sample a left-padded batch, which rows leave as they end, until it is empty or paused."""
         batch = [row for row in batch if not row.reply.done()]  # drop requests that were cancelled
         if not batch:
             return
@@ -297,8 +296,7 @@ class HFEngine(RolloutEngine):
 
 
 def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
-    """Return the end-of-text tokens of the tokenizer and of generation_config.json: chat models
-    often have two."""
+    """Return the end-of-text tokens of tokenizer and generation_config.json: often two."""
     listed = getattr(generation, "eos_token_id", None)
     ids = listed if isinstance(listed, list) else [listed]
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -62,18 +63,13 @@ StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManag
 
 
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
-    """Start everything, train, save and report. Whatever happens, no process that ``start`` started
-    outlives this call."""
+    """Start everything, train, save and report. No process of ``start`` outlives this call."""
     os.environ |= config.placement.environment
-
-    async def once(config: PPOConfig, stop: StopRequest) -> RunSummary:
-        return await train_once(config, inputs, start, stop)
-
-    return await supervise(config, once)
+    return await supervise(config, partial(train_once, inputs=inputs, start=start))
 
 
 async def train_once(
-    config: PPOConfig, inputs: Inputs, start: StartRoles, stop: StopRequest
+    config: PPOConfig, stop: StopRequest, inputs: Inputs, start: StartRoles
 ) -> RunSummary:
     run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
     write_config(config, run_dir)
@@ -84,7 +80,7 @@ async def train_once(
     steps = config.batch.total_steps(len(inputs.prompts))
     optimizer_steps = config.batch.total_optimizer_steps(len(inputs.prompts))
     checkpoints = Checkpoints(config.checkpoint, effective_flags(config))
-    done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
+    done, every = checkpoints.saved, config.logging.logging_steps
     with (
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
         raise_worker_lost(progress, config.checkpoint),
@@ -154,14 +150,15 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         kl_estimator=config.kl.measured_estimator,
     )
     masks = config.asynchrony.staleness_policy == "mask"
+    rows, pad_id, seed = inputs.ptx_rows, inputs.tokenizer.pad_token_id, config.debug.seed
     settings = LearningSettings(
         config.batch,
         rollout_batching(config, inputs.row_cost),
-        config.debug.seed,
+        seed,
         derived.compared_dtype(config),
         oldest_trained=config.asynchrony.staleness_bound if masks else None,
         frozen_actor_steps=config.algorithm.frozen_actor_steps,
-        ptx=build_ptx(config, inputs),
+        ptx=SupervisedMix(rows, pad_id, seed, config.ptx.ptx_coef) if rows else None,
         profiling=Profiling.of(config.debug, config.checkpoint.save_path),
     )
     return Learner(
@@ -237,14 +234,6 @@ def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
         timeout=config.placement.rpc_timeout or A_YEAR,
         engines_forget="weights" in dropped_parts(config),
         keeps_tower=config.vision.freeze_visual_encoder,
-    )
-
-
-def build_ptx(config: PPOConfig, inputs: Inputs) -> SupervisedMix | None:
-    if not inputs.ptx_rows:
-        return None
-    return SupervisedMix(
-        inputs.ptx_rows, inputs.tokenizer.pad_token_id, config.debug.seed, config.ptx.ptx_coef
     )
 
 

@@ -108,8 +108,7 @@ class RLTrainer:
         raise self.stop.interrupted(what, how_to_resume(self.settings.checkpoint))
 
     async def begin(self) -> None:
-        """Resume from a checkpoint if there is one, and publish the weights, so that the engines
-        generate with nothing else."""
+        """Resume if asked to, and publish the weights: engines generate with nothing else."""
         if start := self.checkpoints.resume(self.progress.note):
             await self.restore(*start)
         with self.progress.stage("sync"):

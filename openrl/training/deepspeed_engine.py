@@ -195,14 +195,11 @@ class DeepSpeedEngine:
         columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [column.to(self.device) for column in columns]
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in outputs else []
-        return self._engine(*tokens, outputs, reference, self._media(batch))
-
-    def _media(self, batch: ExperienceBatch) -> dict[str, Tensor] | None:
-        """Return the images of a micro-batch as tensors; None for a text model."""
-        if self.model.vision is None:
-            return None
-        found = self.model.vision.read(batch.images)
-        return {name: tensor.to(self.device) for name, tensor in found.items()}
+        media: dict[str, Tensor] | None = None
+        if self.model.vision is not None:
+            found = self.model.vision.read(batch.images)
+            media = {name: tensor.to(self.device) for name, tensor in found.items()}
+        return self._engine(*tokens, outputs, reference, media)
 
     @needs("param")
     @torch.no_grad()
@@ -255,8 +252,7 @@ class DeepSpeedEngine:
         return merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:
-        """Take the optimizer step. Returns the gradient norm before clipping; inf or NaN if the
-        step was skipped."""
+        """Take the optimizer step. Returns the norm before clipping; inf or NaN if skipped."""
         assert self.optim is not None
         if self._clips_itself:
             norm = clip_and_measure(self.model, self.optim.flags.max_norm)

@@ -74,8 +74,7 @@ def _file(directory: Path, rank: int, suffix: str) -> Path:
 def check_values(
     directory: Path, values: dict[str, Any], expected: dict[str, Any], parts: StateParts
 ) -> None:
-    """Raise UserError if a value in ``expected`` differs from the saved one, or if one of ``parts``
-    was not saved."""
+    """Raise UserError if a value differs from the saved one, or if a part was not saved."""
     for name, now in expected.items():
         if values[name] != now:
             raise UserError(

@@ -22,8 +22,7 @@ from openrl.models.logits import Columns, Output
 
 
 class Forward(Protocol):
-    """Runs the model on one micro-batch with gradient. Returns its column, and further outputs by
-    name."""
+    """Runs the model on a micro-batch with gradient. Returns its column, and further outputs."""
 
     def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Columns: ...
 
@@ -241,8 +240,7 @@ def balanced(update: U, coef: float) -> U | BalancedUpdate:
 
 @dataclass(frozen=True)
 class SupervisedUpdate:
-    """``coef`` times the mean negative log-likelihood of the tokens in ``loss_mask``. The metric
-    ``name`` is the mean itself."""
+    """``coef`` times the mean NLL of the tokens in ``loss_mask``; ``name``: the mean's metric."""
 
     coef: float = 1.0
     name: str = "loss"

@@ -310,7 +310,7 @@ def test_workers_know_their_place_and_import_plugins(cluster):
         )
         assert (context.master_addr, context.master_port) == ("127.0.0.1", places[0][0].master_port)
         assert 1024 <= context.master_port < 65536
-        assert threads == context.env["OMP_NUM_THREADS"] == "3"
+        assert threads == "3"
         assert plugin_loaded
 
 

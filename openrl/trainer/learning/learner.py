@@ -91,8 +91,7 @@ class Learner:
     async def learn(
         self, groups: list[Group], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
-        """Train the weights ``version`` on the answers and return the metrics. The engines hold
-        these weights or older ones."""
+        """Train the weights ``version`` on answers of these or older ones. Returns metrics."""
         async with self.settings.profiling.step(step, self.roles.models):
             return await self._learn(groups, version, step, stage)
 
@@ -218,8 +217,7 @@ class Learner:
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Take all optimizer steps of this rollout for policy and critic, or for the critic alone
-        while it warms up. Roles that share a place train one after the other, others side by
-        side."""
+        while it warms up. Roles that share a place take turns, others train side by side."""
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
         metrics: dict[str, Metric] = {}

@@ -18,9 +18,8 @@ from openrl.training.updates import Share, SupervisedUpdate
 def load_ptx(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[SupervisedRow], list[str]]:
-    """Load the examples of --ptx_data; empty without that flag. Prompts are built like those of
-    --prompt_data, and rows are cut at the maximum length of a rollout. Raises UserError for rows
-    that cannot be used."""
+    """Load the examples of --ptx_data; empty without it. Prompts are built as for --prompt_data,
+    and rows cut at a rollout's maximum length. Raises UserError for unusable rows."""
     if config.ptx.ptx_data is None:
         return [], []
     flags = SupervisedDataFlags(  # type: ignore[call-arg]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -49,7 +50,7 @@ from openrl.trainer.playing.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
 from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
-from openrl.trainer.workers.roles import agent_setup, check_ranks
+from openrl.trainer.workers.roles import agent_setup, check_ranks, model_paths
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.whole_weights import check_layers
 from openrl.types import Prompt
@@ -83,7 +84,7 @@ def prepare(config: PPOConfig) -> Inputs:
     check_training(config, device, collector)
     collector.run(check_critic_adapters, config)
     with collector:
-        check_models_split(config, model_paths(config))
+        check_models_split(config, chain(*model_paths(config).values()))
     if VLLM.holds(config):
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
@@ -254,20 +255,6 @@ def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
             f"--best_metric_key: the evaluation has no metric {key!r}, but {', '.join(known)}",
             f"--best_metric_key {near[0]}",
         )
-
-
-def model_paths(config: PPOConfig) -> list[str]:
-    """Return the paths of all models that run on training ranks."""
-    policy, others = config.model.pretrain, config.others
-    of_role = {
-        "critic": others.critic_pretrain or policy,
-        "reference": others.ref_pretrain or policy,
-    }
-    return [
-        policy,
-        *(path for role, path in of_role.items() if role in config.model_roles),
-        *derived.rewards(config).models,
-    ]
 
 
 def check_reward_models(config: PPOConfig) -> None:

@@ -157,8 +157,7 @@ class RolloutBuffer:
         self._changed()
 
     def fail(self, error: BaseException) -> None:
-        """Raise ``error`` in everyone who waits for the buffer, now or later. Only the first error
-        counts."""
+        """Raise ``error``, if it is the first, in all who wait for the buffer, now or later."""
         self._error = self._error or error
         self._changed()
 

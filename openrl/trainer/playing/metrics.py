@@ -17,8 +17,7 @@ SHOWN = 3  # failed rows of a batch that are shown
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Return metrics of lengths, rewards and their parts, ends and zero-signal groups. A metric
-    that nobody measured is absent."""
+    """Return metrics of lengths, rewards, ends and zero-signal groups, as far as measured."""
     rows = [t for g in groups for t in g.trajectories]
     lengths = [t.response_length for t in rows]
     metrics: dict[str, Metric] = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,11 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
     """Train, save and report, see ``supervise``."""
-
-    async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
-        return await train_once(config, inputs, stop)
-
-    return await supervise(config, once, inputs.is_rank_0)
+    return await supervise(config, partial(train_once, inputs=inputs), inputs.is_rank_0)
 
 
 async def train_once(
-    config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
+    config: SupervisedConfig, stop: StopRequest, inputs: SupervisedInputs
 ) -> RunSummary:
     run_dir = Path(config.checkpoint.save_path)
     console = PlainConsole(quiet=not inputs.is_rank_0)
@@ -163,7 +160,7 @@ async def train_once(
     if inputs.is_rank_0:
         write_config(config, run_dir)
     checkpoints = Checkpoints(config.checkpoint, effective_flags(config), inputs.is_rank_0)
-    name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
+    name, done = run_name(config.logging, task.name), checkpoints.saved
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
     spec = trained_spec(config, task, inputs.device, inputs.steps)

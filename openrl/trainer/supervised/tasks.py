@@ -1,5 +1,4 @@
-"""The differences between the supervised commands: one ``Task`` each for train_sft, train_rm and
-train_dpo."""
+"""The differences of train_sft, train_rm and train_dpo: a ``Task`` each."""
 
 from __future__ import annotations
 

@@ -186,8 +186,7 @@ class LenientFileHandler(logging.FileHandler):
 
 @contextmanager
 def driver_log(config: TrainingConfig) -> Iterator[None]:
-    """Log to driver.log too inside the with block, including the traceback of an error that leaves
-    the block."""
+    """Log to driver.log too inside the with block, with the traceback of what leaves it."""
     directory = logging_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     root, to_file = logging.getLogger(), LenientFileHandler(directory / "driver.log", delay=True)

@@ -86,44 +86,50 @@ def model_spec(
     )
 
 
+def model_paths(config: PPOConfig) -> dict[str, list[str]]:
+    """Return the paths of each role's models: its own, then those evaluated in turn with it."""
+    others, policy, roles = config.others, config.model.pretrain, config.model_roles
+    paths = {
+        "actor": [policy],
+        "critic": [others.critic_pretrain or policy],
+        "reference": [others.ref_pretrain or policy],
+        "reward": list(derived.rewards(config).models) if "reward" in roles else [],
+    }
+    return {role: paths[role] for role in roles}
+
+
 def model_specs(
     config: PPOConfig, device: Device, optimizer_steps: int
 ) -> dict[str, list[ModelSpec]]:
     """Return the models of each role: its own, then those that are evaluated in turn with it."""
-    others, policy, roles = config.others, config.model.pretrain, config.model_roles
-    reference, before = others.ref_pretrain or policy, config.algorithm.frozen_actor_steps
-    actor_steps = optimizer_steps - before * config.batch.optimizer_steps_per_rollout
+    frozen = config.algorithm.frozen_actor_steps * config.batch.optimizer_steps_per_rollout
+    rate, steps = config.actor_optim.learning_rate, optimizer_steps - frozen
     average = config.checkpoint.ema_beta if config.checkpoint.enable_ema else None
-    actor_optim, critic_optim = (
-        OptimSpec(config.actor_optim.learning_rate, config.optim, actor_steps, average),
-        OptimSpec(config.critic_optim.learning_rate, config.optim, optimizer_steps),
-    )
-    paths = {
-        "actor": [policy],
-        "critic": [others.critic_pretrain or policy],
-        "reference": [reference],
-        "reward": derived.rewards(config).models if "reward" in roles else [],
-    }
+    critic_rate = config.critic_optim.learning_rate
     evaluated = {"optim": None, "streamed": derived.ref_reward_streams(config)}
     own: dict[str, dict[str, Any]] = {
         "actor": {
             "kind": "logprobs",
-            "optim": actor_optim,
+            "optim": OptimSpec(rate, config.optim, steps, average),
             "lora": config.lora,
-            "kl_reference": reference,
+            "kl_reference": config.others.ref_pretrain or config.model.pretrain,
         },
-        "critic": {"kind": "values", "optim": critic_optim, "lora": config.lora.of_critic},
+        "critic": {
+            "kind": "values",
+            "optim": OptimSpec(critic_rate, config.optim, optimizer_steps),
+            "lora": config.lora.of_critic,
+        },
         "reference": {"kind": "logprobs", **evaluated},
         "reward": {"kind": "rewards", "normalise": config.reward.normalize_reward, **evaluated},
     }
     common = {
         "temperature": config.sampling.temperature,
-        "value_head": others.value_head_prefix,
+        "value_head": config.others.value_head_prefix,
         "kl_top_k": config.kl.full_top_k,
     }
     return {
-        role: [model_spec(config, path, device, **common, **own[role]) for path in paths[role]]
-        for role in roles
+        role: [model_spec(config, path, device, **common, **own[role]) for path in paths]
+        for role, paths in model_paths(config).items()
     }
 
 
