@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.cluster.launcher_group import LauncherGroup
+from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.experience import StepPlan
-from openrl.trainer.saving.disk import disk_is_full
+from openrl.trainer.saving import disk
+from openrl.trainer.saving.checkpoints import Checkpoints, step_of
+from openrl.trainer.saving.disk import DiskFull, disk_is_full
 from openrl.training.build import build_engine
-from openrl.training.distributed import close_distributed, init_distributed
+from openrl.training.distributed import Launch, close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
@@ -56,3 +62,47 @@ def rank_of_two(rank, port, checkpoint, root):
 
 def test_a_full_disk_on_one_rank_holds_up_no_other(tmp_path):
     on_ranks(2, rank_of_two, tiny_model_dir(tmp_path), tmp_path)
+
+
+class Worker:
+    def __init__(self, context):
+        self.rank = context.rank
+
+    def save(self, directory):
+        Path(directory, f"rank_{self.rank}").write_text("weights")
+
+    def train(self, step):
+        return step
+
+
+def driver_of_two(rank, port, root):
+    """Saves after steps 1 to 4 as a launcher's driver does; rank 0 has no room for the second and
+    the third."""
+    launch = Launch(rank, 2, rank, "127.0.0.1", port)
+    group = LauncherGroup("model", launch, "cpu", LIMIT, Worker)
+    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(root)), {}, rank == 0)
+
+    async def write(directory, parts):
+        await group.call("save", str(directory))
+
+    async def run():
+        found = []
+        for step in range(1, 5):
+            disk.free_bytes = lambda path, free=step != 2: 10**9 if free or rank else 10
+            try:
+                with files_of_at_most(2_000 if step == 3 and rank == 0 else 10**6):
+                    state = {"text": "x" * 10_000}
+                    await checkpoints.save(step, state, write, write, any_rank=group.any_rank)
+                found.append(step)
+            except DiskFull:
+                found.append(-step)
+            assert await group.call("train", step) == [step, step]
+        await group.close()
+        return found
+
+    assert asyncio.run(run()) == [1, -2, -3, 4]
+
+
+def test_all_ranks_of_a_launcher_know_that_one_of_them_has_no_room(tmp_path):
+    on_ranks(2, driver_of_two, tmp_path)
+    assert sorted(map(step_of, tmp_path.iterdir())) == [1, 4]

@@ -29,12 +29,18 @@ from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage,
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
+AnyRank = Callable[[bool], Awaitable[bool]]
 SaveState = Callable[[Path, StateParts], Awaitable[None]]
 Export = Callable[[Path], Awaitable[None]]
 
 SCHEMA_VERSION = 7
 """Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
 version is refused, never half read."""
+
+
+async def alone(asked: bool) -> bool:
+    """``RankGroup.any_rank`` where one process drives all ranks."""
+    return asked
 
 
 class Checkpoints:
@@ -83,36 +89,43 @@ class Checkpoints:
         save: SaveState,
         export: Export,
         metric: float | None = None,
+        any_rank: AnyRank = alone,
     ) -> Path:
         """Save a checkpoint and return its path. ``save(directory, parts)`` writes what the engines
         need to resume, ``export(directory)`` a Hugging Face copy, each if flags ask for it and
         before the directory is renamed. The checkpoint with the highest ``metric`` is kept besides
         the newest.
 
-        If either raises, the existing checkpoints stay as they are, and the next save removes the
-        partial files. Raises DiskFull if the disk is full, and then leaves no partial files."""
+        If either raises, the existing checkpoints stay as they are, and the next save removes
+        the partial files. Raises DiskFull if the disk is full, and then leaves no partial files. If
+        several processes run the same driver, all raise it: none may go on while another one still
+        saves. ``any_rank`` is that of their group.
+        """
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
         manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
         manifest |= {"metric": metric, "resumable": self.resumable, "flags": self.run_flags}
-        try:
+
+        async def begin() -> None:
             require_room(self.directory, self._bytes, "a checkpoint")
-            if not self.is_rank_0:
-                await self._write(aside, save, export)
-                self.saved = step
-                return final
-            for left_over in self.directory.glob(".writing_*"):
-                shutil.rmtree(left_over)
-            aside.mkdir(parents=True)
+            if self.is_rank_0:
+                for left_over in self.directory.glob(".writing_*"):
+                    shutil.rmtree(left_over)
+                aside.mkdir(parents=True)
+
+        async def complete() -> None:
             await self._write(aside, save, export)
-            write_json(aside / "state.json", state)
-            manifest["files"] = await asyncio.to_thread(fingerprints, aside)
-            write_json(aside / MANIFEST, add_checksum(manifest))
-            sync_tree(aside)
-            await self._publish(aside, final)
-        except Exception as error:
-            if not disk_is_full(error):
-                raise
+            if self.is_rank_0:
+                write_json(aside / "state.json", state)
+                manifest["files"] = await asyncio.to_thread(fingerprints, aside)
+                write_json(aside / MANIFEST, add_checksum(manifest))
+                sync_tree(aside)
+                await self._publish(aside, final)
+
+        try:
+            for part in (begin, complete):
+                await if_all_have_room(part(), any_rank)
+        except DiskFull as error:
             if self.is_rank_0:
                 shutil.rmtree(aside, ignore_errors=True)
             raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
@@ -169,6 +182,19 @@ class Checkpoints:
         for path in found:
             if path not in kept:
                 shutil.rmtree(path)
+
+
+async def if_all_have_room(work: Awaitable[None], any_rank: AnyRank) -> None:
+    """Await ``work``. Raises DiskFull on every rank if the disk is full for any of them."""
+    full: Exception | None = None
+    try:
+        await work
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        full = error
+    if await any_rank(full is not None):
+        raise DiskFull(first_line(full) if full else "another rank has no room") from full
 
 
 @contextmanager

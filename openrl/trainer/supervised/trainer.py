@@ -114,7 +114,8 @@ class SupervisedTrainer:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
         with self.progress.stage("checkpoint"):
             try:
-                await self.checkpoints.save(self.step, state, self.model.save, self.export)
+                save, any_rank = self.checkpoints.save, self.model.group.any_rank
+                await save(self.step, state, self.model.save, self.export, any_rank=any_rank)
             except DiskFull as error:
                 self.progress.note(f"WARNING: {error.message}; training goes on")
 
