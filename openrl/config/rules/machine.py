@@ -209,6 +209,9 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     elif left and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{name} holds an earlier run or a model, which would be overwritten"
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
+    elif left and flags.resumes and getattr(config.evaluation, "eval_only", False):
+        message = f"{name} holds a run, whose metrics and summary an evaluation alone would replace"
+        yield Problem(("save_path", "eval_only"), message, "another --save_path")
 
 
 @check_environment

@@ -372,6 +372,7 @@ def test_a_key_among_arguments_is_warned_of():
     ("flags", "problem"),
     [
         ("", "--save_path: judge holds an earlier run or a model"),
+        ("--load_checkpoint --eval_only --eval_dataset e", "--save_path, --eval_only: judge holds"),
         ("--reward_pretrain model,judge", "--save_path, --reward_pretrain: the model would be"),
         ("--overwrite_ckpt --ref_pretrain ./judge", "--save_path, --ref_pretrain: the model would"),
     ],
