@@ -19,6 +19,10 @@ from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
 from openrl.types import Message
 
+# a sandbox: no template reaches beyond what it is given
+JINJA = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+_compile = lru_cache(maxsize=8)(JINJA.from_string)
+
 
 @dataclass(frozen=True)
 class PromptParts:
@@ -46,12 +50,10 @@ class Templates:
             require_chat_template(tokenizer)
         # A chat template replaces train_sft's default.
         replaced = self.chat and flags.input_template == PLAIN_DIALOGUE
-        self.around = None if replaced else _read_input_template(flags.input_template)
-        self.system = (
-            None
-            if flags.system_prompt is None
-            else text_or_file(flags.system_prompt, "system_prompt")
-        )
+        self.wrap = _read_input_template(None if replaced else flags.input_template)
+        """Puts a text into --input_template. Raises BadRow."""
+        system = flags.system_prompt
+        self.system = None if system is None else text_or_file(system, "system_prompt")
         self.leading = [] if self.chat else leading_ids(tokenizer)
         """Token ids before plain text; a chat template writes them itself."""
 
@@ -91,10 +93,6 @@ class Templates:
             return messages
         return _with_content(messages, last, self.wrap(messages[last]["content"]))
 
-    def wrap(self, text: str) -> str:
-        """Put ``text`` into --input_template. Raises BadRow."""
-        return text if self.around is None else self.around(text)
-
     def render(self, messages: list[Message], *, generate: bool) -> str:
         """Render the dialogue; with ``generate``, up to where an answer begins. Raises BadRow."""
         try:
@@ -112,10 +110,10 @@ class Templates:
             raise BadRow(f"the chat template cannot render it: {error}") from error
 
 
-def _read_input_template(given: str | None) -> Callable[[str], str] | None:
+def _read_input_template(given: str | None) -> Callable[[str], str]:
     """Return the function that puts a text into a template; it pickles."""
     if given is None:
-        return None
+        return str
     if not given.endswith(JINJA_SUFFIXES):
         return partial(_fill, given)
     source = text_or_file(given, "input_template").strip()
@@ -145,11 +143,6 @@ def _render(source: str, text: str) -> str:
         return _compile(source).render(content=text)
     except Exception as error:  # templates raise anything
         raise BadRow(f"--input_template cannot render it: {error}") from error
-
-
-# a sandbox: no template reaches beyond what it is given
-JINJA = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-_compile = lru_cache(maxsize=8)(JINJA.from_string)
 
 
 def _last_user(messages: list[Message]) -> int | None:
