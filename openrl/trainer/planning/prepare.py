@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -23,7 +24,7 @@ from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_pr
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import ErrorCollector, UserError
+from openrl.errors import ErrorCollector, UserError, short
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import check_recompute
@@ -274,12 +275,17 @@ def check_same_tokens(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> None:
     """Raise UserError if the policy's token ids mean other tokens to the reward model at ``path``.
-    One that is stored without a tokenizer passes unchecked."""
+    Warns if there is no tokenizer to compare."""
     try:
         theirs = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code
         ).get_vocab()
-    except Exception:  # there is no tokenizer, or none that loads
+    except Exception as error:  # there is no tokenizer, or none that loads
+        warnings.warn(
+            f"--reward_pretrain: {path} has no tokenizer that loads, so nobody compares its tokens"
+            f" with the policy's: {short(error)}",
+            stacklevel=2,
+        )
         return
     ours = tokenizer.get_vocab()
     if differing := [

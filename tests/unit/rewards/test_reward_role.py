@@ -72,9 +72,9 @@ def test_a_reward_model_must_read_the_policys_tokens(tmp_path):
         match=r"different tokenizers: 'a' is token 16 there and 15 here \(2 tokens differ\)",
     ):
         check_same_tokens(str(path), policy)
-    for file in path.glob("tokenizer*"):
-        file.unlink()
-    check_same_tokens(str(path), policy)
+    (path / "tokenizer.json").write_text("{torn")
+    with pytest.warns(UserWarning, match="no tokenizer that loads, so nobody compares"):
+        check_same_tokens(str(path), policy)
 
 
 @pytest.mark.parametrize(
