@@ -25,7 +25,7 @@ from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
-LONG = Sampling(400, temperature=0.0, ignore_eos=True)
+LONG = Sampling(200, temperature=0.0, ignore_eos=True)
 PROMPTS = [[7, 8, 9], [11, 5], [30, 31, 32, 33, 34]]
 CLOSE = 1e-4
 
