@@ -51,8 +51,8 @@ from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
 
-# A Unix socket's path has at most 107 characters, and vLLM's sockets add "/" and a UUID.
-LONGEST_SCRATCH = 107 - 37
+# A Unix socket's path has at most 107 characters, and vLLM's sockets add a directory and a UUID.
+LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
 MARK = "openrl.pid"  # file in the session directory of a cluster of our own
 RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import context, forkserver
+from tempfile import TemporaryDirectory
 
 from openrl.rollout.engine import EngineSpec
 
@@ -61,6 +62,22 @@ def forking_engine(spec: EngineSpec) -> Iterator[None]:
         yield
     finally:
         utils.get_mp_context = vllms_own
+
+
+@contextmanager
+def no_sockets_left(spec: EngineSpec) -> Iterator[None]:
+    """Remove the files of the sockets between vLLM's processes once they are connected. vLLM
+    leaves three behind at each start."""
+    # processes of other nodes would get the variable, but not the directory
+    if spec.spans_nodes or "VLLM_RPC_BASE_PATH" in os.environ:
+        yield
+        return
+    with TemporaryDirectory(prefix="v") as sockets:
+        os.environ["VLLM_RPC_BASE_PATH"] = sockets
+        try:
+            yield
+        finally:
+            del os.environ["VLLM_RPC_BASE_PATH"]
 
 
 def _set_environment(spec: EngineSpec) -> None:

@@ -517,6 +517,9 @@ def test_dead_vllm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         engine = await start_engine(
             "vllm", EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512)
         )
+        address = engine._llm.engine_core.input_socket.last_endpoint  # type: ignore[attr-defined]
+        scheme, path = address.decode().split("://")
+        assert scheme == "ipc" and not Path(path).parent.exists()
         request = asyncio.create_task(engine.generate([5, 6, 7], Sampling(500, ignore_eos=True)))
         await asyncio.sleep(0)
         for process in set(multiprocessing.active_children()) - before:
