@@ -139,6 +139,8 @@ def test_a_program_trains_as_its_native_twin(ray_address, tmp_path):
         "max_tokens_per_turn": 12,
         "generate_max_len": 120,
         "format_penalty": None,
+        "rollout_batch_size": 2,  # each of their samples starts a program, which takes seconds
+        "train_batch_size": 8,
     }
     program = f"{sys.executable} {EXAMPLES / 'openai_client.py'}"
     ways = {
