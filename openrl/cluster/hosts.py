@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +19,12 @@ from typing import Any
 import psutil
 import ray
 
-from openrl.cluster.group import WorkerContext, is_async, iterate, maybe_await
-from openrl.cluster.ray_cluster import Reservation
+from openrl.cluster.group import WorkerContext, iterate, maybe_await
 from openrl.registry import load_plugins
 
 BEAT_S = 5.0  # seconds between two touches of the log file
 Early = Callable[[], None]
 """What a process does before it imports its worker."""
-
-CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more than it ever gets
 
 
 class PlainHost:
@@ -126,50 +123,6 @@ class GroupSettings:
     def log_path(self, role: str, rank: int) -> str:
         """Return the path of a worker's log; empty if there is none."""
         return str(Path(self.log_dir) / f"{role}-{rank}.log") if self.log_dir else ""
-
-
-@dataclass(frozen=True)
-class ProcessRecipe:
-    """The recipe for the processes of a group, used at its start and to replace one that died."""
-
-    role: str
-    reservation: Reservation
-    worker_class: type
-    args: tuple[Any, ...]  # constructor arguments after the context
-    envs: Sequence[dict[str, str]]  # environment of each rank
-    settings: GroupSettings
-
-    @property
-    def size(self) -> int:
-        return self.reservation.plan.size(self.role)
-
-    def actor(self, rank: int) -> Any:
-        """Start a new process in this rank's place and return its actor."""
-        options = self.reservation.actor_options(self.role, rank)
-        host: type = PlainHost
-        if is_async(self.worker_class):
-            host, options = AsyncHost, options | {"max_concurrency": CONCURRENCY}
-        environment = {"env_vars": self.envs[rank]}
-        return ray.remote(host).options(runtime_env=environment, **options).remote()
-
-    def begin(self, actor: Any, rank: int) -> ray.ObjectRef:
-        log = self.settings.log_path(self.role, rank)
-        return actor.begin.remote(str(Path.cwd()), log, self.settings.early)
-
-    def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:
-        """Build the worker in ``actor``. ``address`` and ``port`` are those of rank 0."""
-        plan, role = self.reservation.plan, self.role
-        context = WorkerContext(
-            role,
-            rank,
-            self.size,
-            plan.local_ranks(role)[rank],
-            address,
-            port,
-            self.settings.plugins,
-            plan.spans_nodes(role, rank),
-        )
-        return actor.build.remote(self.worker_class, context, *self.args)
 
 
 def begin_log(path: str) -> None:

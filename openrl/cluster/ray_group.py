@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,22 @@ from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 from openrl.cluster.group import (
     END,
     Pending,
+    WorkerContext,
     WorkerDied,
     WorkerGroup,
     WorkerTimeout,
     gather_ranks,
+    is_async,
     raised_by,
 )
-from openrl.cluster.hosts import BEAT_S, GroupSettings, ProcessRecipe, silence
+from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, PlainHost, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.config.groups.placement import ENGINES
 from openrl.waiting import result_beside
 
 log = logging.getLogger(__name__)
 
+CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more than it ever gets
 ITEMS_AHEAD = 2  # unread items after which the generator of a stream pauses
 CLOSE_S = 30.0  # timeout of the workers' close()
 SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a Ray object
@@ -41,11 +43,22 @@ LONGEST_WORDS = 300  # characters kept of each line of last words
 class RayGroup(WorkerGroup):
     """A ``WorkerGroup`` of Ray actors. Use ``create`` to build one."""
 
-    def __init__(self, cluster: RayCluster, recipe: ProcessRecipe) -> None:
-        self.role, self.size, settings = recipe.role, recipe.size, recipe.settings
+    def __init__(
+        self,
+        cluster: RayCluster,
+        reservation: Reservation,
+        role: str,
+        settings: GroupSettings,
+        worker_class: type,
+        args: tuple[Any, ...],
+        envs: Sequence[dict[str, str]],
+    ) -> None:
+        """``args`` are the constructor's after the context, ``envs`` the environments by rank."""
+        self.role, self.size = role, len(envs)
         self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
-        self._cluster, self._settings = cluster, settings
-        self._recipe = replace(recipe, args=self._shared(recipe.args, self.size))
+        self._cluster, self._reservation, self._settings = cluster, reservation, settings
+        self._worker_class, self._envs = worker_class, envs
+        self._args = self._shared(args, self.size)
         self._actors: dict[int, Any] = {}  # by rank
         # (address, free port, process id) of each rank that has answered
         self._places: dict[int, tuple[str, int, int]] = {}
@@ -73,8 +86,7 @@ class RayGroup(WorkerGroup):
         env = worker_env(role, reservation.plan.device, size, cluster.local) | cluster.scratch()
         of_ranks = (reservation.environment(role, rank) for rank in range(size))
         envs = [{**env, **settings.env, **found} for found in await asyncio.gather(*of_ranks)]
-        recipe = ProcessRecipe(role, reservation, worker_class, args, envs, settings)
-        group = cls(cluster, recipe)
+        group = cls(cluster, reservation, role, settings, worker_class, args, envs)
         try:
             await group._start(range(size))
             group._watch()
@@ -85,17 +97,39 @@ class RayGroup(WorkerGroup):
 
     async def _start(self, ranks: Sequence[int]) -> None:
         """Start a process for each of these ranks, side by side, and build its worker."""
-        recipe = self._recipe
-        actors = {rank: recipe.actor(rank) for rank in ranks}
-        self._actors |= actors
-        begun = {r: self._answer(r, "start", recipe.begin(a, r)) for r, a in actors.items()}
+        settings, here, begun = self._settings, str(Path.cwd()), {}
+        for rank in ranks:
+            self._actors[rank] = actor = self._actor(rank)
+            log_path = settings.log_path(self.role, rank)
+            ref = actor.begin.remote(here, log_path, settings.early)
+            begun[rank] = self._answer(rank, "start", ref)
         self._places |= dict(zip(ranks, await self._gather("start", begun), strict=True))
-        address, port, _ = self._places[0]
-        built = {
-            r: self._answer(r, "__init__", recipe.build(a, r, address, port))
-            for r, a in actors.items()
-        }
+        built = {rank: self._answer(rank, "__init__", self._build(rank)) for rank in ranks}
         await self._gather("__init__", built)
+
+    def _actor(self, rank: int) -> Any:
+        """Start a new process in this rank's place and return its actor."""
+        options = self._reservation.actor_options(self.role, rank)
+        host: type = PlainHost
+        if is_async(self._worker_class):
+            host, options = AsyncHost, options | {"max_concurrency": CONCURRENCY}
+        environment = {"env_vars": self._envs[rank]}
+        return ray.remote(host).options(runtime_env=environment, **options).remote()
+
+    def _build(self, rank: int) -> ray.ObjectRef:
+        """Build the worker in its process."""
+        plan, (address, port, _) = self._reservation.plan, self._places[0]
+        context = WorkerContext(
+            self.role,
+            rank,
+            self.size,
+            plan.local_ranks(self.role)[rank],
+            address,
+            port,
+            self._settings.plugins,
+            plan.spans_nodes(self.role, rank),
+        )
+        return self._actors[rank].build.remote(self._worker_class, context, *self._args)
 
     async def restart(self, rank: int) -> None:
         with suppress(RaySystemError):
