@@ -38,7 +38,7 @@ from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.playing.filtering import DynamicFilter
-from openrl.trainer.playing.replay import NoEngines, Replay, RolloutDump
+from openrl.trainer.playing.replay import NoEngines, Replay
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
@@ -110,7 +110,10 @@ def build_trainer(
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
     repair = EngineRepair(restarts, publisher, progress) if restarts else None
     pool = EnginePool(roles.engines, repair, config.asynchrony.partial_rollout)
-    dump = config.collecting.rollout_dump_dir
+    directory = config.collecting.rollout_dump_dir
+    dump = Path(directory).expanduser() if directory else None
+    if dump:
+        dump.mkdir(parents=True, exist_ok=True)
     return RLTrainer(
         build_rollouts(config, inputs, roles, learner, pool),
         learner,
@@ -132,7 +135,7 @@ def build_trainer(
             config.evaluation,
             config.engine.weight_sync_interval,
             stop,
-            RolloutDump(Path(dump).expanduser()) if dump else None,
+            dump,
             config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,
         ),
     )

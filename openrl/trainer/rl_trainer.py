@@ -25,7 +25,7 @@ from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
 from openrl.trainer.playing.metrics import failure_notes, rollout_metrics
-from openrl.trainer.playing.replay import Replay, RolloutDump
+from openrl.trainer.playing.replay import Replay, dump_evaluated, dump_rollouts
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
@@ -44,7 +44,7 @@ class RunSettings:
     evaluation: PromptEvalFlags
     weight_sync_interval: int
     stop: StopRequest = field(default_factory=StopRequest)
-    dump: RolloutDump | None = None
+    dump: Path | None = None  # directory of --rollout_dump_dir
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
 
 
@@ -140,7 +140,7 @@ class RLTrainer:
         if (taken := await self.take()) is None:
             return
         if self.settings.dump:
-            self.settings.dump.taken(step, taken)
+            dump_rollouts(self.settings.dump, step, taken)
         metrics = await result_beside(self.learn(taken, step), [self.rollouts.failure])
         await self.report(step, taken.generated, metrics)
 
@@ -231,7 +231,7 @@ class RLTrainer:
         values = to_floats(measured)
         self.trackers.log_evaluated(self.step, self.evaluation.answered)
         if self.settings.dump:
-            self.settings.dump.evaluated(self.step, self.evaluation.answered)
+            dump_evaluated(self.settings.dump, self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
         self.totals.eval_reward_after = values.get(REWARD)
         return values

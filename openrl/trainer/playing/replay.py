@@ -63,25 +63,19 @@ class NoEngines(Publisher):
         return {}
 
 
-class RolloutDump:
-    """Writes the rollouts of each step and of each evaluation."""
+def dump_rollouts(directory: Path, step: int, taken: RolloutBatch) -> None:
+    number = {id(group): n for n, group in enumerate(taken.generated)}
+    trained = [number[id(group)] for group in taken.groups]
+    head = {"version": taken.version, "counts": taken.counts, "trained": trained}
+    _write(path_of(directory, step), [head, *map(group_to_json, taken.generated)])
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
 
-    def taken(self, step: int, taken: RolloutBatch) -> None:
-        number = {id(group): n for n, group in enumerate(taken.generated)}
-        trained = [number[id(group)] for group in taken.groups]
-        head = {"version": taken.version, "counts": taken.counts, "trained": trained}
-        self._write(path_of(self.directory, step), [head, *map(group_to_json, taken.generated)])
+def dump_evaluated(directory: Path, step: int, groups: list[Group]) -> None:
+    _write(directory / f"eval_{step:06d}.jsonl", map(group_to_json, groups))
 
-    def evaluated(self, step: int, groups: list[Group]) -> None:
-        path = self.directory / f"eval_{step:06d}.jsonl"
-        self._write(path, map(group_to_json, groups))
 
-    def _write(self, path: Path, rows: Iterable[Any]) -> None:
-        write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+def _write(path: Path, rows: Iterable[Any]) -> None:
+    write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def path_of(directory: Path, step: int) -> Path:
