@@ -26,10 +26,10 @@ def printable(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
 
 
-def short(value: object) -> str:
-    """Return ``repr`` of a value for a message, cut off if it is long."""
+def short(value: object, most: int = 80) -> str:
+    """Return ``repr`` of a value for a message, without its middle if it is long."""
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} ..."
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def listed(items: Sequence[object], most: int = 10) -> str:

@@ -35,7 +35,13 @@ policy_losses: Registry[Any] = Registry(
 preference_losses: Registry[Any] = Registry(
     "preference_loss", "openrl.algorithms.preference_losses"
 )
-verifiers: Registry[Any] = Registry("verifier", "openrl.rewards.verifiers.builtin")
-environments: Registry[Any] = Registry("environment", "openrl.agents.environments.builtin")
+_VERIFIERS = "countdown dapo expressions layout length llm_judge match numeric programs reasoning"
+verifiers: Registry[Any] = Registry(
+    "verifier", *(f"openrl.rewards.verifiers.{module}" for module in _VERIFIERS.split())
+)
+_GAMES = "bandit calculator countdown frozen_lake number_game reasoning search sokoban"
+environments: Registry[Any] = Registry(
+    "environment", *(f"openrl.agents.environments.{module}" for module in _GAMES.split())
+)
 tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
 trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")

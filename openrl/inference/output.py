@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from transformers import PreTrainedTokenizerBase
@@ -102,9 +101,7 @@ class Output:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 

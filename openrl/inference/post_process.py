@@ -29,16 +29,11 @@ def best_and_worst(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
 def conditional_sft(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
     """Conditional SFT (https://arxiv.org/abs/2308.12050): put the reward of each response into its
     prompt."""
+    key, template = config.data.input_key, config.task.reward_template
+    rewarded = [template.replace("{reward}", f"{row['reward']:.2f}") for row in rows]
     return [
-        row
-        | {
-            config.data.input_key: (
-                config.task.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
-                    "{input}", row[config.data.input_key]
-                )
-            )
-        }
-        for row in rows
+        row | {key: text.replace("{input}", row[key])}
+        for row, text in zip(rows, rewarded, strict=True)
     ]
 
 

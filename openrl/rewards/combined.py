@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.reward import FailurePolicy
 from openrl.config.reward_plan import RewardPlan
-from openrl.errors import UserError
-from openrl.rewards.protocol import shorten
+from openrl.errors import UserError, short
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Group, Score, Trajectory
@@ -83,7 +82,7 @@ def row_lines(trajectory: Trajectory) -> list[str]:
     """Return the lines that show a row in an error message."""
     prompt = trajectory.prompt
     shown = {"prompt": prompt.text, "label": prompt.label, "response": trajectory.text}
-    lines = [f"  {name:9} {shorten(value)}" for name, value in shown.items()]
+    lines = [f"  {name:9} {short(value, 200)}" for name, value in shown.items()]
     return [f"  row       {prompt.id}", *lines]
 
 

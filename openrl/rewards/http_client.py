@@ -108,10 +108,14 @@ class JsonClient:
         self, endpoints: Endpoints, *, timeout: float, attempts: int, token: str | None = None
     ) -> None:
         self.endpoints, self.timeout, self._attempts = endpoints, timeout, attempts
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._client: httpx.AsyncClient | None = None  # made in the event loop that uses it
+        headers = {"Content-Type": "application/json"}
+        # The client keeps its connections, and follows no redirects because the token is for this
+        # URL. It needs no other timeout: the exchange as a whole has one.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
+            headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
+            limits=httpx.Limits(max_connections=None),
+        )
 
     async def post(
         self, body: Any, read: Callable[[Any], Reply], *, alone: bool
@@ -153,19 +157,10 @@ class JsonClient:
                 await self.endpoints.sleep(self.endpoints.pause(failures - 1))
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()
 
     async def _exchange(self, url: str, content: bytes) -> Any:
         """Return the JSON of one reply. Raises RequestFailed."""
-        if self._client is None:
-            # The client keeps its connections, and follows no redirects because the token is for
-            # this URL. It needs no other timeout: the exchange as a whole has one.
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-                headers=self._headers,
-                limits=httpx.Limits(max_connections=None),
-            )
         try:
             async with (
                 asyncio.timeout(self.timeout),

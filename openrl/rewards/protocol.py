@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from openrl.errors import short
 from openrl.processes.worker import NotUsable
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
@@ -152,7 +153,7 @@ def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:
             )
         return logs
     if not isinstance(logs, dict):
-        raise BadReply(f"{EXTRA_LOGS} must be a dict, it returned {shorten(logs)}")
+        raise BadReply(f"{EXTRA_LOGS} must be a dict, it returned {short(logs)}")
     columns = {
         n: _column(column, n, count) if isinstance(column, list) else [column] * count
         for n, column in logs.items()
@@ -172,17 +173,11 @@ def _number(value: Any, name: str) -> float:
     while isinstance(value, list) and len(value) == 1:  # a tensor of shape (rows, 1)
         value = value[0]
     if not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be numbers, it returned {shorten(value)}")
+        raise ValueError(f"{name} must be numbers, it returned {short(value)}")
     try:
         number = float(value)
     except OverflowError:  # integers in JSON can have any length
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, it returned {shorten(value)}")
+        raise ValueError(f"{name} must be finite, it returned {short(value)}")
     return number
-
-
-def shorten(value: Any, most: int = 200) -> str:
-    """Return ``repr`` of a value for a message, without its middle if it is long."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from openrl.processes.worker import AskParent, Loaded, describe, load_module
 from openrl.rewards.protocol import read_reply
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.signatures import Scorer, recognise
+from openrl.rewards.signatures import recognise
 from openrl.types import Score
 
 Row = TypeVar("Row")
@@ -50,7 +50,10 @@ class FileTarget:
         )
 
         def answer(asked: Call, ask: AskParent) -> list[Score]:
-            return call(scorer, asked.rows, str(self.path))
+            rows, path = asked.rows, str(self.path)
+            if not scorer.by_row:
+                return read_reply(scorer(rows), len(rows))
+            return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
 
         return Loaded(answer, facts=scorer.together)
 
@@ -99,14 +102,6 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
     )
 
 
-def call(scorer: Scorer, rows: RewardRows, path: str) -> list[Score]:
-    """Return the function's scores of the rows. If it takes one row at a time, an error in one row
-    does not affect the others."""
-    if not scorer.by_row:
-        return read_reply(scorer(rows), len(rows))
-    return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
-
-
 def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list[Score]:
     """Return the scores of a verifier, row by row."""
     from openrl.rewards.verifiers.base import Answer
@@ -122,6 +117,7 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list
 
 
 def _score_row(score: Callable[[Row], Any], row: Row, path: str) -> Score:
+    """Score a row by itself, so that an error in it does not affect the others."""
     try:
         return read_reply(score(row), 1)[0]
     except Exception as error:

@@ -128,18 +128,12 @@ def plot_learning_curve(
     out.
     """
     records = list(read_jsonl(metrics))
-    panels = [
-        (key, heading, key == value[0])
-        for key, heading in (value, *([evaluation] if evaluation else []))
-    ]
-    series = {
-        key: [(r["step"], float(r[key])) for r in records if key in r] for key, _, _ in panels
-    }
-    panels = [p for p in panels if series[p[0]]]
+    panels = []
+    for metric, heading in filter(None, (value, evaluation)):
+        if points := [(r["step"], float(r[metric])) for r in records if metric in r]:
+            panels.append((heading, points, metric == value[0]))
     if panels:
-        write_atomically(
-            picture, _draw(title, [(heading, series[key], noisy) for key, heading, noisy in panels])
-        )
+        write_atomically(picture, _draw(title, panels))
 
 
 def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -> bytes:

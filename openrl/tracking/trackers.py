@@ -51,10 +51,7 @@ class TensorBoardTracker:
         parent = run.flags.use_tensorboard or run.directory / "tensorboard"
         # purge_step hides what an interrupted run wrote after the step to resume from
         purge_step = run.keep_until + 1 if run.keep_until >= 0 else None
-        defaults: dict[str, Any] = {
-            "log_dir": str(Path(parent) / run.name),
-            "purge_step": purge_step,
-        }
+        defaults = {"log_dir": str(Path(parent) / run.name), "purge_step": purge_step}
         self._writer = SummaryWriter(**{**defaults, **run.arguments})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

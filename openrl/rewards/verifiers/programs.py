@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,10 +56,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     if program is None or not program.strip() or len(program) > LONGEST:
         return Verdict.of(False, passed_share=0.0, has_code=0.0)
     results = list(run_cases(program, cases, options))
-    count = {
-        kind: sum(r.outcome == kind for r in results)
-        for kind in ("passed", "error", "timeout", "skipped")
-    }
+    count = Counter(result.outcome for result in results)
     share, good = count["passed"] / len(results), count["passed"] == len(results)
     parts = {
         "passed_share": share,

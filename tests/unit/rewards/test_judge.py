@@ -146,7 +146,7 @@ BUSY = (503, "busy", {})
 )
 def test_what_may_pass_is_asked_again(service, faults):
     service.replies = [*faults, completion("Score: 5")]
-    assert ask(service, timeout=0.5).reward == 0.5
+    assert ask(service).reward == 0.5
     assert len(service.requests) == len(faults) + 1
 
 
@@ -174,8 +174,9 @@ def test_what_may_pass_is_asked_again(service, faults):
 )
 def test_without_a_score_there_is_no_verdict(service, replies, attempts, requests, message):
     service.replies = replies
+    limit = {"timeout": 0.5} if replies == ["hang"] else {}  # a busy machine may need the default
     with pytest.raises(Unavailable, match=message):
-        ask(service, attempts=attempts, timeout=0.5)
+        ask(service, attempts=attempts, **limit)
     assert len(service.requests) == requests
 
 

@@ -201,7 +201,7 @@ def test_the_registry_loads_no_large_library():
         [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     heavy = {"torch", "transformers", "numpy", "sympy", "math_verify", "reasoning_gym", "httpx"}
-    assert "openrl.rewards.verifiers.builtin" in names.split() and heavy.isdisjoint(names.split())
+    assert "openrl.rewards.verifiers.reasoning" in names.split() and heavy.isdisjoint(names.split())
 
 
 def test_the_verifier_of_the_page_works_as_printed():
