@@ -82,7 +82,7 @@ def assign_credit(
     estimator, flags = plan.estimator.component, plan.shaping
     shaped = shape_rewards(outcomes, flags, plan.max_new_tokens)
     clipped = shaped.clamp(*flags.reward_clip_range)
-    metrics = {"reward_clip_fraction": _share(clipped != shaped, outcomes.valid)}
+    metrics = _share("reward_clip_fraction", clipped != shaped, outcomes.valid)
     scores, more = _scores(replace(outcomes, rewards=clipped), plan, running)
     metrics |= more
     batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
@@ -92,7 +92,7 @@ def assign_credit(
     rewards = token_rewards(batch, kl_coef, plan.kl_estimator, keep_process_rewards)
     if flags.token_reward_clip is not None:
         limited = rewards.clamp(-flags.token_reward_clip, flags.token_reward_clip)
-        metrics["token_reward_clip_fraction"] = _share(limited != rewards, batch.loss_mask)
+        metrics |= _share("token_reward_clip_fraction", limited != rewards, batch.loss_mask)
         rewards = limited
     if flags.whiten_rewards:
         rewards = whiten(rewards, batch.loss_mask)
@@ -142,7 +142,7 @@ def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[st
         metrics["whitening_skipped"] = float(int(mask.sum()) < 2)
         advantages = whiten(advantages, mask, plan.whiten_std)
     if limit is not None:
-        metrics["advantage_clip_fraction"] = _share(advantages.abs() > limit, mask)
+        metrics |= _share("advantage_clip_fraction", advantages.abs() > limit, mask)
         advantages = advantages.clamp(-limit, limit)
     return advantages, metrics
 
@@ -156,6 +156,6 @@ def _check(batch: ExperienceBatch, outcomes: Outcomes, estimator: Entry[Estimato
         raise ValueError(f"advantage estimator {estimator.name} needs {problem}")
 
 
-def _share(hit: Tensor, mask: Tensor) -> float:
-    """Return the share of the masked positions that were hit."""
-    return float(masked_mean(hit.float(), mask))
+def _share(name: str, hit: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return the share of the masked positions that were hit; empty if there are none."""
+    return {name: float(masked_mean(hit.float(), mask))} if mask.any() else {}

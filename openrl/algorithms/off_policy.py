@@ -58,7 +58,7 @@ def correct_rollouts(
     weights, compared = weigh(batch, batch.old_logprobs, flags)
     metrics, kept = mismatch_figures(compared), batch.loss_mask
     tests = rejection_tests(flags)
-    if tests:
+    if tests and kept.any():
         log_rho = _log_rho(batch, batch.old_logprobs)
         for test in tests:
             kept = kept & accepted_tokens(log_rho, batch, test)

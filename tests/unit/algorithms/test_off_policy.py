@@ -171,6 +171,16 @@ def test_token_rejection_by_hand():
     assert batch.is_weights is None
 
 
+def test_nothing_is_rejected_where_nothing_is_compared():
+    batch = rows([-1.0] * 5)
+    batch = batch.replace(loss_mask=torch.zeros_like(batch.loss_mask))
+    batch, metrics = kept(batch, "token_k1", thresholds=("0.5_2.0",))
+    assert not batch.loss_mask.any() and not metrics.keys() & {
+        "rejected_tokens",
+        "rejected_sequences",
+    }
+
+
 def test_k1_bounds_are_of_rollout_over_old():
     lopsided = kept(rows(logs(5.0), logs(0.15)), "token_k1", thresholds=("0.1_1.2",))[0]
     assert lopsided.valid.tolist() == [True, False]

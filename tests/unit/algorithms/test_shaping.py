@@ -306,6 +306,9 @@ def test_what_shaping_did_is_measured():
     assert (
         measured_credit(batch.replace(loss_mask=lonely), "reinforce")[1]["whitening_skipped"] == 1
     )
+    nothing = batch.replace(loss_mask=torch.zeros_like(lonely))
+    flags = {"token_reward_clip": 0.5, "advantage_clip": 0.4}
+    assert not [n for n in measured_credit(nothing, "reinforce", **flags)[1] if "fraction" in n]
     running = measured_credit(batch, "reinforce", reward_norm_mean="running")[1]
     assert running["reward_running_mean"] == 4
     assert running["reward_running_std"] == pytest.approx((50 / 3) ** 0.5)  # of 10, 1, 2, 3
