@@ -93,7 +93,10 @@ def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
     limit, longest = config.engine.vllm_max_model_len, longest_sequence(config)
     if limit is not None and limit < longest:
         flags = ("vllm_max_model_len", "prompt_max_len", "generate_max_len")
-        message = f"rows may have {longest} tokens together, but the engine accepts only {limit}"
+        message = (
+            f"prompt and response may have {longest} tokens together, but the engine accepts only"
+            f" {limit}"
+        )
         yield Problem(flags, message, f"--vllm_max_model_len {longest}")
 
 
