@@ -62,6 +62,8 @@ def _get(url: str, private: bool) -> tuple[bytes, str | None]:
             if reply.status != 200:
                 raise FetchError(f"{url}: the server answers {reply.status}")
             content = reply.read(MOST_BYTES + 1)
+            if reply.length and len(content) <= MOST_BYTES:  # ``read`` takes it for the end
+                raise FetchError(f"{url}: the connection ended {reply.length} bytes early")
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -263,6 +263,12 @@ def test_answers_that_are_compared_see_the_images_of_their_prompt(checkpoint, pr
 def server():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            if self.path == "/torn":
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(A) + 7))
+                self.end_headers()
+                self.wfile.write(A)
+                return
             asked.append(self.path)
             moved = self.path == "/moved"
             self.send_response(302 if moved else 200 if self.path != "/no" else 404)
@@ -278,6 +284,13 @@ def server():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", asked
         server.shutdown()
+
+
+def test_an_image_that_breaks_off_is_not_kept(server, tmp_path):
+    address, _ = server
+    with pytest.raises(FetchError, match=r"/torn: the connection ended 7 bytes early"):
+        fetch(f"{address}/torn", private=True, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_urls_are_fetched_once_and_never_from_private_addresses(server, tmp_path):
