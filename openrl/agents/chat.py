@@ -121,12 +121,6 @@ class ChatFormat:
             raise UserError(f"{message} {most}", f"--max_images_per_prompt {len(images)}")
         return images
 
-    def template(self, tools: Schemas | None = None) -> str:
-        """Return the source of the chat template; "" without one."""
-        if not self.chat:
-            return ""
-        return self.tokenizer.get_chat_template(tools=list(tools) if tools else None)
-
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text that begins a row."""
         return self._leading + self.tokenizer(text, add_special_tokens=False).input_ids

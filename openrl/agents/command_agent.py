@@ -20,8 +20,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import IO
 from uuid import uuid4
 
@@ -53,7 +52,13 @@ class AgentCommand:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
         with the end of its output, and if it takes too much memory or prints too much."""
         async with self._places:
-            with tempfile.TemporaryFile() as output, _chat_file(prompt) as chat:
+            with (
+                tempfile.TemporaryFile() as output,
+                tempfile.NamedTemporaryFile("w", suffix=".json") as chat,
+            ):
+                # with images the chat exceeds what an environment variable may hold
+                json.dump(messages_for_clients(prompt), chat, ensure_ascii=False)
+                chat.flush()
 
                 async def play(session: Session) -> EpisodeResult:
                     given = {**episode_variables(session), "OPENRL_MESSAGES_FILE": chat.name}
@@ -122,16 +127,6 @@ def episode_variables(session: Session) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
     }
-
-
-@contextmanager
-def _chat_file(prompt: Prompt) -> Iterator[IO[str]]:
-    """Open a file with the prompt's messages as JSON. With images they exceed what an environment
-    variable may hold."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(messages_for_clients(prompt), file, ensure_ascii=False)
-        file.flush()
-        yield file
 
 
 async def _wait_for_exit(pid: int, seconds: float) -> bool:

@@ -93,7 +93,8 @@ def _policy_text(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str
 
 
 def _check_tool_result(chat: ChatFormat, tools: Schemas) -> str | None:
-    thought = _reasoning_text(chat, tools) if "</think>" in chat.template(tools) else ""
+    template = chat.tokenizer.get_chat_template(tools=list(tools))
+    thought = _reasoning_text(chat, tools) if "</think>" in template else ""
     asked, refused = chat.render([_ASKS], tools), ""
     # the ids differ, because the policy cannot know which one its call will be given
     forms = zip(_calls(tools, thought, _ID), _calls(tools, thought, _OTHER_ID), strict=True)

@@ -17,10 +17,10 @@ from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import serve
 from openrl.agents.tool_agent import ToolAgent
-from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.parsers import parser_for
+from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
@@ -106,7 +106,7 @@ async def with_tools(directory, tokenizer):
     prompt = Prompt("train:0", [1], "Say something.", messages=question)
     limits = TurnFlags(max_turns=3, max_tokens_per_turn=8)
     play = Play(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
-    agent = ToolAgent(toolbox_of([lambda: FunctionTools((say,))], 20.0), play)
+    agent = ToolAgent(lambda: Toolbox([FunctionTools((say,))], 20.0), play)
     engine = await start_engine("hf", EngineSpec(str(directory), dtype="fp32", max_model_len=2048))
     try:
         samplings = [Sampling(max_tokens=1024, max_len=2048, seed=i) for i in range(EPISODES)]

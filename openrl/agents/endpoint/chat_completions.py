@@ -6,22 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     MODEL,
     Answer,
     CompletionRequest,
     Dialect,
     Json,
-    distribution,
-    get,
     logprob_items,
-    read_arguments,
-    read_content,
-    read_max_tokens,
-    read_objects,
-    read_text,
-    read_tool,
-    stop_texts,
 )
 from openrl.agents.tools.calls import call_in_chat
 from openrl.http_server import Refusal
@@ -29,33 +21,31 @@ from openrl.types import Message
 
 
 def read(body: Json) -> CompletionRequest:
-    if get(body, "n", int, 1) != 1:
+    if fields.get(body, "n", int, 1) != 1:
         raise Refusal(400, "'n' must be 1: send one request per reply")
     choice = body.get("tool_choice")
-    tools = [] if choice == "none" else read_objects(body, "tools", [])
+    tools = [] if choice == "none" else fields.objects(body, "tools", [])
     return CompletionRequest(
-        [read_message(message) for message in read_objects(body, "messages")],
-        tools=[read_tool(get(tool, "function", dict)) for tool in tools] or None,
-        max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
-        stop=stop_texts(body),
-        distribution=distribution(body, choice),
+        [read_message(message) for message in fields.objects(body, "messages")],
+        tools=[fields.tool(fields.get(tool, "function", dict)) for tool in tools] or None,
+        max_tokens=fields.max_tokens(body, "max_completion_tokens", "max_tokens"),
+        stop=fields.stop_texts(body),
+        distribution=fields.distribution(body, choice),
     )
 
 
 def read_message(message: Json) -> Message:
-    role, content = get(message, "role", str), message.get("content")
-    read: Message = {
-        "role": "system" if role == "developer" else role,
-        "content": read_text(content) if role == "assistant" else read_content(content),
-    }
-    if calls := read_objects(message, "tool_calls", []):
+    read = fields.message(message)
+    if calls := fields.objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]
     return read | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
 
 
 def _read_call(call: Json) -> Json:
-    function = get(call, "function", dict)
-    return call_in_chat(call.get("id"), get(function, "name", str), read_arguments(function))
+    function = fields.get(call, "function", dict)
+    return call_in_chat(
+        call.get("id"), fields.get(function, "name", str), fields.arguments(function)
+    )
 
 
 def write(body: Json, answer: Answer) -> Json:
@@ -114,7 +104,7 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     yield {**head, **ids, "choices": [said]}
     end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     yield {**head, "choices": [end]}
-    if get(body, "stream_options", dict, {}).get("include_usage"):
+    if fields.get(body, "stream_options", dict, {}).get("include_usage"):
         yield {**head, "choices": [], "usage": reply["usage"]}
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     MODEL,
@@ -13,14 +14,6 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    distribution,
-    get,
-    read_content,
-    read_max_tokens,
-    read_objects,
-    read_text,
-    read_tool,
-    stop_texts,
 )
 from openrl.agents.tools.calls import call_in_chat
 from openrl.http_server import Refusal
@@ -31,47 +24,51 @@ _HIDDEN = ("thinking", "redacted_thinking")  # blocks of other models, which no 
 
 
 def read(body: Json) -> CompletionRequest:
-    choice = get(body, "tool_choice", dict, {}).get("type")
-    tools = [] if choice == "none" else read_objects(body, "tools", [])
+    choice = fields.get(body, "tool_choice", dict, {}).get("type")
+    tools = [] if choice == "none" else fields.objects(body, "tools", [])
     ours = [tool for tool in tools if tool.get("type") in (None, "custom")]
     messages = [
-        read for message in read_objects(body, "messages") for read in read_message(message)
+        read for message in fields.objects(body, "messages") for read in read_message(message)
     ]
-    if system := read_text(body.get("system")):
+    if system := fields.text(body.get("system")):
         messages = [{"role": "system", "content": system}, *messages]
     return CompletionRequest(
         messages,
-        tools=[read_tool(tool, "input_schema") for tool in ours] or None,
+        tools=[fields.tool(tool, "input_schema") for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
-        max_tokens=read_max_tokens(body, "max_tokens"),
-        stop=stop_texts(body, "stop_sequences"),
-        distribution=distribution(body, choice),
+        max_tokens=fields.max_tokens(body, "max_tokens"),
+        stop=fields.stop_texts(body, "stop_sequences"),
+        distribution=fields.distribution(body, choice),
     )
 
 
 def read_message(message: Json) -> Iterator[Message]:
     """Yield the messages that one message becomes. Tool results, which come inside a user's
     message, become messages of their own."""
-    role, content = get(message, "role", str), message.get("content")
+    role, content = fields.get(message, "role", str), message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    blocks = [b for b in read_objects(message, "content") if b.get("type") not in _HIDDEN]
+    blocks = [b for b in fields.objects(message, "content") if b.get("type") not in _HIDDEN]
     for block in blocks:
         if block.get("type") == "tool_result":
-            called = get(block, "tool_use_id", str)
-            result = read_content(block.get("content"))
+            called = fields.get(block, "tool_use_id", str)
+            result = fields.content(block.get("content"))
             yield {"role": "tool", "tool_call_id": called, "content": result}
     calls = [_read_call(block) for block in blocks if block.get("type") == "tool_use"]
     others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
     if others or calls or not blocks:
-        shown = read_text(others) if role == "assistant" else read_content(others)
+        shown = fields.text(others) if role == "assistant" else fields.content(others)
         said: Message = {"role": role, "content": shown}
         yield said | ({"tool_calls": calls} if calls else {})
 
 
 def _read_call(block: Json) -> Json:
-    return call_in_chat(get(block, "id", str), get(block, "name", str), get(block, "input", dict))
+    return call_in_chat(
+        fields.get(block, "id", str),
+        fields.get(block, "name", str),
+        fields.get(block, "input", dict),
+    )
 
 
 def write(body: Json, answer: Answer) -> Json:

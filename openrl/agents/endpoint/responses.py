@@ -5,22 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error
-from openrl.agents.endpoint.records import (
-    MODEL,
-    Answer,
-    CompletionRequest,
-    Dialect,
-    Json,
-    distribution,
-    get,
-    read_arguments,
-    read_content,
-    read_max_tokens,
-    read_objects,
-    read_text,
-    read_tool,
-)
+from openrl.agents.endpoint.records import MODEL, Answer, CompletionRequest, Dialect, Json
 from openrl.agents.tools.calls import ToolCall, call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
@@ -28,21 +15,21 @@ from openrl.types import Message
 
 def read(body: Json) -> CompletionRequest:
     choice = body.get("tool_choice")
-    tools = [] if choice == "none" else read_objects(body, "tools", [])
+    tools = [] if choice == "none" else fields.objects(body, "tools", [])
     ours = [tool for tool in tools if tool.get("type") == "function"]
-    given = get(body, "input", (str, list))
+    given = fields.get(body, "input", (str, list))
     if isinstance(given, str):
         messages: list[Message] = [{"role": "user", "content": given}]
     else:
-        messages = read_items(read_objects(body, "input"))
+        messages = read_items(fields.objects(body, "input"))
     return CompletionRequest(
         messages,
-        tools=[read_tool(tool) for tool in ours] or None,
+        tools=[fields.tool(tool) for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
-        max_tokens=read_max_tokens(body, "max_output_tokens"),
-        distribution=distribution(body, choice),
-        after=get(body, "previous_response_id", str, "").removeprefix("resp_") or None,
-        instructions=get(body, "instructions", str, ""),
+        max_tokens=fields.max_tokens(body, "max_output_tokens"),
+        distribution=fields.distribution(body, choice),
+        after=fields.get(body, "previous_response_id", str, "").removeprefix("resp_") or None,
+        instructions=fields.get(body, "instructions", str, ""),
     )
 
 
@@ -66,16 +53,18 @@ def read_items(items: list[Json]) -> list[Message]:
 def _read_item(item: Json) -> Message | None:
     kind = item.get("type", "message")
     if kind == "message":
-        role, content = get(item, "role", str), item.get("content")
-        shown = read_text(content) if role == "assistant" else read_content(content)
-        return {"role": "system" if role == "developer" else role, "content": shown}
+        return fields.message(item)
     if kind == "function_call":
-        called, name = get(item, "call_id", str), get(item, "name", str)
-        call = call_in_chat(called, name, read_arguments(item))
+        called, name = fields.get(item, "call_id", str), fields.get(item, "name", str)
+        call = call_in_chat(called, name, fields.arguments(item))
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        called = get(item, "call_id", str)
-        return {"role": "tool", "tool_call_id": called, "content": read_content(item.get("output"))}
+        called = fields.get(item, "call_id", str)
+        return {
+            "role": "tool",
+            "tool_call_id": called,
+            "content": fields.content(item.get("output")),
+        }
     if kind == "reasoning":  # written by another model; no template has a place for it
         return None
     raise Refusal(400, f"items of type {kind!r} are not supported")

@@ -12,12 +12,12 @@ from typing import Any
 from openrl.agents.base import Generate
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     Answer,
     CompletionRequest,
     Json,
-    get,
     session_ended,
 )
 from openrl.agents.endpoint.resent import SampledMessages
@@ -162,10 +162,10 @@ class Session:
         """Take the score of the rollout, in the form of a reward server's reply for one answer:
         {"reward": number, "scores": in [0, 1], "extra_logs": {name: number}}. A later score
         replaces an earlier one. Raises Refusal."""
-        reply: Json = {"rewards": [get(body, "reward", (int, float))]}
+        reply: Json = {"rewards": [fields.get(body, "reward", (int, float))]}
         if body.get("scores") is not None:
-            reply["scores"] = [get(body, "scores", (int, float))]
-        reply["extra_logs"] = get(body, "extra_logs", dict, {})
+            reply["scores"] = [fields.get(body, "scores", (int, float))]
+        reply["extra_logs"] = fields.get(body, "extra_logs", dict, {})
         try:
             score = read_reply(reply, 1)[0]
         except BadReply as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error, usage
 from openrl.agents.endpoint.records import (
     MODEL,
@@ -9,32 +10,31 @@ from openrl.agents.endpoint.records import (
     CompletionRequest,
     Dialect,
     Json,
-    distribution,
-    get,
     logprob_items,
-    read_max_tokens,
-    stop_texts,
 )
 from openrl.http_server import Refusal
 
 
 def read(body: Json) -> CompletionRequest:
-    ids, sampling = get(body, "token_ids", list), get(body, "sampling_params", dict, {})
+    ids, sampling = (
+        fields.get(body, "token_ids", list),
+        fields.get(body, "sampling_params", dict, {}),
+    )
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise Refusal(400, "'token_ids' must be a list of at least one token id")
-    if body.get("stream") or get(sampling, "n", int, 1) != 1:
+    if body.get("stream") or fields.get(sampling, "n", int, 1) != 1:
         raise Refusal(400, "streams and several replies per request are not supported")
     return CompletionRequest(
         [],
         token_ids=ids,
-        max_tokens=read_max_tokens(sampling, "max_tokens"),
-        stop=stop_texts(sampling),
-        distribution=distribution(sampling),
+        max_tokens=fields.max_tokens(sampling, "max_tokens"),
+        stop=fields.stop_texts(sampling),
+        distribution=fields.distribution(sampling),
     )
 
 
 def write(body: Json, answer: Answer) -> Json:
-    wanted = get(body, "sampling_params", dict, {}).get("logprobs")
+    wanted = fields.get(body, "sampling_params", dict, {}).get("logprobs")
     choice = {
         "index": 0,
         "token_ids": answer.completion.token_ids,

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from openrl.agents.foreign.calls import Call, Facts
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import AskParent, Loaded, load_module
-from openrl.types import Prompt, Sampling
 
 
 @dataclass(frozen=True)
@@ -56,48 +53,3 @@ class Player:
     def call(self, asked: Call, ask: AskParent) -> Any:
         self.ask = ask
         return self._runner.run(getattr(self, asked.method)(*asked.arguments))
-
-
-class EnvironmentPlayer(Player):
-    rewards = True
-    _environment: Any = None  # that of the episode
-
-    def make(self, sampling: Sampling) -> Any:
-        """Return a new environment."""
-        raise NotImplementedError
-
-    async def reset(
-        self, seed: int, prompt: Prompt, sampling: Sampling
-    ) -> tuple[Any, Mapping[str, str]]:
-        """Begin an episode. Return the first observation, and how metrics are reduced."""
-        self._environment = None  # the last episode's is closed, also if there is no other
-        seed_everything(seed)
-        self._environment = self.make(sampling)
-        return await self._environment.reset(seed, prompt), self._environment.reductions
-
-    async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
-        return await self._environment.step(action), self._environment.reductions
-
-    async def frame(self) -> Any:
-        return await self._environment.frame()
-
-    async def close(self) -> None:
-        if self._environment is not None:
-            await self._environment.close()
-
-
-class GymPlayer(EnvironmentPlayer):
-    def make(self, sampling: Sampling) -> Any:
-        from openrl.agents.gym import GymEnvironment
-
-        return GymEnvironment(self._class())
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global random generators, so that code which uses them draws the same numbers in
-    every sibling."""
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)

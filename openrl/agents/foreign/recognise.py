@@ -71,20 +71,20 @@ EXECUTOR, *_, PROGRAM, AGENT = KINDS = (
         "turns",
         "OpenRLHF's AgentInstance or Molt's Env: async reset(states), async step(states)",
         {"reset": (Signature(1),), "step": (Signature(1),)},
-        "text_turns.TurnsPlayer",
+        "environments.TurnsPlayer",
         takes_states=True,
     ),
     Kind(
         "skyrl",
         "SkyRL's BaseTextEnv: init(prompt), step(action)",
         {"init": (Signature(1),), "step": (Signature(1),)},
-        "skyrl.SkyRLPlayer",
+        "environments.SkyRLPlayer",
     ),
     Kind(
         "gym",
         "gym's and GEM's: reset(seed), step(action)",
         {"reset": (Signature(keywords=("seed",)),), "step": (Signature(1),)},
-        "player.GymPlayer",
+        "environments.GymPlayer",
     ),
     Kind(
         "program",

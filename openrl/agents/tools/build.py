@@ -24,12 +24,6 @@ async def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
 
     Raises UserError for tools that cannot be opened, and for two tools of the same name."""
     sources = [source for part in tools.split(",") for source in await toolsets(part.strip())]
-    return toolbox_of(sources, timeout)
-
-
-def toolbox_of(sources: Sequence[OpenToolset], timeout: float) -> Callable[[], Toolbox]:
-    """Return a function that makes the tools of an episode, as ``open_toolbox`` does, from sources
-    that are open already."""
 
     def make() -> Toolbox:
         return Toolbox([source() for source in sources], timeout)

@@ -13,9 +13,9 @@ from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
-from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
+from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.errors import UserError
@@ -142,7 +142,7 @@ def parse(text, schemas):
 
 def ask(chat, prompt):
     policy = ScriptedPolicy(chat, ["look<eos>", "ok<eos>"])
-    agent = ToolAgent(toolbox_of([lambda: FunctionTools([look])], 0.0), Play(chat, parse))
+    agent = ToolAgent(lambda: Toolbox([FunctionTools([look])], 0.0), Play(chat, parse))
     return asyncio.run(agent.run(prompt, policy, ROOM))
 
 

@@ -8,7 +8,6 @@ from openrl.agents.base import Toolset
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent, first_messages
-from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
@@ -33,11 +32,10 @@ def add(a: int, b: int) -> int:
 
 
 def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sampling=ROOM):
-    toolset = FunctionTools(tools)
     limits = limits or TurnFlags()
+    toolbox = Toolbox([FunctionTools(tools)], limits.env_step_timeout)
     parse = parser_for(parser, chat.tokenizer.chat_template)
-    tools = toolbox_of([lambda: toolset], limits.env_step_timeout)
-    agent = ToolAgent(tools, Play(chat, parse, limits))
+    agent = ToolAgent(lambda: toolbox, Play(chat, parse, limits))
     return asyncio.run(agent.run(prompt, policy, sampling))
 
 

@@ -1,19 +1,26 @@
-"""OpenRLHF's ``AgentInstance`` and Molt's ``Env`` as an environment. Their ``reset`` and ``step``
-take dicts, and texts are concatenated as they are. Runs in the file's process.
+"""Environments of files as ours, and what plays them in the file's process.
 
-OpenRLHF  step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
-          "sampling_params"?, "images"?}
-Molt      step(state) -> Result(reward, observation, terminated, truncated, info, score, images)
-"""
+gym        reset(seed), step(action), as in ``openrl.agents.gym``
+OpenRLHF   step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
+           "sampling_params"?, "images"?}
+Molt       step(state) -> Result(reward, observation, terminated, truncated, info, score, images)
+SkyRL      init(prompt) -> (messages, metadata),
+           step(action) -> {"observations", "reward", "done", "metadata"}
+
+The ``reset`` and ``step`` of OpenRLHF and Molt take dicts, and texts are concatenated as they
+are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+import sys
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Environment, Step
 from openrl.agents.foreign.calls import (
+    chat_for_clients,
     construct,
     numbers,
     pictures,
@@ -23,13 +30,61 @@ from openrl.agents.foreign.calls import (
     takes,
     verdict,
 )
-from openrl.agents.foreign.player import EnvironmentPlayer
+from openrl.agents.foreign.player import Player
 from openrl.types import Prompt, Sampling
 
 if TYPE_CHECKING:
     from openrl.vision.parts import Content
 
 IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
+
+
+class EnvironmentPlayer(Player):
+    rewards = True
+    _environment: Any = None  # that of the episode
+
+    def make(self, sampling: Sampling) -> Any:
+        """Return a new environment."""
+        raise NotImplementedError
+
+    async def reset(
+        self, seed: int, prompt: Prompt, sampling: Sampling
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Begin an episode. Return the first observation, and how metrics are reduced."""
+        self._environment = None  # the last episode's is closed, also if there is no other
+        seed_everything(seed)
+        self._environment = self.make(sampling)
+        return await self._environment.reset(seed, prompt), self._environment.reductions
+
+    async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
+        return await self._environment.step(action), self._environment.reductions
+
+    async def frame(self) -> Any:
+        return await self._environment.frame()
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await self._environment.close()
+
+
+class GymPlayer(EnvironmentPlayer):
+    def make(self, sampling: Sampling) -> Any:
+        from openrl.agents.gym import GymEnvironment
+
+        return GymEnvironment(self._class())
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global random generators, so that code which uses them draws the same numbers in
+    every sibling."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+# -- OpenRLHF and Molt ------------------------------------------------------------------------------
 
 
 class TurnsPlayer(EnvironmentPlayer):
@@ -63,10 +118,8 @@ class TextTurns(Environment):
         }
         found = await result(self._agent.step(states))
         told = found if isinstance(found, Mapping) else _as_told(found)
-        text, asked = (
-            _text(_value(told, "environment_feedback", "step")),
-            told.get("sampling_params"),
-        )
+        text = _text(_value(told, "environment_feedback", "step"))
+        asked = told.get("sampling_params")
         changed = asked is not None and any(
             getattr(asked, name, value) != value for name, value in self._sampling.items()
         )
@@ -116,3 +169,38 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"an observation must be text, not {type(value).__name__}")
     return value
+
+
+# -- SkyRL ------------------------------------------------------------------------------------------
+
+
+class SkyRLPlayer(EnvironmentPlayer):
+    def make(self, sampling: Sampling) -> SkyRLEnvironment:
+        return SkyRLEnvironment(self._class)
+
+
+class SkyRLEnvironment(Environment):
+    def __init__(self, made: type) -> None:
+        self._class = made
+        self._game: Any = None
+
+    async def reset(self, seed: int, prompt: Prompt) -> Sequence[Any]:
+        self._game = await construct(self._class, env_config={}, extras=dict(prompt.meta))
+        first, _ = await result(self._game.init(chat_for_clients(prompt)))
+        return list(first)
+
+    async def step(self, action: str) -> Step:
+        found = await result(self._game.step(action))
+        done = bool(found["done"])
+        metrics = numbers(await result(self._game.get_metrics())) if done else {}
+        return Step(
+            list(found["observations"]),
+            reward=scalar(found["reward"], "the reward"),
+            done=done,
+            metrics=metrics,
+            state=None if found["observations"] else "",
+        )
+
+    async def close(self) -> None:
+        if self._game is not None:
+            await result(self._game.close())

@@ -1,0 +1,134 @@
+"""Reads the fields of the JSON that clients send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.agents.endpoint.records import Json
+from openrl.agents.tools.calls import schema_in_chat
+from openrl.http_server import Refusal
+from openrl.types import Message
+
+_REQUIRED = object()
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_IMAGE_PARTS = ("image_url", "input_image", "image")  # of chats, responses, Anthropic's messages
+_URLS = ("data:", "http://", "https://")
+_DISTRIBUTION = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "response_format",
+)
+
+
+def get(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
+    """Return ``body[name]``, or the default if it is missing or null. Raises Refusal if it is of
+    the wrong type, or missing without a default."""
+    value = body.get(name)
+    if value is None and default is not _REQUIRED:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Refusal(400, f"{name!r} is missing or of the wrong type")
+    return value
+
+
+def objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> list[Json]:
+    """Return ``body[name]``, which must be a list of JSON objects. Raises Refusal."""
+    items = get(body, name, list, default)
+    if not all(isinstance(item, dict) for item in items):
+        raise Refusal(400, f"{name!r} must be a list of JSON objects")
+    return items
+
+
+def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of these limits that the body holds; None without any. Raises Refusal."""
+    for name in names:
+        limit = get(body, name, int, None)
+        if limit is not None and limit < 1:
+            raise Refusal(400, f"{name!r} must be 1 or more")
+        if limit is not None:
+            return limit
+    return None
+
+
+def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
+    stop = get(body, name, (str, list), [])
+    given = [stop] if isinstance(stop, str) else stop
+    if not all(isinstance(one, str) and one for one in given):
+        raise Refusal(400, f"{name!r} must be a text or a list of texts")
+    return tuple(given)
+
+
+def text(given: Any) -> str:
+    """Return the text of a message, whose content is a string or a list of text parts. Raises
+    Refusal."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    if not isinstance(given, list):
+        raise Refusal(400, "the content of a message must be text or a list of parts")
+    for part in given:
+        if not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
+            raise Refusal(400, "this message may only contain text")
+    return "".join(get(part, "text", str) for part in given)
+
+
+def content(given: Any) -> str | list[Json]:
+    """Return the content of a message that may show images: text, or parts if it shows any. Raises
+    Refusal."""
+    parts = given if isinstance(given, list) else []
+    if not any(isinstance(part, dict) and part.get("type") in _IMAGE_PARTS for part in parts):
+        return text(given)
+    return [
+        _image(part)
+        if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS
+        else {"type": "text", "text": text([part])}
+        for part in parts
+    ]
+
+
+def message(given: Json) -> Message:
+    """Return a message of OpenAI's APIs as chat templates take it. Raises Refusal."""
+    role, held = get(given, "role", str), given.get("content")
+    shown = text(held) if role == "assistant" else content(held)
+    return {"role": "system" if role == "developer" else role, "content": shown}
+
+
+def _image(part: Json) -> Json:
+    """Return {"type": "image", "image": URL}. Raises Refusal for anything but a URL, because a path
+    would be one of this machine."""
+    held = get(part, "source" if part["type"] == "image" else "image_url", (str, dict))
+    if isinstance(held, dict) and held.get("type") == "base64":
+        held = f"data:{get(held, 'media_type', str)};base64,{get(held, 'data', str)}"
+    url = get(held, "url", str) if isinstance(held, dict) else held
+    if not url.startswith(_URLS):
+        raise Refusal(400, f"an image must be a URL that begins with {', '.join(_URLS)}")
+    return {"type": "image", "image": url}
+
+
+def arguments(call: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call that a client sends back. JSON text is parsed, because chat
+    templates want an object."""
+    given = call.get("arguments")
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+def tool(given: Mapping[str, Any], parameters: str = "parameters") -> Json:
+    """Return a tool in the form that chat templates take. Raises Refusal."""
+    schema = get(given, parameters, dict, {"type": "object", "properties": {}})
+    return schema_in_chat(get(given, "name", str), get(given, "description", str, ""), schema)
+
+
+def distribution(body: Mapping[str, Any], tool_choice: Any = None) -> Json:
+    """Return the values of a request that would change the distribution that is sampled from."""
+    named = {name: body[name] for name in _DISTRIBUTION if body.get(name) is not None}
+    return named | ({} if tool_choice in (None, "none", "auto") else {"tool_choice": tool_choice})
