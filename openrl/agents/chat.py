@@ -24,8 +24,7 @@ class TemplateError(Exception):
 
 
 class ChatFormat:
-    """The format of a model's chats. Without ``chat``, the text of a chat is the concatenation of
-    its messages."""
+    """The format of a model's chats; without ``chat``, their messages one after another."""
 
     def __init__(
         self,
@@ -35,8 +34,7 @@ class ChatFormat:
         kwargs: Mapping[str, Any],
         images: RowImages | None = None,
     ) -> None:
-        """``kwargs`` go to the chat template. Chats hold only text without ``images`` that have a
-        processor."""
+        """``kwargs`` go to the chat template. Without a processor in ``images``, chats are text."""
         self.tokenizer, self.chat, self.kwargs = tokenizer, chat, kwargs
         self.images = images if images is not None and images.processor is not None else None
         self._leading = [] if chat else leading_ids(tokenizer)
@@ -105,16 +103,14 @@ class ChatFormat:
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Return the images of a chat that ``load_images`` returned. Raises UserError like
-        ``check_image_count``."""
+        """Return the images of a chat from ``load_images``. Raises as ``check_image_count``."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
         return self.check_image_count(
             [part["image"] for parts in chats for part in parts if part["type"] == "image"]
         )
 
     def check_image_count(self, images: list[Image]) -> list[Image]:
-        """Return the images of an episode unchanged. Raises UserError if there are more than the
-        engine takes."""
+        """Return an episode's images. Raises UserError for more than the engine takes."""
         most = self.images.flags.max_images_per_prompt if self.images else 0
         if len(images) > most:
             message = f"an episode shows {len(images)} images, more than --max_images_per_prompt"

@@ -73,8 +73,7 @@ class AgentCommand:
                     raise RuntimeError(f"{error}; its output ends with: {said}") from None
 
     async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int:
-        """Run the program and return its exit code. Everything that it started has ended by
-        then, also if this is cancelled."""
+        """Run the program, end everything that it started, and return its exit code."""
         mark = uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
         process = subprocess.Popen(

@@ -206,7 +206,7 @@ class Conversation:
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
     ) -> list[Message]:
-        """Return the first chat that continues the row of the last turn, else the first that can be
+        """Return the first chat that continues the last turn's row, else the first that can be
         rendered, else the last."""
         fitting = []
         for chat in chats:
@@ -258,8 +258,7 @@ class Conversation:
         return self.sampled >= self.sampling.max_tokens or longest >= self._longest
 
     def require_room_after(self, reply: Reply) -> None:
-        """Raise EpisodeOver if the engine failed, or cut the last turn because the episode is
-        full."""
+        """Raise EpisodeOver if the engine failed, or cut the reply because the episode is full."""
         end = reply.completion.end
         if end.is_failure or (end is End.LENGTH and self.is_full):
             raise EpisodeOver(end)
@@ -301,8 +300,7 @@ class Conversation:
         )
 
     def _text(self) -> str:
-        """Return the text from the first reply on, including the environment's, and of later rows
-        only what they add."""
+        """Return the text from the first reply on; of later rows, only what they add."""
         parts, said = [], ""
         for row in self._rows:
             if said and row.text.startswith(said):  # a turn with the turns before it as context

@@ -32,8 +32,7 @@ async def time_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
 
 
 async def episode_end(turns: Awaitable[End], seconds: float) -> End:
-    """Give an episode this many seconds, and return how it ends, whether ``turns`` returns its end
-    or raises ``EpisodeOver``."""
+    """Give an episode this many seconds, and return its end, which ``turns`` returns or raises."""
     try:
         async with deadline(seconds):
             return await turns

@@ -24,21 +24,18 @@ T = TypeVar("T")
 
 
 class EnvironmentFailure(Exception):
-    """The environment failed or broke its interface, so the episode cannot be judged."""
+    """The environment failed, hung or broke its interface: the episode cannot be judged."""
 
 
 class EnvironmentAgent:
-    """Plays the environment that ``make`` returns for a prompt.
-
-    ``prompt.meta`` may hold the "seed" of the environment, which all samples of the prompt
-    share."""
+    """Plays the environment that ``make`` returns for a prompt. Its seed, which all samples of the
+    prompt share, may stand in ``prompt.meta``."""
 
     def __init__(self, make: Callable[[Prompt], Environment], play: Play) -> None:
         self.make, self.how = make, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play the episode. Raises EnvironmentFailure if the environment fails, hangs or breaks its
-        interface."""
+        """Play the episode. Raises EnvironmentFailure."""
         conversation = Conversation(self.how, prompt, generate, sampling)
         episode = _Episode(self.make(prompt), conversation)
         async with close_on_exit(episode.close):
@@ -160,8 +157,7 @@ class _Episode:
 def reduce_metrics(
     steps: Sequence[Mapping[str, float]], reductions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Reduce each metric over the steps that have it, by the mean if ``reductions`` does not name
-    it."""
+    """Reduce each metric over the steps that have it; without a reduction, by the mean."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {
         name: float(REDUCTIONS[reductions.get(name, "mean")]([s[name] for s in steps if name in s]))
@@ -176,6 +172,5 @@ def as_messages(observation: Content | Sequence[Message]) -> list[Message]:
 
 
 def _state(given: str | None, new: list[Message]) -> str:
-    """Return the key of the state that the policy now sees: the given one, else the text that it is
-    shown."""
+    """Return the key of the state that the policy now sees, or else the text that it is shown."""
     return given if given is not None else str(new[-1]["content"])

@@ -54,8 +54,7 @@ class OpenEnvAgent:
         self.server, self.how = server, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
-        gone."""
+        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError without a server."""
         async with self.server.open() as (ask, waits):
             environment = OpenEnvEnvironment(ask, self.server.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)
@@ -93,8 +92,7 @@ class OpenEnvEnvironment(Environment):
 
 
 def observation_text(observation: Any) -> str:
-    """Return an observation as text: text as it is, also if it is the only field that says
-    something; anything else as JSON."""
+    """Return an observation as text: its only field that says something, or else JSON."""
     if isinstance(observation, Mapping):
         said = [v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})]
         observation = said[0] if len(said) == 1 and isinstance(said[0], str) else observation
@@ -159,8 +157,8 @@ class Server:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Ask, int]]:
-        """Open a connection for an episode. The context gives it, and how often the server had no
-        room for it. Raises ServerFull."""
+        """Open an episode's connection. Return it, and how often the server had no room. Raises
+        ServerFull."""
         if not self.has_websocket:
             async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 yield partial(_post, client, self.root), 0

@@ -22,8 +22,7 @@ class Turn:
 
 @dataclass(eq=False)
 class Recording:
-    """The ``generate`` of one episode. It replays ``known`` turns when the agent asks for them
-    again, and asks the engine for all others."""
+    """The ``generate`` of one episode: ``known`` turns are replayed, and others sampled."""
 
     engine: Generate
     known: list[Turn] = field(default_factory=list)

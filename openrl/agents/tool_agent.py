@@ -95,8 +95,7 @@ class _Episode:
         return self.conversation.chat.load_images(messages)
 
     async def _call_tool(self, call: ToolCall) -> Content:
-        """Make a call and return its result, or its error. For a policy that only reads text, an
-        image becomes "[image]"."""
+        """Return a call's result, or its error. To a policy of text, an image is "[image]"."""
         try:
             result = await self.tools.call(call.name, call.arguments)
             return result if self.conversation.chat.takes_images else content_text(result)
@@ -107,16 +106,14 @@ class _Episode:
     def _chat_forms(
         self, reply: Reply, parsed: ParsedReply, after: list[Message]
     ) -> list[list[Message]]:
-        """Return the messages that may represent a reply and its results in the chat, best
-        first."""
+        """Return the forms that a reply and its results may have in the chat, best first."""
         if parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
             return [[reply.message, *after], [reply.message, as_user]]
         return [[form, *after] for form in message_forms(reply.message, parsed)]
 
     async def trajectory(self, end: End) -> Trajectory:
-        """Return the episode as a trajectory. Raises ValueError if the reward of the tools is not
-        finite."""
+        """Return the episode as a trajectory. Raises ValueError for a reward that is not finite."""
         reward = None if end.is_failure else await self.tools.reward()
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"the reward of the tools is {reward}")
@@ -134,8 +131,7 @@ class _Episode:
 
 
 def first_messages(prompt: Prompt, addition: str) -> list[Message]:
-    """Return the chat before the first turn, with ``addition`` appended to the last message of the
-    user."""
+    """Return the chat before the first turn, with ``addition`` behind the user's last message."""
     messages = prompt_messages(prompt)
     users = [message for message in messages if message["role"] == "user"]
     if addition and users:

@@ -40,8 +40,7 @@ PATIENCE = 60.0  # seconds without a reply before the server is asked whether it
 
 @asynccontextmanager
 async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[VerifiersAgent]:
-    """Open the agent of the server at ``tcp://HOST:PORT``. Raises UserError if none answers
-    there."""
+    """Open the agent of the server at an address. Raises UserError if none answers there."""
     check_address(address)
     server = EnvironmentServer(address)
     try:
@@ -52,8 +51,7 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 
 def check_address(address: str) -> None:
-    """Raise UserError if nothing listens at the address, or if a server there could not reach the
-    endpoint."""
+    """Raise UserError if no server listens at tcp://HOST:PORT, or not on this machine."""
     try:
         where = urlparse(address)
         host, port = where.hostname, where.port
@@ -114,8 +112,7 @@ class EnvironmentServer:
         self._requests: dict[bytes, _Request] = {}
 
     async def start(self) -> None:
-        """Connect, and find out which wire format the server speaks. Raises UserError if no server
-        answers."""
+        """Connect, and find out which wire the server speaks. Raises UserError without answer."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):

@@ -90,8 +90,7 @@ def usage(answer: Answer) -> Json:
 
 
 def events(body: Json, reply: Json) -> Iterator[Json]:
-    """Yield the whole reply as one chunk, its end as another, and the usage as a third if the
-    client wants it."""
+    """Yield the whole reply as one chunk, its end as another, and the usage if it is wanted."""
     head = {key: reply[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
     (choice,) = reply["choices"]

@@ -67,8 +67,7 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
 
 
 def text(given: Any) -> str:
-    """Return the text of a message, whose content is a string or a list of text parts. Raises
-    Refusal."""
+    """Return a message's text, given as a string or a list of text parts. Raises Refusal."""
     if given is None or isinstance(given, str):
         return given or ""
     if not isinstance(given, list):
@@ -80,8 +79,7 @@ def text(given: Any) -> str:
 
 
 def content(given: Any) -> str | list[Json]:
-    """Return the content of a message that may show images: text, or parts if it shows any. Raises
-    Refusal."""
+    """Return a message's content: text, or parts if it shows images. Raises Refusal."""
     parts = given if isinstance(given, list) else []
     if not any(isinstance(part, dict) and part.get("type") in _IMAGE_PARTS for part in parts):
         return text(given)
@@ -113,8 +111,7 @@ def _image(part: Json) -> Json:
 
 
 def arguments(call: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call that a client sends back. JSON text is parsed, because chat
-    templates want an object."""
+    """Return the arguments of a call as an object, which chat templates want, if they are JSON."""
     given = call.get("arguments")
     try:
         return json.loads(given) if isinstance(given, str) else given

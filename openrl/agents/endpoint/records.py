@@ -64,8 +64,7 @@ class Dialect:
 
 
 def logprob_items(answer: Answer) -> list[Json]:
-    """Return the sampled tokens in vLLM's format: versions up to 0.31 have ``token``, later ones
-    have ``token_id``."""
+    """Return the sampled tokens in vLLM's format: ``token`` until 0.31, then ``token_id``."""
     sampled = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     return [
         {

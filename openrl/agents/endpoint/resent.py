@@ -23,8 +23,7 @@ class SampledMessages:
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
     def keep(self, answer: Answer, sampled: Message) -> Message:
-        """Remember an answer, and return it as clients send it back. ``sampled`` is the message
-        with the sampled text."""
+        """Remember an answer, whose text is in ``sampled``. Return it as clients send it back."""
         self._tools |= {call.id: call.name for call in answer.calls}
         forms = message_forms(sampled, ParsedReply(answer.content, answer.calls))
         self._forms |= dict.fromkeys(_names(forms[0]), forms if answer.calls else [sampled])
@@ -51,8 +50,7 @@ class SampledMessages:
 
 
 def _names(message: Message) -> Iterator[str]:
-    """Yield two keys of a message: one of its exact form, and one without what some clients
-    change."""
+    """Yield two keys of a message: of its exact form, and without what some clients change."""
     calls = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
     functions = [[function["name"], function["arguments"]] for _, function in calls]
     ids = [id_ for id_, _ in calls]

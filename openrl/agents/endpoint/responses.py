@@ -34,8 +34,7 @@ def read(body: Json) -> CompletionRequest:
 
 
 def read_items(items: list[Json]) -> list[Message]:
-    """Return the chat that the items form. An assistant's text and the calls that follow it become
-    one message."""
+    """Return the items as a chat. An assistant's text and the calls behind it are one message."""
     messages: list[Message] = []
     for item in items:
         message = _read_item(item)

@@ -44,8 +44,7 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 
 @asynccontextmanager
 async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
-    """Open an endpoint that answers until the context ends. Raises UserError if the port is
-    taken."""
+    """Open an endpoint that answers until the context ends. Raises as ``Endpoint``."""
     endpoint = Endpoint(play, port)
     server = _Server(
         uvicorn.Config(
@@ -81,9 +80,8 @@ class Endpoint:
     async def open(
         self, prompt: Prompt, generate: Generate, sampling: Sampling, key: str | None = None
     ) -> AsyncIterator[Session]:
-        """Open a session for one playing of the prompt, with a random key if none is given. When
-        the context ends, replies that are still being sampled are cancelled, and later requests
-        are refused."""
+        """Open a session for one playing of the prompt, with a random key if none is given. It is
+        closed with the context."""
         key = key or secrets.token_hex(16)
         session = Session(self.play, prompt, generate, sampling, self.root, key)
         self._sessions[key] = session

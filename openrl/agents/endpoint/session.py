@@ -72,8 +72,7 @@ class Session:
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
     def ask(self, ask: CompletionRequest, name: str, repeats: bool) -> Exchange:
-        """Begin to sample the answer, or find it if the request repeats an earlier one of that
-        name. Raises Refusal."""
+        """Begin to sample the answer, or find it, as ``Exchanges.take`` says. Raises Refusal."""
         if self._closed:  # the session ended while the request was read
             raise session_ended()
         return self.exchanges.take(name, repeats, self._answer(ask, name))

@@ -90,8 +90,7 @@ class Game(ABC, Generic[O]):
 
     @abstractmethod
     def play(self, tag: str, said: str) -> Turn:
-        """Take an action. Raises Unreadable, without changing anything, if ``said`` is not an
-        action."""
+        """Take an action. If ``said`` is none, change nothing and raise Unreadable."""
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""

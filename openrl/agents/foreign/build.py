@@ -40,8 +40,7 @@ def agent_file(given: str) -> AgentFile:
 
 
 def recognise(file: AgentFile) -> Facts:
-    """Load the file in a separate process and return what it brings. Raises UserError if it does
-    not load, or has no class that can be played."""
+    """Load the file in a separate process. Raises UserError if nothing in it can be played."""
     with ChildProcess(file, process_limits(TurnFlags()), "agent") as process:
         process.start()
         return process.facts
@@ -55,8 +54,7 @@ def process_limits(flags: TurnFlags) -> Limits:
 async def open_file_agent(
     file: AgentFile, play: Play, endpoint: Endpoint | None = None
 ) -> AsyncIterator[Agent]:
-    """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
-    UserError like ``recognise``."""
+    """Open the agent of one engine, with the endpoint of one that needs it. Raises UserError."""
     size = play.limits.at_once
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(play.limits), "agent", threads)
@@ -77,8 +75,7 @@ async def open_file_agent(
 
 
 class FileAgent:
-    """Plays what a file brings, in a process that is lent to each episode. The episode's time
-    begins once it has one."""
+    """Plays what a file brings. An episode's time begins once it has been lent a process."""
 
     def __init__(self, pool: ProcessPool, play: Play, endpoint: Endpoint | None) -> None:
         self.pool, self.how, self.endpoint = pool, play, endpoint
@@ -86,8 +83,7 @@ class FileAgent:
     async def run(
         self, prompt: Prompt, generate: Generate, sampling: Sampling
     ) -> Trajectory | list[Trajectory]:
-        """Play an episode. Raises UserError if the file does not load, and what the agent
-        raises."""
+        """Play an episode. Raises UserError for a file that does not load."""
         async with self.pool.lease() as process:
             await process.start()
             return await self._agent(process, sampling).run(prompt, generate, sampling)

@@ -41,8 +41,7 @@ class TokenizerRequest:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """An executor's question for a ``Completion`` of these tokens, and its text with special
-    tokens."""
+    """An executor's question for a ``Completion`` of these tokens, and its whole text."""
 
     token_ids: list[int]
     max_tokens: int | None
@@ -54,8 +53,7 @@ class GenerateRequest:
 
 
 async def construct(made: Any, **offered: Any) -> Any:
-    """Make an object of the class with those of ``offered`` that its ``__init__`` takes, which may
-    be a coroutine."""
+    """Make an object with what its ``__init__``, which may be a coroutine, takes of ``offered``."""
     agent = made.__new__(made)
     if made.__init__ is not object.__init__:
         given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}

@@ -75,8 +75,7 @@ class GymPlayer(EnvironmentPlayer):
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global random generators, so that code which uses them draws the same numbers in
-    every sibling."""
+    """Seed the global random generators, which then draw the same numbers in every sibling."""
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)

@@ -33,8 +33,7 @@ class ExecutorPlayer(Player):
     _tokenizer: Any = None
 
     async def prepare(self) -> None:
-        """Make the executor and get the tokenizer, once per process, because what tokenizers import
-        takes seconds."""
+        """Make the executor and get the tokenizer, once per process: its imports take seconds."""
         if self._executor is None:
             self._tokenizer = await asyncio.wrap_future(self.ask(TokenizerRequest()))
             self._executor = await construct(self._class)

@@ -1,5 +1,4 @@
-"""Plays a user's file in its process, one episode after the other. This module uses the standard
-library only."""
+"""Plays a user's file in its process. This module uses the standard library only."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class ProcessTools(Toolset):
 
 
 class ProgramAgent:
-    """Lets the ``run`` of a file play against the endpoint, in a process that is lent to the
-    episode."""
+    """Lets the ``run`` of a file play against the endpoint, in a process of its own."""
 
     def __init__(self, process: Lease, endpoint: Endpoint) -> None:
         self.process, self.endpoint = process, endpoint

@@ -29,8 +29,7 @@ class ProgramPlayer(Player):
     """Each episode has an object of the class."""
 
     async def play(self, prompt: Prompt, sampling: Sampling, root: str, key: str) -> EpisodeResult:
-        """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
-        rollout's."""
+        """Play an episode. ``root`` and ``key`` are those of its ``Session``."""
         agent = await construct(self._class)
         messages = chat_for_clients(prompt)
         if takes(agent.run, "base_url"):
@@ -55,8 +54,7 @@ class ProgramPlayer(Player):
 
 
 def read(found: Any) -> EpisodeResult:
-    """Read what ``run`` returned: None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's
-    Result."""
+    """Read what ``run`` returned: None, a number, the dict of ``read_scores``, or Molt's Result."""
     if found is None:
         return EpisodeResult()
     if isinstance(found, Mapping):

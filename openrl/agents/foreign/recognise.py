@@ -36,8 +36,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to write an agent or an environment. A class is of the first kind whose methods it
-    has."""
+    """A way to write an agent or environment. A class is of the first kind whose methods it has."""
 
     name: str
     shape: str  # shown to people
@@ -173,8 +172,7 @@ def _kind_of(made: Any) -> Kind | None:
 
 
 def _class_to_run(made: Any) -> Any:
-    """Return the class that a runner of OpenRLHF or Molt would run; None if it is no runner, or
-    names no class."""
+    """Return the class that a runner of OpenRLHF or Molt would run, if the class names one."""
     if not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
         return None
     try:

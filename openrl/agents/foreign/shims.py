@@ -1,6 +1,5 @@
 """Stand-ins for the modules that agent files of other systems import, where these systems are not
-installed. They hold base classes, which tell what a class is for, and replace nothing that is
-installed."""
+installed. They hold base classes, which tell what a class is for."""
 
 from __future__ import annotations
 

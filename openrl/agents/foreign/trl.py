@@ -20,8 +20,7 @@ class ToolPlayer(Player):
     """Each episode has an object of the class."""
 
     def __init__(self, made: type) -> None:
-        """Makes one object, because a class may have its methods only after that. Raises UserError
-        for a method that cannot be a tool."""
+        """Makes an object, since a class may have its methods only after that. Raises UserError."""
         super().__init__(made)
         self._object: Any = None  # that of the episode
         tools = tool_methods(type(made()))

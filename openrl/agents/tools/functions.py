@@ -48,8 +48,7 @@ class FunctionTools(Toolset):
 
 
 async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content:
-    """Call a tool and return its value, as text unless it holds a picture. Raises ToolError for
-    anything that the tool raises."""
+    """Return the value of a tool, as text unless it shows a picture. Raises ToolError only."""
     try:
         value = await call(function, **arguments)
         return with_pictures(value) or as_text(value)
@@ -81,8 +80,7 @@ def functions_of(module: ModuleType) -> list[Function]:
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """Return the schema of a function in the form that chat templates take. Raises UserError that
-    names what is missing."""
+    """Return a function's schema as chat templates take it. Raises UserError."""
     mark: ToolMark = getattr(function, "tool_mark", ToolMark())
     if mark.schema is not None:
         return dict(mark.schema)
@@ -123,8 +121,7 @@ def _unfit_parameter(function: Function) -> str | None:
 
 
 def _is_json(hint: Any) -> bool:
-    """Whether a type has a form in JSON. transformers would describe any class that it does not
-    know as an object."""
+    """Whether a type has a form in JSON. transformers would call unknown classes objects."""
     if get_origin(hint) is Literal:
         return True
     if parts := get_args(hint):

@@ -36,8 +36,7 @@ class McpFailed(RuntimeError):
 
 
 async def find_tools(url: str) -> Callable[[], McpTools]:
-    """Return a function that makes the tools of an episode from the server at ``url``. Raises
-    UserError that names the URL."""
+    """Return a function that makes an episode's tools from a server. Raises UserError."""
     try:
         async with _open_session(url) as session, _in_time():
             page = await session.list_tools()
@@ -64,8 +63,7 @@ class McpTools(Toolset):
         self._keeper: asyncio.Task[Any] | None = None  # opens and closes the session
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """Call a tool. Raises ToolError for an error that the server reports, and McpFailed if the
-        server itself fails."""
+        """Call a tool. Raises ToolError for its errors, and McpFailed for the server's."""
         if self._keeper is None:
             self._session = asyncio.Future()
             self._keeper = asyncio.create_task(self._keep_session())

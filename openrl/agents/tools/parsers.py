@@ -26,8 +26,7 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A parser, and the marks by which a chat template of its family is recognised. A format
-    without marks has to be chosen by name."""
+    """A parser, and the marks of its chat templates. Without marks it must be chosen by name."""
 
     parse: Parse
     marks: tuple[str, ...] = ()
@@ -38,8 +37,7 @@ class Malformed(Exception):
 
 
 def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
-    """Return the parser of that name or, without a name, the one that fits the chat template.
-    Raises UserError if there is none."""
+    """Return the parser of that name, or that of the chat template. Raises UserError."""
     chosen = name or detect(chat_template or "")
     if chosen is None:
         raise UserError(

@@ -1,5 +1,4 @@
-"""All tools of an episode in one place, which checks arguments, limits the time of everything it
-awaits, and limits the length of results."""
+"""All tools of an episode, with checked arguments and limits on time and length."""
 
 from __future__ import annotations
 

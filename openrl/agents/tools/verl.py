@@ -91,8 +91,7 @@ class VerlTools(Toolset):
 
 
 def tools_of_config(path: Path) -> list[Any]:
-    """Return the tools that a YAML file names, as tools: [{class_name, config, tool_schema}].
-    Raises UserError."""
+    """Return the tools that a YAML file of verl's form names. Raises UserError."""
     if not path.expanduser().is_file():
         raise UserError(f"--tools: there is no file {path}")
     sys.path[:0] = [str(path.expanduser().resolve().parent), str(Path.cwd())]
@@ -112,8 +111,7 @@ def tools_of_config(path: Path) -> list[Any]:
 
 
 def tools_of_module(module: ModuleType) -> list[Any]:
-    """Make the tools whose classes a module defines, without a configuration. Raises UserError for
-    a class that needs one."""
+    """Make a module's tools without configurations. Raises UserError for one that needs its."""
     classes = [
         value
         for value in vars(module).values()
