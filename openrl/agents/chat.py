@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from openrl.data.tokenizer import leading_ids
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage, message_text
-from openrl.vision.parts import without_images
+from openrl.vision.parts import Part, without_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,23 +68,20 @@ class ChatFormat:
         """Return the messages with their images as engine and trainer get them. Raises BadRow for
         an image that cannot be used, and UserError if the policy only reads text."""
         return [
-            {**message, "content": list(map(self._load_image, message["content"]))}
+            {**message, "content": list(map(self._load_part, message["content"]))}
             if isinstance(message["content"], list)
             else dict(message)
             for message in messages
         ]
 
-    def _load_image(self, part: dict[str, Any]) -> dict[str, Any]:
-        if part["type"] == "text":
-            return part
+    def _load_part(self, part: Part) -> Part:
+        return part if part["type"] == "text" else {"type": "image", "image": self.read_image(part)}
+
+    def read_image(self, held: Any) -> Image:
+        """Read an image as a row may hold it. Raises the same errors as ``load_images``."""
         if self.images is None:
             message = "the policy can only read text, but it is shown an image"
             raise UserError(message, "--max_images_per_prompt N with a vision-language model")
-        return {"type": "image", "image": self.images.read(part)}
-
-    def read_image(self, held: Any) -> Image:
-        """Read an image as a row may hold it, for a policy that ``takes_images``. Raises BadRow."""
-        assert self.images is not None
         return self.images.read(held)
 
     def count_images(self, token_ids: list[int]) -> int:

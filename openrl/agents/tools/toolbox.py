@@ -37,7 +37,11 @@ class Toolbox(Toolset):
                     raise UserError(f"--tools: two tools are called {name}", "rename one of them")
                 self._homes[name] = toolset
         self._parameters = {
-            schema["function"]["name"]: _strict(schema["function"].get("parameters") or {})
+            schema["function"]["name"]: {
+                "type": "object",
+                "additionalProperties": False,
+                **_with_null(schema["function"].get("parameters") or {}),
+            }
             for schema in self.schemas
         }
 
@@ -95,14 +99,8 @@ class Toolbox(Toolset):
             raise ToolError(f"{name}: {'; '.join(sorted(complaints))}"[:_LONGEST_COMPLAINT])
 
 
-def _strict(schema: Any) -> Any:
-    """Return the schema with all arguments forbidden that it does not name, and with null allowed
-    where it says "nullable", which is unknown to JSON Schema."""
-    whole = _with_null(schema)
-    return {"type": "object", "additionalProperties": False, **whole}
-
-
 def _with_null(schema: Any) -> Any:
+    """Allow null where a schema says "nullable", which is unknown to JSON Schema."""
     if isinstance(schema, list):
         return [_with_null(part) for part in schema]
     if not isinstance(schema, Mapping):
