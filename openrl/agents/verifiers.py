@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlparse
 from uuid import uuid4
@@ -98,18 +98,12 @@ class VerifiersAgent:
         return trajectory
 
 
-@dataclass
-class _Request:
-    reply: asyncio.Future[Any] = field(default_factory=lambda: asyncio.Future())
-    deltas: list[Any] = field(default_factory=list)
-
-
 class EnvironmentServer:
     """The client of one server. Its requests run concurrently."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._requests: dict[bytes, _Request] = {}
+        self._replies: dict[bytes, asyncio.Queue[list[bytes]]] = {}  # by the id of their request
 
     async def start(self) -> None:
         """Connect, and find out which wire the server speaks. Raises UserError without answer."""
@@ -119,7 +113,7 @@ class EnvironmentServer:
             self._socket.setsockopt(option, 0)
         self._socket.connect(self.address)
         self._receiving = asyncio.create_task(self._receive())
-        pings = {asyncio.create_task(self._ask(wire.health)): wire for wire in WIRES}
+        pings = {asyncio.create_task(self._ask(_new_id(), wire.health)): wire for wire in WIRES}
         done, late = await asyncio.wait(
             pings, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
@@ -140,21 +134,21 @@ class EnvironmentServer:
         """Let the server play one episode against ``base_url``. Cancelling this call cancels the
         episode in the server. Raises RuntimeError if the server is gone or refuses."""
         id_ = _new_id()
-        request = await self._send(id_, self._wire.run(prompt, base_url, sampling))
+        asking = asyncio.create_task(self._ask(id_, self._wire.run(prompt, base_url, sampling)))
         try:
-            while not request.reply.done():
-                await asyncio.wait({request.reply}, timeout=PATIENCE)
-                if not request.reply.done():
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=PATIENCE)
+                if not asking.done():
                     await self._check_alive()
         except asyncio.CancelledError:
             await self._socket.send_multipart(self._wire.cancel(id_))
             raise
         finally:
-            del self._requests[id_]
-        reply = request.reply.result()
+            await cancel_all([asking])
+        reply, deltas = asking.result()
         if not reply.get("success"):
             raise RuntimeError(f"the environment server refused the episode: {reply.get('error')}")
-        played = self._wire.read(reply, request.deltas)
+        played = self._wire.read(reply, deltas)
         if not math.isfinite(played.reward or 0.0):
             raise RuntimeError(f"the environment's reward is {played.reward}, not a finite number")
         return played
@@ -162,40 +156,34 @@ class EnvironmentServer:
     async def _check_alive(self) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._ask(self._wire.health)
+                await self._ask(_new_id(), self._wire.health)
         except TimeoutError:
             raise RuntimeError(f"the environment server {self.address} no longer answers") from None
 
-    async def _ask(self, frames: list[bytes]) -> Any:
-        id_ = _new_id()
-        request = await self._send(id_, frames)
+    async def _ask(self, id_: bytes, frames: list[bytes]) -> tuple[Json, list[Json]]:
+        """Send a request. Return its reply, and the deltas that came before it."""
+        replies = self._replies[id_] = asyncio.Queue()
+        deltas: list[Json] = []
         try:
-            return await request.reply
+            await self._socket.send_multipart([id_, *frames])
+            while True:
+                *kind, data = await replies.get()
+                told = msgpack.unpackb(data, raw=False, strict_map_key=False)
+                if kind != [b"delta"]:
+                    return told, deltas
+                deltas.append(told)
+        except ValueError as error:  # of the frames or of msgpack
+            raise RuntimeError(
+                f"the environment server's reply cannot be read: {error!r}"
+            ) from error
         finally:
-            del self._requests[id_]
-
-    async def _send(self, id_: bytes, frames: list[bytes]) -> _Request:
-        request = self._requests[id_] = _Request()
-        await self._socket.send_multipart([id_, *frames])
-        return request
+            del self._replies[id_]
 
     async def _receive(self) -> None:
         while True:
             id_, *frames = await self._socket.recv_multipart()
-            request = self._requests.get(id_)
-            if request is None or request.reply.done():  # nobody waits for this reply
-                continue
-            try:
-                *kind, data = frames
-                told = unpack(data)
-            except Exception as error:  # bad frames or bad msgpack; other requests go on
-                failed = RuntimeError(f"the environment server's reply cannot be read: {error!r}")
-                request.reply.set_exception(failed)
-                continue
-            if kind == [b"delta"]:
-                request.deltas.append(told)
-            else:
-                request.reply.set_result(told)
+            if id_ in self._replies:  # otherwise nobody waits for this reply
+                self._replies[id_].put_nowait(frames)
 
 
 def _new_id() -> bytes:
@@ -218,10 +206,6 @@ class Wire:
 def pack(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value, use_bin_type=True, default=str)
     return packed
-
-
-def unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, raw=False, strict_map_key=False)
 
 
 def _sampling(sampling: Sampling) -> Json:
@@ -279,7 +263,7 @@ def _run_task(prompt: Prompt, base_url: str, sampling: Sampling) -> list[bytes]:
 
 
 def _cancel_task(id_: bytes) -> list[bytes]:
-    return [uuid4().hex.encode(), b"cancel", pack({"request_id": id_.decode()})]
+    return [_new_id(), b"cancel", pack({"request_id": id_.decode()})]
 
 
 def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
