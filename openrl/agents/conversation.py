@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
@@ -24,6 +25,7 @@ from openrl.types import (
     Sampling,
     Score,
     Segment,
+    Shown,
     Trajectory,
     VersionSpan,
 )
@@ -124,6 +126,7 @@ class Conversation:
         self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
+        self.shown: list[Shown] = []
         self._asking = 0  # turns that are being sampled
         self._rows: list[_Row] = []
         self._last: _Row | None = None  # the row of the last turn
@@ -269,6 +272,16 @@ class Conversation:
         at = len(self._last.segment.token_ids) - 1
         self._last.rewards[at] = self._last.rewards.get(at, 0.0) + reward
 
+    def show(self, new: Sequence[Message], frame: Any = None, action: str | None = None) -> None:
+        """Record for people what a turn shows the policy, if the prompt asks for that."""
+        if self.prompt.shown:
+            self.shown.append(Shown(tuple(new), frame, action))
+
+    def show_action(self, action: str, reward: float = 0.0) -> None:
+        """Record for people what the policy does in the turn that was shown last."""
+        if self.shown:
+            self.shown[-1] = replace(self.shown[-1], action=action, reward=reward)
+
     def trajectory(
         self, end: End, score: Score | None = None, metrics: Mapping[str, float] | None = None
     ) -> Trajectory:
@@ -297,6 +310,7 @@ class Conversation:
             turns=self.turns,
             score=score,
             metrics={**counted, **(metrics or {})},
+            shown=tuple(self.shown),
         )
 
     def _text(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
@@ -14,7 +13,7 @@ from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
 from openrl.seeds import seed_of
-from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
 
 LONGEST_OBSERVATION = 1_000_000  # characters
@@ -50,7 +49,6 @@ class _Episode:
         self.seed = self.prompt.meta.get("seed", seed_of(self.prompt.id))
         self.actions: list[str] = []
         self.steps: list[Step] = []
-        self.shown: list[Shown] = []
         self.passed: float | None = None
 
     async def play(self) -> End:
@@ -72,11 +70,11 @@ class _Episode:
         Raises EpisodeOver if there is no action to take."""
         await self._show(new)
         reply = await self.conversation.reply(chat, state=state)
-        self._show_action(reply.text)
+        self.conversation.show_action(reply.text)
         self.conversation.require_room_after(reply)
         step = await self._step(reply.text)
         after = self._messages(step.observation)
-        self._show_action(reply.text, step.reward)
+        self.conversation.show_action(reply.text, step.reward)
         self.conversation.credit(step.reward)
         self.steps.append(step)
         self.passed = self.passed if step.passed is None else step.passed
@@ -129,20 +127,15 @@ class _Episode:
         )
 
     async def _show(self, new: list[Message]) -> None:
-        if self.prompt.shown:
-            frame = await self._answer(self.environment.frame())
-            self.shown.append(Shown(tuple(new), frame))
-
-    def _show_action(self, text: str, reward: float = 0.0) -> None:
-        if self.shown:
-            self.shown[-1] = replace(self.shown[-1], action=text, reward=reward)
+        frame = await self._answer(self.environment.frame()) if self.prompt.shown else None
+        self.conversation.show(new, frame)
 
     def trajectory(self, end: End) -> Trajectory:
         if self.passed is None and end.is_truncated:
             self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)
         trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
-        trajectory.seed, trajectory.shown = self.seed, tuple(self.shown)
+        trajectory.seed = self.seed
         return trajectory
 
     def _metrics(self) -> dict[str, float]:

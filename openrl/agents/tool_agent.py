@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, Play, Reply
@@ -19,7 +18,7 @@ from openrl.agents.tools.calls import (
 )
 from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content, content_text, prompt_messages
 
 MOST_PARSE_ERRORS = 3  # in a row
@@ -49,19 +48,18 @@ class _Episode:
         self.parse = parse
         self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
         self.in_a_row = 0  # parse errors
-        self.shown: list[Shown] = []
 
     async def play(self) -> End:
         prompt = self.conversation.prompt
         messages = new = first_messages(prompt, await self.tools.start(prompt))
         while True:
-            self.shown.append(Shown(tuple(new)))
+            self.conversation.show(new)
             async with deadline(self.limits.turn_timeout):
                 reply = await self.conversation.reply(messages, self.tools.schemas)
-                self.shown[-1] = replace(self.shown[-1], action=reply.text)
+                self.conversation.show_action(reply.text)
                 parsed = self._parse_reply(reply)
                 if not parsed.calls and not parsed.error:
-                    self.shown.append(Shown(()))
+                    self.conversation.show(())
                     return reply.completion.end
                 new = await self._call_tools(parsed)
             chats = [[*messages, *form] for form in self._chat_forms(reply, parsed, new)]
@@ -124,10 +122,7 @@ class _Episode:
             **self.tools.metrics,
         }
         score = None if reward is None else Score(reward)
-        trajectory = self.conversation.trajectory(end, score, metrics)
-        if self.conversation.prompt.shown:
-            trajectory.shown = tuple(self.shown)
-        return trajectory
+        return self.conversation.trajectory(end, score, metrics)
 
 
 def first_messages(prompt: Prompt, addition: str) -> list[Message]:

@@ -68,7 +68,7 @@ class Session:
         self._closed = False
         self._calls = 0  # tool calls so far
         self._failures: dict[str, Exception] = {}  # by request, until a repetition succeeds
-        self._sampled, self._shown = SampledMessages(), list[Shown]()
+        self._sampled = SampledMessages()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
     def ask(self, ask: CompletionRequest, name: str, repeats: bool) -> Exchange:
@@ -96,7 +96,9 @@ class Session:
             raise self._refuse(reply.completion.end)
         answer = self._read(reply, ask)
         self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
-        self._show(messages, reply)
+        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        new = messages[said[-1] + 1 :] if said else messages
+        self.conversation.show(new, action=reply.text)
         return answer
 
     async def _load_images(self, messages: list[Message]) -> list[Message]:
@@ -121,12 +123,6 @@ class Session:
         choose = partial(self.conversation.choose, tools=ask.tools)
         chat = self._sampled.restore(messages, choose)
         return await self.conversation.reply(chat, ask.tools, **limits)
-
-    def _show(self, messages: list[Message], reply: Reply) -> None:
-        """Keep a turn for people to see: the messages that are new in it, and the reply."""
-        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        new = messages[said[-1] + 1 :] if said else messages
-        self._shown.append(Shown(tuple(new), action=reply.text))
 
     def _refuse(self, end: End) -> Refusal:
         self.over = end
@@ -200,7 +196,7 @@ class Session:
         }
         played = self.conversation.trajectory(end or self.over or full, self.score, counted)
         if self.prompt.shown:
-            played.shown = (*self._shown, Shown(()))
+            played.shown += (Shown(()),)
         return played
 
 
