@@ -26,48 +26,42 @@ class NotSampled(Exception):
 
 
 class ExecutorAgent:
-    """Lets the ``execute`` of a file play, in a process that is lent to the episode."""
+    """Lets the ``execute`` of a file play one episode, in a process that is lent to it, and answers
+    its questions."""
 
     def __init__(self, process: Lease, play: Play) -> None:
         self.process, self.how = process, play
-
-    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play the episode. If its time is over, or there is no room for another token, return what
-        was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
-        conversation = Conversation(self.how, prompt, generate, sampling)
-        engine = _Engine(conversation)
-        await self.process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
-        call = Call("play", (prompt, sampling))
-        try:
-            async with deadline(self.how.limits.episode_timeout):
-                played: EpisodeResult = await self.process.call(call, engine.answer)
-        except EpisodeOver as over:
-            return conversation.trajectory(over.end)
-        except CallFailed:
-            if engine.failure is not None:
-                raise engine.failure from None
-            if engine.over is not None:
-                return conversation.trajectory(engine.over)
-            raise
-        return trajectory(prompt, played, engine.replies, self.how.chat)
-
-
-class _Engine:
-    """Answers the questions of an executor."""
-
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
         self.replies: list[Reply] = []
         self.failure: Exception | None = None
         self.over: End | None = None  # why there was no reply
 
-    async def answer(self, asked: Any) -> Any:
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Play the episode. If its time is over, or there is no room for another token, return what
+        was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
+        self.conversation = Conversation(self.how, prompt, generate, sampling)
+        await self.process.call(Call("prepare"), self._answer, timeout=START_TIMEOUT)
+        call = Call("play", (prompt, sampling))
+        try:
+            async with deadline(self.how.limits.episode_timeout):
+                played: EpisodeResult = await self.process.call(call, self._answer)
+        except EpisodeOver as over:
+            return self.conversation.trajectory(over.end)
+        except CallFailed:
+            if self.failure is not None:
+                raise self.failure from None
+            if self.over is not None:
+                return self.conversation.trajectory(self.over)
+            raise
+        return trajectory(prompt, played, self.replies, self.how.chat)
+
+    async def _answer(self, asked: Any) -> Any:
+        chat = self.how.chat
         if isinstance(asked, TokenizerRequest):
-            return self._conversation.chat.tokenizer
+            return chat.tokenizer
         assert isinstance(asked, GenerateRequest)
         try:
             images = self._images(asked)
-            reply = await self._conversation.reply_to_tokens(
+            reply = await self.conversation.reply_to_tokens(
                 asked.token_ids, asked.max_tokens, asked.stop, images
             )
         except EpisodeOver as over:
@@ -79,13 +73,12 @@ class _Engine:
             self.failure = error
             raise
         self.replies.append(reply)
-        said, chat = reply.completion, self._conversation.chat
+        said = reply.completion
         return said, chat.decode_after(asked.token_ids, said.token_ids)
 
     def _images(self, asked: GenerateRequest) -> list[Image]:
         """Return the images of a request. Raises BadRow for one that cannot be used."""
-        chat = self._conversation.chat
-        own = [placed.image for placed in self._conversation.prompt.images]
+        chat, own = self.how.chat, [placed.image for placed in self.conversation.prompt.images]
         if asked.images is None:
             return own[: chat.count_images(asked.token_ids)]
         return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
