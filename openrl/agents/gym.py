@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrl.agents.base import REDUCTIONS, Environment, Step
-from openrl.agents.foreign.calls import result
+from openrl.agents.foreign import user_code
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
@@ -63,14 +63,14 @@ class GymEnvironment(Environment):
         self._game = game
 
     async def reset(self, seed: int, prompt: Prompt) -> Sequence[Message]:
-        found = await result(self._game.reset(seed=seed))
+        found = await user_code.result(self._game.reset(seed=seed))
         observation, info = found if isinstance(found, tuple) else (found, {})
         rules = info.get("env_instruction")
         system = [{"role": "system", "content": rules}] if rules else []
         return [*system, {"role": "user", "content": _content(observation)}]
 
     async def step(self, action: str) -> Step:
-        found = await result(self._game.step(action))
+        found = await user_code.result(self._game.step(action))
         if not isinstance(found, tuple) or len(found) not in (4, 5):
             raise TypeError(f"step must return gym's 5 or 4 values, not {type(found).__name__}")
         observation, reward, done, *rest = found
@@ -88,12 +88,12 @@ class GymEnvironment(Environment):
 
     async def frame(self) -> Any | None:
         render = getattr(self._game, "render", None)
-        frame = await result(render()) if render else None
+        frame = await user_code.result(render()) if render else None
         return frame if is_picture(frame) else None  # gym's ``render`` may return text
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):
-            await result(close())
+            await user_code.result(close())
 
 
 def _content(observation: Any) -> Content:

@@ -19,17 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Environment, Step
-from openrl.agents.foreign.calls import (
-    chat_for_clients,
-    construct,
-    numbers,
-    pictures,
-    result,
-    sampling_values,
-    scalar,
-    takes,
-    verdict,
-)
+from openrl.agents.foreign import user_code
 from openrl.agents.foreign.player import Player
 from openrl.types import Prompt, Sampling
 
@@ -93,18 +83,18 @@ class TurnsPlayer(EnvironmentPlayer):
 
 class TextTurns(Environment):
     def __init__(self, made: type, sampling: Sampling) -> None:
-        self._class, self._sampling = made, sampling_values(sampling)
+        self._class, self._sampling = made, user_code.sampling_values(sampling)
         self._agent: Any = None
         self.reductions: dict[str, str] = {IGNORED: "sum"}  # the class's own take the last step
 
     async def reset(self, seed: int, prompt: Prompt) -> Content:
-        self._agent = await construct(self._class)
+        self._agent = await user_code.construct(self._class)
         self._label = prompt.label
         states = {"observation": prompt.text, "prompt": prompt.text, "label": prompt.label}
         if prompt.images:
-            states["images"] = pictures(prompt)
-        seeded = {"seed": seed} if takes(self._agent.reset, "seed") else {}
-        found = await result(self._agent.reset(states, **seeded))
+            states["images"] = user_code.pictures(prompt)
+        seeded = {"seed": seed} if user_code.takes(self._agent.reset, "seed") else {}
+        found = await user_code.result(self._agent.reset(states, **seeded))
         self._text = _text(_value(found, "observation", "reset"))
         return _content(self._text, [placed.image.data for placed in prompt.images])
 
@@ -115,7 +105,7 @@ class TextTurns(Environment):
             "label": self._label,
             "sampling_params": SimpleNamespace(**self._sampling),
         }
-        found = await result(self._agent.step(states))
+        found = await user_code.result(self._agent.step(states))
         told = found if isinstance(found, Mapping) else _as_told(found)
         text = _text(_value(told, "environment_feedback", "step"))
         asked = told.get("sampling_params")
@@ -123,20 +113,20 @@ class TextTurns(Environment):
             getattr(asked, name, value) != value for name, value in self._sampling.items()
         )
         self._text += action + text
-        metrics = numbers(told.get("extra_logs"))
+        metrics = user_code.numbers(told.get("extra_logs"))
         self.reductions.update(dict.fromkeys(metrics, "last"))
         return Step(
             _content(text, told.get("images")),
-            reward=scalar(_value(told, "rewards", "step"), "the reward"),
+            reward=user_code.scalar(_value(told, "rewards", "step"), "the reward"),
             done=bool(_value(told, "done", "step")),
             truncated=bool(getattr(found, "truncated", False)),
-            passed=verdict(told.get("scores")),
+            passed=user_code.verdict(told.get("scores")),
             metrics={**metrics, IGNORED: float(changed)},
         )
 
     async def close(self) -> None:
         if self._agent is not None and (close := getattr(self._agent, "close", None)):
-            await result(close())
+            await user_code.result(close())
 
 
 def _as_told(found: Any) -> dict[str, Any]:
@@ -184,17 +174,19 @@ class SkyRLEnvironment(Environment):
         self._game: Any = None
 
     async def reset(self, seed: int, prompt: Prompt) -> Sequence[Any]:
-        self._game = await construct(self._class, env_config={}, extras=dict(prompt.meta))
-        first, _ = await result(self._game.init(chat_for_clients(prompt)))
+        self._game = await user_code.construct(self._class, env_config={}, extras=dict(prompt.meta))
+        first, _ = await user_code.result(self._game.init(user_code.chat_for_clients(prompt)))
         return list(first)
 
     async def step(self, action: str) -> Step:
-        found = await result(self._game.step(action))
+        found = await user_code.result(self._game.step(action))
         done = bool(found["done"])
-        metrics = numbers(await result(self._game.get_metrics())) if done else {}
+        metrics = (
+            user_code.numbers(await user_code.result(self._game.get_metrics())) if done else {}
+        )
         return Step(
             list(found["observations"]),
-            reward=scalar(found["reward"], "the reward"),
+            reward=user_code.scalar(found["reward"], "the reward"),
             done=done,
             metrics=metrics,
             state=None if found["observations"] else "",
@@ -202,4 +194,4 @@ class SkyRLEnvironment(Environment):
 
     async def close(self) -> None:
         if self._game is not None:
-            await result(self._game.close())
+            await user_code.result(self._game.close())

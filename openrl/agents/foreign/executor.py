@@ -12,16 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrl.agents.base import EpisodeResult
-from openrl.agents.foreign.calls import (
-    GenerateRequest,
-    TokenizerRequest,
-    construct,
-    pictures,
-    read_scores,
-    result,
-    sampling_values,
-    takes,
-)
+from openrl.agents.foreign import user_code
+from openrl.agents.foreign.calls import GenerateRequest, TokenizerRequest
 from openrl.agents.foreign.player import Player
 from openrl.processes.worker import AskParent
 from openrl.types import End, Prompt, Sampling
@@ -36,23 +28,23 @@ class ExecutorPlayer(Player):
         """Make the executor and get the tokenizer, once per process: its imports take seconds."""
         if self._executor is None:
             self._tokenizer = await asyncio.wrap_future(self.ask(TokenizerRequest()))
-            self._executor = await construct(self._class)
+            self._executor = await user_code.construct(self._class)
 
     async def play(self, prompt: Prompt, sampling: Sampling) -> EpisodeResult:
         """Play a whole episode."""
         longest = len(prompt.token_ids) + sampling.max_tokens
-        images = pictures(prompt)
+        images = user_code.pictures(prompt)
         given: dict[str, Any] = {
             "prompt": prompt.text,
             "label": prompt.label,
-            "sampling_params": SimpleNamespace(**sampling_values(sampling)),
+            "sampling_params": SimpleNamespace(**user_code.sampling_values(sampling)),
             "max_length": min(longest, sampling.max_len or longest),
             "hf_tokenizer": self._tokenizer,
             "llm_engine": Engine(self.ask, images),
         }
-        if takes(self._executor.execute, "images"):
+        if user_code.takes(self._executor.execute, "images"):
             given["images"] = images or None
-        return read(await result(self._executor.execute(**given)))
+        return read(await user_code.result(self._executor.execute(**given)))
 
 
 class Engine:
@@ -124,7 +116,7 @@ def read(found: Any) -> EpisodeResult:
             f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
         )
     return replace(
-        read_scores(found),
+        user_code.read_scores(found),
         end=End.LENGTH if found.get("truncated") else None,
         token_ids=[int(i) for i in found["observation_tokens"]],
         action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrl.agents.base import ToolError
-from openrl.agents.foreign.calls import chat_for_clients, takes
+from openrl.agents.foreign import user_code
 from openrl.agents.foreign.player import Player
 from openrl.agents.foreign.recognise import tool_methods
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
@@ -54,6 +54,6 @@ class ToolPlayer(Player):
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
     """Return the columns of the prompt's row that ``reset`` takes."""
-    asked = chat_for_clients(prompt) if prompt.messages else prompt.text
+    asked = user_code.chat_for_clients(prompt) if prompt.messages else prompt.text
     row = {**prompt.meta, "prompt": asked, "label": prompt.label}
-    return {name: value for name, value in row.items() if takes(reset, name)}
+    return {name: value for name, value in row.items() if user_code.takes(reset, name)}

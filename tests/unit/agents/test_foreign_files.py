@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from openrl.agents.base import EpisodeResult
 from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
-from openrl.agents.foreign.calls import EpisodeResult
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.agent import TurnFlags
