@@ -1,17 +1,6 @@
 """The agent that is a program, started for each episode, which plays against the endpoint.
 
-When the program exits, the episode ends, and everything that the program started is killed. The
-program finds these environment variables:
-
-    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL              the endpoint, for OpenAI's clients
-    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     the same for Anthropic's clients
-    OPENRL_REWARD_URL        where it may POST {"reward": 1.0} with OPENAI_API_KEY as bearer token
-    OPENRL_PROMPT            the prompt, or its last message if it is a chat
-    OPENRL_MESSAGES          all messages of the prompt, as JSON, without the pixels of images
-    OPENRL_MESSAGES_FILE     a file with the same messages, whose images are data: URLs
-    OPENRL_ROW               {"id", "source", "meta": other columns of the data}, as JSON
-
-The label is not among them, because it is only for rewards."""
+When the program exits, the episode ends, and everything that the program started is killed."""
 
 from __future__ import annotations
 
@@ -108,7 +97,8 @@ class AgentCommand:
 
 
 def episode_variables(session: Session) -> dict[str, str]:
-    """Return the environment variables that tell a program about its episode."""
+    """Return the environment variables that tell a program about its episode, as docs/endpoint.md
+    describes them. The label is not among them, because it is only for rewards."""
     prompt, messages = session.prompt, session.prompt.chat
     row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
     local = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST]))

@@ -15,11 +15,8 @@
                 raise Unreadable("heads or tails?")
             return Turn(float(said == self.side), done=True, success=said == self.side)
 
-``reset(seed)`` returns the first observation and ``info``. ``step(action)`` takes all the text that
-the policy wrote, and returns the observation, the reward, whether the game is over, whether it was
-given up, and ``info``. The ``info`` of ``step`` holds "action_is_valid", "success", "state" and
-"metrics"; that of ``reset`` holds "state" and "env_instruction". Equal seeds give equal games, in
-every process."""
+Equal seeds give equal games, in every process. ``openrl.agents.gym`` says what ``reset`` and
+``step`` return."""
 
 from __future__ import annotations
 
