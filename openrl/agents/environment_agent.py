@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, Play
-from openrl.agents.ending import close_on_exit, deadline, episode_end
+from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limit
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
 from openrl.seeds import seed_of
@@ -96,17 +95,16 @@ class _Episode:
 
     async def _answer(self, answer: Awaitable[T]) -> T:
         """Return the environment's answer. Raises EnvironmentFailure, which names the episode."""
-        limit = asyncio.timeout(self.limits.env_step_timeout or None)
+        seconds = self.limits.env_step_timeout
+        late = TimeoutError(f"no answer within {seconds:g} s")
         try:
-            async with limit:
+            async with time_limit(seconds, late):
                 return await answer
         except UserError:
             raise
         except Exception as error:
-            if limit.expired():
-                late = f"no answer within {self.limits.env_step_timeout:g} s"
-                raise self._failure(late) from None
-            raise self._failure(f"{type(error).__name__}: {error}") from error
+            what = str(late) if error is late else f"{type(error).__name__}: {error}"
+            raise self._failure(what) from error
 
     def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content, content_text, prompt_messages
+from openrl.waiting import all_or_first_error
 
 MOST_PARSE_ERRORS = 3  # in a row
 
@@ -81,13 +81,9 @@ class _Episode:
             said = f"This call cannot be read: {parsed.error}"
             return [result_message("error", call_id(self.calls + 1), said)]
         self.calls += len(parsed.calls)
-        try:
-            async with asyncio.TaskGroup() as group:
-                results = [group.create_task(self._call_tool(call)) for call in parsed.calls]
-        except ExceptionGroup as failed:  # the other calls have been cancelled
-            raise failed.exceptions[0] from None
+        results = await all_or_first_error(map(self._call_tool, parsed.calls))
         messages = [
-            result_message(call.name, call.id, result.result())
+            result_message(call.name, call.id, result)
             for call, result in zip(parsed.calls, results, strict=True)
         ]
         return self.conversation.chat.load_images(messages)
