@@ -26,6 +26,7 @@ import msgpack
 import zmq.asyncio
 
 from openrl.agents.base import EpisodeResult, Generate
+from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.records import MODEL, Json
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.endpoint.session import Session
@@ -154,11 +155,9 @@ class EnvironmentServer:
         return played
 
     async def _check_alive(self) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self._ask(_new_id(), self._wire.health)
-        except TimeoutError:
-            raise RuntimeError(f"the environment server {self.address} no longer answers") from None
+        gone = RuntimeError(f"the environment server {self.address} no longer answers")
+        async with time_limit(PATIENCE, gone):
+            await self._ask(_new_id(), self._wire.health)
 
     async def _ask(self, id_: bytes, frames: list[bytes]) -> tuple[Json, list[Json]]:
         """Send a request. Return its reply, and the deltas that came before it."""

@@ -41,10 +41,13 @@ async def toolsets(part: str) -> list[OpenToolset]:
 
         return [await find_tools(part)]
     install_shims(verl_modules.MODULES)
-    if part.endswith(".py"):
-        return _toolsets_of_file(Path(part))
-    if part.endswith((".yaml", ".yml")):
-        return [partial(VerlTools, tools_of_config(Path(part)))]
+    path = Path(part).expanduser()
+    if path.suffix in (".py", ".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"--tools: there is no file {part}")
+        if path.suffix == ".py":
+            return _toolsets_of_file(path)
+        return [partial(VerlTools, tools_of_config(path))]
     raise UserError(
         f"--tools: {part!r} is not a source of tools",
         "FILE.py, http://HOST:PORT/mcp, python, or verl's FILE.yaml",

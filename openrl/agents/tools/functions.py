@@ -59,11 +59,9 @@ async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content
 
 
 def load_file(path: Path) -> ModuleType:
-    """Load a file of tools. Raises UserError if it does not exist or fails."""
-    if not path.expanduser().is_file():
-        raise UserError(f"--tools: there is no file {path}")
+    """Load a file of tools. Raises UserError if it fails."""
     try:
-        return load_module(path.expanduser().resolve(), f"openrl_tools_{path.stem}")
+        return load_module(path.resolve(), f"openrl_tools_{path.stem}")
     except Exception as error:  # the user's code
         raise UserError(f"--tools: {path} fails: {type(error).__name__}: {error}") from error
 
