@@ -30,6 +30,7 @@ from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.records import MODEL, Json
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.endpoint.session import Session
+from openrl.agents.foreign.user_code import numbers
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 from openrl.waiting import cancel_all
@@ -244,7 +245,7 @@ def _read_output(reply: Json, deltas: list[Json]) -> EpisodeResult:
     output = reply["output"]
     return EpisodeResult(
         float(output["reward"]),
-        metrics=_numbers(output.get("metrics")),
+        metrics=numbers(output.get("metrics")),
         failure=f"the environment failed: {output['error']}" if output.get("error") else None,
     )
 
@@ -277,7 +278,7 @@ def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
             trace["errors"] += delta.get("errors", [])
             trace.update(delta.get("set") or {})
     rewards = [r for trace in traces.values() for r in (trace.get("rewards") or {}).values() if r]
-    metrics = [_numbers(trace.get("metrics")) for trace in traces.values()]
+    metrics = [numbers(trace.get("metrics")) for trace in traces.values()]
     errors = [error.get("message") for one in (head, *traces.values()) for error in one["errors"]]
     timed_out = any(one.get("is_timeout") for one in (head, *traces.values()))
     failed = f"the environment failed: {'; '.join(map(str, errors)) or 'it is not ok'}"
@@ -287,11 +288,6 @@ def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
         end=End.TIMEOUT if timed_out else None,
         failure=None if head.get("ok") or timed_out else failed,
     )
-
-
-def _numbers(metrics: Any) -> dict[str, float]:
-    given = metrics or {}
-    return {name: float(n) for name, n in given.items() if isinstance(n, int | float)}
 
 
 WIRES = (
