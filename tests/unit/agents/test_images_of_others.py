@@ -107,7 +107,7 @@ def test_clients_show_images_in_their_own_ways(processor, chat, path, bodies):
         headers = {"Authorization": f"Bearer {session.key}"}
         async with httpx.AsyncClient(headers=headers, timeout=30) as client:
             for body in bodies:
-                reply = await client.post(f"{session.base_url}/{path}", json=body)
+                reply = await client.post(f"{session.root}/v1/{path}", json=body)
                 assert reply.status_code == 200, reply.text
 
     policy = policy_of(chat)
@@ -122,7 +122,7 @@ def refused(chat, *parts):
         body = {"messages": [{"role": "user", "content": list(parts)}]}
         headers = {"Authorization": f"Bearer {session.key}"}
         async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            reply = await client.post(f"{session.base_url}/chat/completions", json=body)
+            reply = await client.post(f"{session.root}/v1/chat/completions", json=body)
         assert reply.status_code == 400
         said.append(reply.json()["error"]["message"])
 
