@@ -92,7 +92,7 @@ class OpenEnvEnvironment(Environment):
 
 
 def observation_text(observation: Any) -> str:
-    """Return an observation as text: its only field that says something, or else JSON."""
+    """Return an observation as text: itself, its only field that says something, or JSON."""
     if isinstance(observation, Mapping):
         said = [v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})]
         observation = said[0] if len(said) == 1 and isinstance(said[0], str) else observation
