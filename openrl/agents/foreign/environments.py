@@ -73,7 +73,7 @@ def seed_everything(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-# -- OpenRLHF and Molt ------------------------------------------------------------------------------
+# -- OpenRLHF and Molt -----------------------------------------------------------------------------
 
 
 class TurnsPlayer(EnvironmentPlayer):
@@ -160,7 +160,7 @@ def _text(value: Any) -> str:
     return value
 
 
-# -- SkyRL ------------------------------------------------------------------------------------------
+# -- SkyRL -----------------------------------------------------------------------------------------
 
 
 class SkyRLPlayer(EnvironmentPlayer):

@@ -57,7 +57,7 @@ def pictures(prompt: Prompt) -> list[Any]:
     return [open_image(placed.image) for placed in prompt.images]
 
 
-# -- reading what it returns ------------------------------------------------------------------------
+# -- reading what it returns -----------------------------------------------------------------------
 
 
 def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
