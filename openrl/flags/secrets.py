@@ -64,7 +64,7 @@ def hide(typed: str, shown: str = LEFT_OUT) -> None:
     """Replace a value on this process's command line, which is shown where a run says how to resume
     it, and which some trackers record."""
     for i, word in enumerate(sys.argv[1:], start=1):
-        if typed in (word, word.partition("=")[2]):
+        if typed and typed in (word, word.partition("=")[2]):
             sys.argv[i] = word.removesuffix(typed) + shown
 
 

@@ -396,11 +396,12 @@ def test_secrets_are_left_out_of_what_is_written(tmp_path, monkeypatch):
 
 def test_secrets_that_a_later_word_overrides_are_left_out_too(monkeypatch):
     first, torn = json.dumps(SECRET), '{"api_key": "s3cr3t"'
-    words = ["--guarded", first, "--guarded={}", "--guarded", torn, "--guarded", '{"tags": ["a"]}']
+    words = ["--guarded", first, "--guarded=", "--guarded={}", "--guarded", torn]
+    words += ["--guarded", '{"tags": ["a"]}']
     monkeypatch.setattr(sys, "argv", ["p", *words, "--pretrain", "m{}"])
     assert good("--pretrain", "m", *words).train.guarded == {"tags": ["a"]}
-    shown = ["--guarded", json.dumps(HIDDEN), "--guarded={}", "--guarded", "***", *words[-2:]]
-    assert sys.argv == ["p", *shown, "--pretrain", "m{}"]
+    shown = ["--guarded", json.dumps(HIDDEN), "--guarded=", "--guarded={}", "--guarded", "***"]
+    assert sys.argv == ["p", *shown, *words[-2:], "--pretrain", "m{}"]
 
 
 def test_of_two_keys_the_last_counts_and_neither_stays(monkeypatch):
