@@ -245,17 +245,12 @@ class FunctionScorer:
         check_room(self.waiting, count, self.most_waiting)
         self.waiting += count
         try:
-            columns = await asyncio.gather(
-                *(source.score(rows) for source in self._sources.values())
-            )
+            scores = await self._combiner.ask(self._sources, rows)
         finally:
             self.waiting -= count
-        self.counts.batches += len(columns)
+        self.counts.batches += len(self._sources)
         self.counts.texts += count
-        return [
-            self._combiner.weighted_sum(source, dict(zip(self._sources, scores, strict=True)))
-            for source, *scores in zip(rows.sources, *columns, strict=True)
-        ]
+        return scores
 
     async def close(self) -> None:
         await asyncio.gather(*(source.close() for source in self._sources.values()))

@@ -25,7 +25,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from openrl.http_server import COME_AGAIN, MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.scoring import TextScorer
 from openrl.rewards.protocol import BadRequest, read_request, reply_body
-from openrl.rewards.reward_rows import RewardRows
 
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
 
@@ -110,9 +109,14 @@ async def answer(
     request: Request, room: Room, scorer: TextScorer, metrics: ServerMetrics
 ) -> Response:
     """Return the scores of one request. Raises Refusal."""
-    wanted = parse(await read_body(request, room))
+    body = await read_body(request, room)
     try:
-        scores = await scorer.score(wanted)
+        rows = read_request(json.loads(body))
+    # everything that json raises, even for bad UTF-8, is a ValueError
+    except (ValueError, RecursionError, BadRequest) as error:
+        raise Refusal(400, f"not a request: {error}") from error
+    try:
+        scores = await scorer.score(rows)
     except Refusal:
         raise
     except Exception as error:  # the server goes on: the next request may succeed
@@ -120,15 +124,6 @@ async def answer(
         raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error
     metrics.failures.inc(sum(score.failure is not None for score in scores))
     return JSONResponse(reply_body(scores))
-
-
-def parse(body: bytes) -> RewardRows:
-    """Parse a request. Raises Refusal for a body that is not one."""
-    try:
-        return read_request(json.loads(body))
-    # everything that json raises, even for bad UTF-8, is a ValueError
-    except (ValueError, RecursionError, BadRequest) as error:
-        raise Refusal(400, f"not a request: {error}") from error
 
 
 class BodyBudget:

@@ -26,14 +26,17 @@ class RewardCombiner:
     plan: RewardPlan
     policy: FailurePolicy
 
-    def combine(self, trajectory: Trajectory, scores: Mapping[str, Score]) -> Score:
-        """Return the weighted sum of the scores, which are given by the names of their sources. If
-        a source failed, the policy decides; raises UserError if that is fail."""
-        return self.apply_policy(trajectory, self.weighted_sum(trajectory.prompt.source, scores))
+    async def ask(self, sources: Mapping[str, Source], rows: RewardRows) -> list[Score]:
+        """Return the weighted sum for each row, of sources that are asked at the same time."""
+        columns = await asyncio.gather(*(source.score(rows) for source in sources.values()))
+        return [
+            self.weighted_sum(datasource, dict(zip(sources, scores, strict=True)))
+            for datasource, *scores in zip(rows.sources, *columns, strict=True)
+        ]
 
     def weighted_sum(self, datasource: str, scores: Mapping[str, Score]) -> Score:
-        """Return the weighted sum for a row of ``datasource``, or the first score that failed,
-        whose failure then names its source.
+        """Return the weighted sum of scores, which are given by the names of their sources, for a
+        row of ``datasource``; or the first that failed, whose failure then names its source.
 
         With several sources, each one is a part of the score, and its own parts are named
         "source/part". The verdict is the mean of the sources' verdicts, weighted by the absolute
@@ -87,7 +90,7 @@ def row_lines(trajectory: Trajectory) -> list[str]:
 
 
 class CombinedReward:
-    """The reward next to an engine: it asks all sources at the same time."""
+    """The reward next to an engine."""
 
     def __init__(
         self,
@@ -107,11 +110,8 @@ class CombinedReward:
         weights = self.combiner.plan.of(group.prompt.source)
         chosen = {name: source for name, source in self.sources.items() if name in weights}
         rows = read_rows(group, self.tokenizer, skip_special_tokens=self._skip)
-        columns = await asyncio.gather(*(source.score(rows) for source in chosen.values()))
-        return [
-            self.combiner.combine(trajectory, dict(zip(chosen, results, strict=True)))
-            for trajectory, *results in zip(group.trajectories, *columns, strict=True)
-        ]
+        scores = await self.combiner.ask(chosen, rows)
+        return list(map(self.combiner.apply_policy, group.trajectories, scores))
 
     async def close(self) -> None:
         """Release processes and connections. Calls that still run fail."""

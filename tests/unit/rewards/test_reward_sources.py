@@ -143,7 +143,8 @@ def test_keyword_arguments_by_source_or_for_all():
 
 def weigh(results, policy="drop", **weights):
     plan = plan_of(reward_funcs=tuple(weights), reward_weights=tuple(weights.values()))
-    return RewardCombiner(plan, policy).combine(group("2").trajectories[0], results)
+    combiner, row = RewardCombiner(plan, policy), group("2").trajectories[0]
+    return combiner.apply_policy(row, combiner.weighted_sum(row.prompt.source, results))
 
 
 def test_the_weighted_sum_its_parts_and_its_verdict():
