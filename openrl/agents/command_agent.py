@@ -18,8 +18,7 @@ from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint
 from openrl.agents.endpoint.session import NoRequest, Session
 from openrl.config.groups.agent import split_command
-from openrl.processes.child import ending
-from openrl.processes.family import MARK, kill_family, resident_bytes
+from openrl.processes.child import MARK, ending, kill_family, resident_bytes
 from openrl.types import Prompt, Sampling, Trajectory, message_text
 from openrl.vision.parts import messages_for_clients
 

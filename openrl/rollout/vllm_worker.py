@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 
-from openrl.models.memory import memory_use
-from openrl.rollout.pages import free_pages
+from openrl.models.memory import free_pages, memory_use
 from openrl.rollout.vllm_transfer import BucketTransfer, Refused
 
 # vLLM's bf16 attention uses AMX tiles without requesting them from the operating system. Unless
