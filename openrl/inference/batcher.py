@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from openrl.http_server import COME_AGAIN, Refusal
@@ -72,35 +73,28 @@ class MicroBatcher(Generic[Item, Result]):
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._wait):
                 while len(self._waiting) < self._batch_size:
                     self._arrived.clear()
                     await self._arrived.wait()
-        except TimeoutError:
-            pass
         taken = [self._waiting.popleft() for _ in range(min(self._batch_size, len(self._waiting)))]
         return [(item, future) for item, future in taken if not future.done()]
 
     async def _compute(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        results: Sequence[Result] = ()
-        failure: Exception | None = None
+        items, loop = [item for item, _ in batch], asyncio.get_running_loop()
         try:
-            work = asyncio.get_running_loop().run_in_executor(
-                self._thread, self._function, [item for item, _ in batch]
-            )
-            results = await work
+            results = await loop.run_in_executor(self._thread, self._function, items)
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(results)} results for {len(batch)} items")
         except Exception as error:
-            failure = error
-        for i, (_, future) in enumerate(batch):
-            if future.done():  # its caller has gone
-                continue
-            if failure is None:
-                future.set_result(results[i])
-            else:
-                future.set_exception(failure)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():  # or else its caller has gone
+                future.set_result(result)
 
     async def close(self) -> None:
         """Stop the batcher and cancel the calls that still wait."""

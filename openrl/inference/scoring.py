@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.inference import OPEN_TEXT, RewardModelFlags
@@ -93,14 +94,11 @@ class TextRewardModel:
         read = self.tokenizer(texts, add_special_tokens=False).input_ids
         shown = images or [()] * len(texts)
         rows = [self._row(ids, cells) for ids, cells in zip(read, shown, strict=True)]
-        kept = [row.token_ids or [self.tokenizer.pad_token_id] for row in rows]
-        width = max(map(len, kept))
-        ids = torch.tensor(
-            [row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept]
-        )
+        kept = [torch.tensor(row.token_ids or [self.tokenizer.pad_token_id]) for row in rows]
+        ids = pad_sequence(kept, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         lengths = torch.tensor([[len(row)] for row in kept])
-        placed = [row.images for row in rows]
-        values = self.column(ids, torch.arange(width) < lengths, placed).tolist()
+        mask, placed = torch.arange(ids.shape[1]) < lengths, [row.images for row in rows]
+        values = self.column(ids, mask, placed).tolist()
         return [
             Scalar(value, row.cut) if row.token_ids else Scalar(math.nan, row.cut, row.problem)
             for value, row in zip(values, rows, strict=True)
