@@ -112,12 +112,8 @@ class Scorer:
     kwargs: Mapping[str, Any]
     together: bool = False  # the function compares siblings, so they are never scored one by one
 
-    @property
-    def by_row(self) -> bool:
-        return self.signature.by_row
-
     def __call__(self, rows: RewardRows) -> Any:
-        """Return the function's values for the rows, which are a single row if ``by_row``. Raises
+        """Return the function's values for the rows, of which there is one if it takes one. Raises
         whatever the function raises."""
         offered, names = self.signature.arguments(rows), set(parameters(self.function))
         if takes_any_keyword(self.function):
@@ -129,7 +125,7 @@ class Scorer:
         )
         if not self.signature.reward:
             return values
-        return to_protocol([values] if self.by_row else values, self.signature.reward)
+        return to_protocol([values] if self.signature.by_row else values, self.signature.reward)
 
 
 async def _finish(values: Any) -> Any:

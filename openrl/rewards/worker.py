@@ -51,7 +51,7 @@ class FileTarget:
 
         def answer(asked: Call, ask: AskParent) -> list[Score]:
             rows, path = asked.rows, str(self.path)
-            if not scorer.by_row:
+            if not scorer.signature.by_row:
                 return read_reply(scorer(rows), len(rows))
             return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
 

@@ -3,8 +3,8 @@
 Each run is a new interpreter in a new session, with a minimal environment and hard resource limits.
 On Linux (x86-64, arm64), a filter of system calls denies it child processes, other programs, the
 network, signals to others and every change of files. The filter needs no privileges;
-``Ran.contained`` says whether it was in force. Where the kernel has Landlock (5.13), the code can
-open only Python's files.
+``RunResult.contained`` says whether it was in force. Where the kernel has Landlock (5.13), the code
+can open only Python's files.
 
 What remains: without Landlock, the code can read whatever the user can read, including the memory
 of the user's other processes, though not of the one that judges it. It shares the machine's caches
