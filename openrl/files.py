@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(...) is such a name
@@ -27,6 +30,28 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def model_written_aside(directory: Path) -> Iterator[Path]:
+    """Yield a directory for the files of a model. After the with block each of them is renamed into
+    ``directory``, config.json last, and weights of an earlier model go. If the block fails,
+    ``directory`` keeps what it had."""
+    aside = directory / ".model.partial"
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for earlier in directory.glob("model*.safetensors*"):
+            if not (aside / earlier.name).exists():
+                earlier.unlink()
+        for written in sorted(aside.iterdir(), key=lambda path: path.name == "config.json"):
+            place = directory / written.name
+            if place.is_dir():
+                shutil.rmtree(place)
+            os.replace(written, place)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def expanded(name: str) -> Path:

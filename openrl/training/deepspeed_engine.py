@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.placement import ModelPart
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
+from openrl.files import model_written_aside
 from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
@@ -297,12 +298,13 @@ class DeepSpeedEngine:
             if self.layout.rank == 0:
                 dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
                 fields = {"architectures": [self.model.architecture], "dtype": dtype}
-                write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
-                if self.model.vision:
-                    self.model.vision.processor.save(directory)
-                if self.model.adapters:
-                    folder = directory / ADAPTER_FOLDER
-                    self.model.adapters.write(folder, adapters, self.model.adapted_modules)
+                with model_written_aside(directory) as aside:
+                    write_model(aside, self.model.hf, weights, fields | dict(config_fields or {}))
+                    if self.model.vision:
+                        self.model.vision.processor.save(aside)
+                    if self.model.adapters:
+                        folder = aside / ADAPTER_FOLDER
+                        self.model.adapters.write(folder, adapters, self.model.adapted_modules)
         finally:  # a full disk must not leave the other ranks waiting
             dist.barrier()
 

@@ -98,7 +98,6 @@ def write_model(
 ) -> None:
     """Write ``weights``, under their checkpoint names, with the config and the custom code of
     ``hf``. ``fields`` are added to config.json. Writes no tokenizer."""
-    directory.mkdir(parents=True, exist_ok=True)
     config = copy(hf.config)
     config.update(dict(fields))
     vars(config).pop("quantization_config", None)  # the weights are written unquantised

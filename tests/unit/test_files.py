@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from openrl.files import write_atomically
+from openrl.files import model_written_aside, write_atomically
 
 
 def test_a_file_is_replaced_and_nothing_stays_beside_it(tmp_path):
@@ -34,3 +34,26 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_model_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
+    earlier = {"model-00001-of-00001.safetensors": "old", "config.json": "old", "notes": "mine"}
+    for name, text in earlier.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(OSError, match="full"), model_written_aside(tmp_path) as aside:
+        (aside / "model.safetensors").write_text("half")
+        raise OSError("full")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == earlier
+
+
+def test_a_model_replaces_the_earlier_one(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / ".model.partial").mkdir()
+    for name in ("model-00001-of-00001.safetensors", "adapter/old", "notes", ".model.partial/cut"):
+        (tmp_path / name).write_text("old")
+    with model_written_aside(tmp_path) as aside:
+        (aside / "adapter").mkdir()
+        for name in ("model.safetensors", "config.json", "adapter/new"):
+            (aside / name).write_text("new")
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert files == ["adapter/new", "config.json", "model.safetensors", "notes"]
