@@ -190,7 +190,8 @@ class RolloutEngine(ABC):
         """Switch to the received buckets, drop cached prefixes and return the version now in use.
 
         Raises UserError if the buckets lack tensors of the model, or if a tensor does not match its
-        checksum. If the old weights are lost by then, the engine refuses all later requests."""
+        checksum. If the old weights are lost by then, the engine refuses all requests until a sync
+        has succeeded."""
 
     @abstractmethod
     async def memory(self) -> MemoryUse:

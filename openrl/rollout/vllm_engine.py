@@ -226,6 +226,7 @@ class VLLMEngine(RolloutEngine):
                 " or on all of the actor's",
             )
         self._route = route
+        self._received, self._loaded = [], 0  # a sync that broke off leaves some
         connection = {"route": route.message() | {"adapter": None}, "first_rank": first_rank}
         connecting = self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
         await self._while_alive(connecting)
@@ -289,12 +290,14 @@ class VLLMEngine(RolloutEngine):
         )
         if lost or changed:
             whole = first and all(report["lost"] or report["changed"] for report in reports)
-            self._broken = "" if whole else "a weight sync broke off in the middle"
+            self._broken = self._broken if whole else "a weight sync broke off in the middle"
             raise bucket_lost(lost[0]) if lost else tensors_changed(changed)
         if absent:
             problem = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded"
             self._broken = f"{problem}: {listed(absent, 20)}"
             raise UserError(self._broken, _NAMES)
+        if last:
+            self._broken = ""
 
     async def _free(self, *parts: EnginePart) -> None:
         await self._while_alive(self._memory.free(*parts))

@@ -60,7 +60,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
 
     _receiver: Receiver
     _kept: tuple[str, ...] = ()  # name prefixes of parameters that syncs do not bring
-    # parameters of the model; None: this session has not loaded a bucket yet
+    # parameters of the model; None: no session has loaded a bucket since the last one was finished
     _wanted: set[str] | None = None
     _loaded: set[str] | None = None  # those that got a weight; None: the model does not report it
     absent: tuple[str, ...] = ()
@@ -72,7 +72,11 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         self._kept = _of_tower(self.model) if route.keeps_tower else ()
 
     def start_weight_update(self) -> None:
-        """Start a session. The model keeps its weights until the first bucket is open."""
+        """Start a session. The model keeps its weights until the first bucket is open, unless the
+        last session broke off after that."""
+        if self._wanted is not None:
+            # or layers that it left incomplete would count the same weights twice
+            finalize_layerwise_reload(self.model, self.model_config)
         self._wanted = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -113,6 +117,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
             torch.accelerator.empty_cache()  # for the trainer, which may share the GPU
         missing = set() if self._loaded is None else self._wanted - self._loaded
         self.absent = tuple(sorted(n for n in missing if not n.startswith(self._kept)))
+        self._wanted = None
 
     def shutdown(self) -> None:
         """Do nothing: a receiver owns nothing, it only borrows the sender's memory."""

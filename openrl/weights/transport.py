@@ -212,7 +212,7 @@ def received_tensors(
     receiver: Receiver, received: Iterable[SentBucket]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the named tensors of the buckets, in memory that belongs to the sender. Raises
-    UserError if a bucket is lost, or if a tensor arrived corrupted."""
+    UserError if a bucket is gone, or if a tensor arrived corrupted."""
     for sent in received:
         try:
             bucket = Bucket(sent.manifest, receiver.open(sent))
@@ -225,7 +225,7 @@ def received_tensors(
 
 def bucket_lost(reason: str) -> UserError:
     return UserError(
-        f"weight sync: a bucket is lost: {reason}",
+        f"weight sync: a bucket is gone: {reason}",
         "look whether the actor's rank 0 has died; its log says why",
     )
 
