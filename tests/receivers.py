@@ -1,18 +1,18 @@
-"""Processes that receive weights by broadcast, from a sender in this process."""
+"""Processes that receive weights by any transport and hold them, in place of engines."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from openrl.weights.buckets import Bucket, pack
+from openrl.weights.buckets import Bucket, checksum, pack
 from openrl.weights.transport import (
     Rendezvous,
     Route,
@@ -20,42 +20,59 @@ from openrl.weights.transport import (
     SentBucket,
     make_receiver,
     make_sender,
+    received_tensors,
 )
 from tests.patience import PATIENCE
 
 
-def bucket_on(device: torch.device) -> Bucket:
-    """A bucket of 16 MiB: more than fits into the buffers of a connection."""
-    values = torch.arange(2**22, dtype=torch.float32, device=device)
-    return pack([("a", values)], 1, lambda n: torch.zeros(n, dtype=torch.uint8, device=device))
+class Holder:
+    """Lives in the process."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.weights = device, dict[str, Tensor]()
 
-def receive(connection: Connection, route: Route, rank: int, device: torch.device) -> None:
-    """Opens a bucket whenever it is told to, and answers whether it is the right one, or why none
-    came, once the device has nothing left to do."""
-    connection.send("up")
-    receiver, bucket = make_receiver(route, rank, device), bucket_on(device)
-    sent = SentBucket(bucket.manifest, {"size": bucket.data.numel()})
-    while connection.recv() == "open":
+    def connect(self, route: Route, rank: int) -> None:
+        self.receiver = make_receiver(route, rank, self.device)
+
+    def load(self, sent: SentBucket) -> None:
+        """Returns or raises once the device has nothing left to do."""
         try:
-            connection.send(bool(torch.equal(receiver.open(sent), bucket.data)))
-        except ConnectionAbortedError as error:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            connection.send(str(error))
+            found = received_tensors(self.receiver, [sent])
+            self.weights.update((name, tensor.clone()) for name, tensor in found)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+    def checksums(self) -> dict[str, int]:
+        return {name: checksum(tensor) for name, tensor in self.weights.items()}
 
 
-@dataclass
+def hold(connection: Connection, device: torch.device) -> None:
+    holder = Holder(device)
+    connection.send("up")
+    while True:
+        method, *args = connection.recv()
+        try:
+            connection.send(getattr(holder, method)(*args))
+        except Exception as error:
+            connection.send(error)
+
+
 class Receiving:
-    """A receiver in a process of its own."""
+    """A process with a ``Holder``."""
 
-    process: SpawnProcess
-    end: Connection
+    def __init__(self, device: torch.device) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.end, theirs = context.Pipe()
+        self.process = context.Process(target=hold, args=(theirs, device), daemon=True)
+        self.process.start()
+        theirs.close()
 
-    def open(self) -> None:
-        self.end.send("open")
+    def ask(self, method: str, *args: Any) -> None:
+        self.end.send((method, *args))
 
     def answer(self) -> Any:
+        """What the method returned or raised. Raises EOFError if the process has died."""
         assert self.end.poll(PATIENCE), "the receiver hangs"
         return self.end.recv()
 
@@ -73,18 +90,26 @@ def receivers(
     rendezvous = Rendezvous("127.0.0.1")
     meeting = {"address": rendezvous.address, "port": rendezvous.port, "timeout": timeout}
     route = Route("nccl", world_size=len(devices), **meeting)
-    context, started = multiprocessing.get_context("spawn"), list[Receiving]()
+    started = [Receiving(device) for device in devices[1:]]
     try:
-        for rank, device in enumerate(devices[1:], 1):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=receive, args=(theirs, route, rank, device), daemon=True
-            )
-            process.start()
-            started.append(Receiving(process, ours))
         # a process may take longer to start than the ranks wait for each other
         assert all(one.answer() == "up" for one in started)
-        yield route, make_sender(route, 0, devices[0], rendezvous), started
+        for rank, one in enumerate(started, 1):
+            one.ask("connect", route, rank)
+        senders = [make_sender(route, 0, devices[0], rendezvous)]
+        assert all(one.answer() is None for one in started)
+        yield route, senders.pop(), started  # the caller alone keeps the sender
     finally:
         for one in started:
             one.kill()
+
+
+def bucket_on(device: torch.device) -> Bucket:
+    """A bucket of 16 MiB: more than fits into the buffers of a connection."""
+    values = torch.arange(2**22, dtype=torch.float32, device=device)
+    return pack([("a", values)], 1, lambda n: torch.zeros(n, dtype=torch.uint8, device=device))
+
+
+def announced(sender: Sender, bucket: Bucket) -> SentBucket:
+    checksums = tuple(checksum(tensor) for _, tensor in bucket.tensors())
+    return replace(sender.announce(bucket), checksums=checksums)

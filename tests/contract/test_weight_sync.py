@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openrl.agents.build import AgentSetup
-from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
+from openrl.cluster.group import END, LocalGroup, WorkerContext, WorkerDied
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
@@ -33,10 +34,13 @@ from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.types import Sampling
-from openrl.weights.transport import Route
+from openrl.weights.buckets import checksum
+from openrl.weights.shared_memory import machine_id
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 from tests.experience import engine_spec, optim_spec
 from tests.loops import silent_progress
 from tests.patience import PATIENCE
+from tests.receivers import Receiving
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -54,6 +58,29 @@ class Counted(LocalGroup):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         self.calls[method] += 1
         return await super().call(method, *args, **kwargs)
+
+
+class Threaded(LocalGroup):
+    """Its workers have threads of their own, and their streams run ahead, as in processes."""
+
+    async def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
+        return await asyncio.to_thread(getattr(self._workers[rank], method), *args)
+
+    async def _items(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        put = asyncio.get_running_loop().call_soon_threadsafe
+
+        def run() -> None:
+            try:
+                for item in getattr(self._workers[rank], method)(*args):
+                    put(items.put_nowait, item)
+            finally:
+                put(items.put_nowait, END)
+
+        running = asyncio.create_task(asyncio.to_thread(run))
+        while (item := await items.get()) is not END:
+            yield item
+        await running
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -212,6 +239,117 @@ def test_an_engine_that_dies_is_left_out_and_served_when_it_is_back(tmp_path, be
     worker.export(str(tmp_path / "out"))
     for logprobs in got:
         torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)
+
+
+class HoldingEngine:
+    """An engine that only holds weights, in a process of its own."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.rank, self.buckets, self.dies_at = context.rank, 0, 0  # 0: never
+
+    async def start(self) -> None:
+        self.holder = Receiving(torch.device("cpu"))
+        assert await self.answer() == "up"
+
+    async def answer(self) -> Any:
+        try:
+            found = await asyncio.to_thread(self.holder.answer)
+        except (EOFError, OSError) as error:
+            raise WorkerDied(f"vllm rank {self.rank} died", self.rank) from error
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def check(self) -> None:
+        if not self.holder.process.is_alive():
+            raise WorkerDied(f"vllm rank {self.rank} died", self.rank)
+
+    async def sync_endpoint(self) -> SyncEndpoint:
+        return SyncEndpoint(machine_id(), (f"GPU {1 + self.rank}",))
+
+    async def connect(self, route: Route, first_rank: int) -> None:
+        self.holder.ask("connect", route, first_rank)
+        await self.answer()
+
+    async def load_bucket(self, sent: SentBucket) -> int:
+        self.buckets += 1
+        if self.buckets == self.dies_at:
+            self.holder.kill()
+        else:
+            self.holder.ask("load", sent)
+        await self.answer()
+        return sent.nbytes
+
+    async def finish_sync(self, version: int) -> int:
+        return version
+
+    async def checksums(self) -> dict[str, int]:
+        self.holder.ask("checksums")
+        return await self.answer()
+
+    async def close(self) -> None:
+        self.holder.kill()
+
+
+def test_an_engine_that_dies_in_a_broadcast_is_replaced(tmp_path, monkeypatch):
+    """Over gloo, killed where the others wait for it. They get everything through host memory, as
+    does the engine that replaces it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    path = tiny_model_dir(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    _, worker = policy_of(path)
+    worker.sync_endpoint = lambda: SyncEndpoint(machine_id(), ("GPU 0",))
+    policy = Threaded("actor", [worker])
+    engines = LocalGroup.create("vllm", 3, HoldingEngine)
+    flags = EngineFlags(sync_bucket_mb=1, check_weight_sync=True)
+    publisher = Publisher(Roles(policy, engines), flags, timeout=60)
+    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+
+    async def scenario():
+        await engines.call("start")
+        await publisher.publish()
+        assert publisher.route.transport == "nccl"
+        with torch.no_grad():
+            for parameter in worker.engine.model.parameters():
+                parameter.mul_(1.5)
+        dies = engines._workers[1]
+        dies.dies_at = dies.buckets + 2
+        figures = await publisher.publish(pool.call_living)
+        assert figures["sync/resent"].value == 1 and publisher.version == 2
+        assert [*pool.lost] == [1] and publisher.route.transport == "host"
+        of_living = [await engines.call_one(rank, "checksums") for rank in (0, 2)]
+        await pool.replace_lost()
+        of_all = await engines.call("checksums")
+        await engines.close()
+        return of_living, of_all
+
+    of_living, of_all = asyncio.run(scenario())
+    worker.export(str(tmp_path / "out"))
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    expected = {name: checksum(tensor) for name, tensor in stored.items()}
+    assert of_living == [expected] * 2 and of_all == [expected] * 3
+
+
+def test_a_broadcast_that_fails_while_all_engines_live_raises_the_error(tmp_path):
+    path = tiny_model_dir(tmp_path)
+    (policy, _), engines = policy_of(path), engines_of(path, 2)
+    publisher = Publisher(Roles(policy, engines), EngineFlags(), timeout=1)
+    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+
+    async def fail(sent):
+        raise ConnectionError("no memory left")
+
+    async def scenario():
+        await start(engines)
+        await publisher.publish()
+        publisher.route = replace(publisher.route, transport="nccl")  # what the driver goes by
+        engines._workers[1].engine.load_bucket = fail
+        with pytest.raises(ConnectionError, match="no memory") as raised:
+            await publisher.publish(pool.call_living)
+        await engines.close()
+        return raised.value.__notes__
+
+    assert asyncio.run(scenario()) == ["raised by vllm rank 1 in load_bucket"]
+    assert not pool.lost and publisher.version == 1
 
 
 def test_adapters_are_announced_as_peft_names_them(tmp_path):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
+from openrl.errors import UserError
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.training.distributed import close_distributed, init_distributed
@@ -26,7 +27,7 @@ from openrl.weights.broadcast import end_group
 from openrl.weights.transport import Route, SentBucket, choose_transport
 from tests.experience import engine_spec, optim_spec
 from tests.patience import PATIENCE
-from tests.receivers import bucket_on, receivers
+from tests.receivers import announced, bucket_on, receivers
 from tests.tiny import tiny_model_dir
 
 GPUS = torch.cuda.device_count()
@@ -128,13 +129,14 @@ def test_a_broadcast_without_a_member_frees_the_gpus_of_the_others(record_proper
     devices = [torch.device("cuda", number) for number in range(min(GPUS, 3))]
     with receivers(devices, PATIENCE) as (route, sender, (dies, *living)):
         bucket = bucket_on(devices[0])
+        sent = announced(sender, bucket)
         for one in (dies, *living):
-            one.open()
+            one.ask("load", sent)
         sender.deliver(bucket)
-        assert all(one.answer() is True for one in (dies, *living))
+        assert all(one.answer() is None for one in (dies, *living))
         dies.kill()
         for one in living:
-            one.open()
+            one.ask("load", sent)
         delivering = threading.Thread(target=sender.deliver, args=(bucket,), daemon=True)
         delivering.start()
         started = time.monotonic()
@@ -142,7 +144,7 @@ def test_a_broadcast_without_a_member_frees_the_gpus_of_the_others(record_proper
         delivering.join(PATIENCE)
         assert not delivering.is_alive()
         torch.cuda.synchronize(devices[0])
-        assert all(isinstance(one.answer(), str) for one in living)
+        assert all(isinstance(one.answer(), UserError) for one in living)
         seconds = time.monotonic() - started
         record_property("seconds until a broadcast without a member ends", f"{seconds:.1f}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,12 +69,19 @@ class EnginePool:
     def _living(self) -> list[int]:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
-    async def call_living(self, method: str, *args: Any) -> list[Any]:
-        """Call the method on all living engines; one that dies meanwhile is lost."""
+    async def call_living(
+        self,
+        method: str,
+        *args: Any,
+        watch: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
+    ) -> list[Any]:
+        """Call the method on all living engines; one that dies meanwhile is lost. ``watch`` is put
+        around the call of each engine."""
 
         async def one(rank: int) -> list[Any]:
+            call = self.group.call_one(rank, method, *args)
             try:
-                return [await self.group.call_one(rank, method, *args)]
+                return [await (watch(call) if watch else call)]
             except WorkerDied as died:
                 self._lose(rank, died)
                 return []
