@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ async def _serve_vllm(
 ) -> None:
     from openrl.rollout.vllm_start import start_llm
 
-    llm = start_llm(spec)
+    llm = start_llm(spec, gettempdir())
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 

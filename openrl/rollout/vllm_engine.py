@@ -8,6 +8,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from openrl.errors import UserError, listed
@@ -46,9 +47,9 @@ class VLLMEngine(RolloutEngine):
     prompts. Every supported vLLM can do that, also across sleep and with adapters. vLLM's own pause
     is used only if keys and values are to be kept."""
 
-    def __init__(self, spec: EngineSpec, llm: Any) -> None:
+    def __init__(self, spec: EngineSpec, llm: Any, sockets: TemporaryDirectory[str]) -> None:
         super().__init__(spec)
-        self._llm = llm
+        self._llm, self._sockets = llm, sockets
         self._ids = itertools.count()
         self._submitted: set[str] = set()  # requests that a pause interrupts
         self._route, self._host_buffer = Route(), HostBuffer()
@@ -69,8 +70,9 @@ class VLLMEngine(RolloutEngine):
                 " adapter",
                 "--partial_rollout_cache refill",
             )
+        sockets = TemporaryDirectory(prefix="v", ignore_cleanup_errors=True)
         try:
-            engine = cls(spec, start_llm(spec))
+            engine = cls(spec, start_llm(spec, sockets.name), sockets)
             if spec.keep_cache_on_pause:
                 await engine._llm.update_weight_version("0")
             return engine
@@ -315,6 +317,7 @@ class VLLMEngine(RolloutEngine):
         self._llm.shutdown()
         # its __del__ calls this again at the exit of the process, when vLLM's modules are gone
         self._llm.shutdown = lambda timeout=None: None
+        self._sockets.cleanup()
         self._adapters.clear()
 
 

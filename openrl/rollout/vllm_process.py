@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import context, forkserver
-from tempfile import TemporaryDirectory
 
 from openrl.rollout.engine import EngineSpec
 
@@ -65,19 +64,18 @@ def forking_engine(spec: EngineSpec) -> Iterator[None]:
 
 
 @contextmanager
-def no_sockets_left(spec: EngineSpec) -> Iterator[None]:
-    """Remove the files of the sockets between vLLM's processes once they are connected. vLLM
-    leaves three behind at each start."""
+def sockets_in(directory: str, spec: EngineSpec) -> Iterator[None]:
+    """Make vLLM put the sockets of the engine that starts inside into ``directory``. It leaves them
+    behind, three for each engine, and its processes connect to them whenever they first need to."""
     # processes of other nodes would get the variable, but not the directory
     if spec.spans_nodes or "VLLM_RPC_BASE_PATH" in os.environ:
         yield
         return
-    with TemporaryDirectory(prefix="v") as sockets:
-        os.environ["VLLM_RPC_BASE_PATH"] = sockets
-        try:
-            yield
-        finally:
-            del os.environ["VLLM_RPC_BASE_PATH"]
+    os.environ["VLLM_RPC_BASE_PATH"] = directory
+    try:
+        yield
+    finally:
+        del os.environ["VLLM_RPC_BASE_PATH"]
 
 
 def _set_environment(spec: EngineSpec) -> None:

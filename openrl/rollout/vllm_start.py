@@ -16,19 +16,15 @@ from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.rollout.engine import CPU_CACHE, EngineSpec
 from openrl.rollout.vllm_adapters import room_for_rank
-from openrl.rollout.vllm_process import (
-    forking_engine,
-    is_forked,
-    no_sockets_left,
-    preload_engine,
-)
+from openrl.rollout.vllm_process import forking_engine, is_forked, preload_engine, sockets_in
 
 _SMALLEST_BLOCK = 32  # tokens, for attention on a CPU
 
 
-def start_llm(spec: EngineSpec) -> Any:
-    """Start vLLM's ``AsyncLLM`` with the settings of ``spec``. Raises UserError if this vLLM lacks
-    a feature that we need, and whatever vLLM raises."""
+def start_llm(spec: EngineSpec, sockets: str) -> Any:
+    """Start vLLM's ``AsyncLLM`` with the settings of ``spec``. Its sockets are in the directory
+    ``sockets``. Raises UserError if this vLLM lacks a feature that we need, and whatever vLLM
+    raises."""
     preload_engine(spec)
     import vllm
     from vllm import AsyncEngineArgs
@@ -43,7 +39,7 @@ def start_llm(spec: EngineSpec) -> Any:
             f"--partial_rollout_cache keep: vLLM {vllm.__version__} lacks {', '.join(missing)}",
             "--partial_rollout_cache refill, or pip install 'vllm==0.32.*'",
         )
-    with forking_engine(spec), no_sockets_left(spec):
+    with forking_engine(spec), sockets_in(sockets, spec):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
 
 
