@@ -131,9 +131,9 @@ def test_unknown_settings_are_named_together():
 
 
 def test_the_example_of_a_game_works():
-    lines = base.__doc__.split("\n\n", 1)[1].partition("\n``reset")[0]
+    indented = [line for line in base.__doc__.split("\n") if not line or line.startswith("    ")]
     names = dict(vars(base), environments=environments)
-    exec(textwrap.dedent(lines), names)
+    exec(textwrap.dedent("\n".join(indented)), names)
     try:
         game = environments["coin"].component(base.GameOptions())
         assert game.reset(0)[0] == "The coin lies under a cup."
