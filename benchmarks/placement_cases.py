@@ -53,7 +53,7 @@ VERL_SYNC = 10.0
 """About what colocated steps take beyond their named stages: 11.2, 10.9 and 10.7 s."""
 
 VERL_COLLECT = 21.26 / 512
-"""Seconds of a prompt. verl's trainer fetches prompts one at a time through Ray, each as 16 rows
+"""Seconds per prompt. verl's trainer fetches prompts one at a time through Ray, each as 16 rows
 padded to 28k tokens. The tables of its asynchronous runs give fetching and the wait for generation
 in one figure, for the 512 prompts between two syncs: 21.26 s on 32 GPUs, 28.46 on 64, 33.14 on 128.
 Fetching cannot take longer than the least of these, and more GPUs do not make it shorter. The three

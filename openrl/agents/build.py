@@ -78,7 +78,8 @@ async def open_agent(
 def play_settings(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
 ) -> Play:
-    """Return how the flags want episodes to be played. Raises UserError."""
+    """Return how the flags want episodes to be played. Raises UserError for an unknown
+    --tool_parser."""
     flags, templates = setup.flags, setup.templates
     programs = flags.agent_command is not None or flags.agent_endpoint
     if programs and not flags.episode_timeout:

@@ -100,7 +100,7 @@ class ChatFormat:
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Return the images of a chat from ``load_images``. Raises as ``check_image_count``."""
+        """Return the images of a chat from ``load_images``. Raises like ``check_image_count``."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
         return self.check_image_count(
             [part["image"] for parts in chats for part in parts if part["type"] == "image"]

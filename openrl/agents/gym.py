@@ -27,7 +27,7 @@ from openrl.vision.pictures import is_picture
 
 def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
     """Make the registered environment ``name``. Raises UserError for unknown names, unknown
-    settings and classes that are no environments."""
+    settings and classes that are not environments."""
     entry = environments[name]
     options = read_settings(f"environment {name}", entry.options, settings)
     return GymEnvironment(entry.component(options) if entry.options else entry.component())

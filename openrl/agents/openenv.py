@@ -54,7 +54,8 @@ class OpenEnvAgent:
         self.server, self.how = server, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError without a server."""
+        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
+        gone."""
         async with self.server.open() as (ask, waits):
             environment = OpenEnvEnvironment(ask, self.server.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)

@@ -89,7 +89,8 @@ class _Episode:
         return self.conversation.chat.load_images(messages)
 
     async def _call_tool(self, call: ToolCall) -> Content:
-        """Return a call's result, or its error. To a policy of text, an image is "[image]"."""
+        """Return a call's result, or its error. If the policy only reads text, an image becomes
+        "[image]"."""
         try:
             result = await self.tools.call(call.name, call.arguments)
             return result if self.conversation.chat.takes_images else content_text(result)
@@ -122,7 +123,7 @@ class _Episode:
 
 
 def first_messages(prompt: Prompt, addition: str) -> list[Message]:
-    """Return the chat before the first turn, with ``addition`` behind the user's last message."""
+    """Return the chat before the first turn, with ``addition`` added to the user's last message."""
     messages = prompt_messages(prompt)
     users = [message for message in messages if message["role"] == "user"]
     if addition and users:

@@ -53,7 +53,8 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 
 def check_address(address: str) -> None:
-    """Raise UserError if no server listens at tcp://HOST:PORT, or not on this machine."""
+    """Raise UserError unless the address is tcp://HOST:PORT of this machine, where a server
+    listens."""
     try:
         where = urlparse(address)
         host, port = where.hostname, where.port
@@ -108,7 +109,8 @@ class EnvironmentServer:
         self._replies: dict[bytes, asyncio.Queue[list[bytes]]] = {}  # by the id of their request
 
     async def start(self) -> None:
-        """Connect, and find out which wire the server speaks. Raises UserError without answer."""
+        """Connect, and find out which ``Wire`` the server speaks. Raises UserError if no server
+        answers."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):

@@ -113,8 +113,8 @@ class Scorer:
     together: bool = False  # the function compares siblings, so they are never scored one by one
 
     def __call__(self, rows: RewardRows) -> Any:
-        """Return the function's values for the rows, of which there is one if it takes one. Raises
-        whatever the function raises."""
+        """Return the function's values for the rows, which are a single row if it takes one at a
+        time. Raises whatever the function raises."""
         offered, names = self.signature.arguments(rows), set(parameters(self.function))
         if takes_any_keyword(self.function):
             names |= set(offered) if self.signature.takes_data else set(self.signature.always)

@@ -121,7 +121,8 @@ class VisionProcessor:
         return self._seen[image.sha256]
 
     def batch(self, images: Sequence[Image]) -> dict[str, Tensor]:
-        """Return the tensors of several images, perhaps none, joined as the model takes them."""
+        """Return the tensors of several images, concatenated as the model takes them; an empty dict
+        for none."""
         parts = [self.tensors(image) for image in images]
         if not parts:
             return {}

@@ -25,7 +25,8 @@ def with_pixels(group: Group, prompt: Prompt) -> Group:
 
 
 def _with(group: Group, change: Callable[[Image], Image]) -> Group:
-    """Return the group with ``change`` applied to all images, in its trajectories in place."""
+    """Return the group with ``change`` applied to all images. Its trajectories are changed in
+    place."""
 
     def changed(images: Images) -> Images:
         return tuple(replace(placed, image=change(placed.image)) for placed in images)

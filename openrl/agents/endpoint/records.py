@@ -64,7 +64,7 @@ class Dialect:
 
 
 def logprob_items(answer: Answer) -> list[Json]:
-    """Return the sampled tokens in vLLM's format: ``token`` until 0.31, then ``token_id``."""
+    """Return the sampled tokens in vLLM's format: ``token`` up to 0.31, ``token_id`` later."""
     sampled = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     return [
         {

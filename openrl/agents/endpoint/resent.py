@@ -50,7 +50,7 @@ class SampledMessages:
 
 
 def _names(message: Message) -> Iterator[str]:
-    """Yield two keys of a message: of its exact form, and without what some clients change."""
+    """Yield two keys of a message: its exact form, and one without what some clients change."""
     calls = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
     functions = [[function["name"], function["arguments"]] for _, function in calls]
     ids = [id_ for id_, _ in calls]

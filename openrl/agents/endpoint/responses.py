@@ -34,7 +34,7 @@ def read(body: Json) -> CompletionRequest:
 
 
 def read_items(items: list[Json]) -> list[Message]:
-    """Return the items as a chat. An assistant's text and the calls behind it are one message."""
+    """Return the items as a chat. An assistant's text and the calls after it are one message."""
     messages: list[Message] = []
     for item in items:
         message = _read_item(item)

@@ -44,7 +44,8 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 
 @asynccontextmanager
 async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
-    """Open an endpoint that answers until the context ends. Raises as ``Endpoint``."""
+    """Open an endpoint that answers until the context ends. Raises UserError if the port is
+    taken."""
     endpoint = Endpoint(play, port)
     server = _Server(
         uvicorn.Config(

@@ -16,10 +16,8 @@ from openrl.http_server import Refusal
 
 
 def read(body: Json) -> CompletionRequest:
-    ids, sampling = (
-        fields.get(body, "token_ids", list),
-        fields.get(body, "sampling_params", dict, {}),
-    )
+    ids = fields.get(body, "token_ids", list)
+    sampling = fields.get(body, "sampling_params", dict, {})
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise Refusal(400, "'token_ids' must be a list of at least one token id")
     if body.get("stream") or fields.get(sampling, "n", int, 1) != 1:

@@ -87,7 +87,7 @@ class Game(ABC, Generic[O]):
 
     @abstractmethod
     def play(self, tag: str, said: str) -> Turn:
-        """Take an action. If ``said`` is none, change nothing and raise Unreadable."""
+        """Take an action. Raises Unreadable, and changes nothing, if ``said`` is not one."""
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""

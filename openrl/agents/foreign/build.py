@@ -40,7 +40,8 @@ def agent_file(given: str) -> AgentFile:
 
 
 def recognise(file: AgentFile) -> Facts:
-    """Load the file in a separate process. Raises UserError if nothing in it can be played."""
+    """Load the file in a separate process and return what it brings. Raises UserError if nothing in
+    it can be played."""
     with ChildProcess(file, process_limits(TurnFlags()), "agent") as process:
         process.start()
         return process.facts
@@ -54,7 +55,8 @@ def process_limits(flags: TurnFlags) -> Limits:
 async def open_file_agent(
     file: AgentFile, play: Play, endpoint: Endpoint | None = None
 ) -> AsyncIterator[Agent]:
-    """Open the agent of one engine, with the endpoint of one that needs it. Raises UserError."""
+    """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
+    UserError like ``recognise``."""
     size = play.limits.at_once
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(play.limits), "agent", threads)

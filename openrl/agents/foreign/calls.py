@@ -33,7 +33,8 @@ class TokenizerRequest:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """An executor's question for a ``Completion`` of these tokens, and its whole text."""
+    """An executor's question. The answer is the ``Completion`` of these tokens, and its text with
+    special tokens."""
 
     token_ids: list[int]
     max_tokens: int | None

@@ -10,11 +10,7 @@ from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.ending import deadline
-from openrl.agents.foreign.calls import (
-    Call,
-    GenerateRequest,
-    TokenizerRequest,
-)
+from openrl.agents.foreign.calls import Call, GenerateRequest, TokenizerRequest
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease
 from openrl.types import End, Image, Prompt, Sampling, Score, Segment, Trajectory

@@ -15,7 +15,7 @@ from openrl.types import Message, Prompt, Sampling
 
 
 async def construct(made: Any, **offered: Any) -> Any:
-    """Make an object with what its ``__init__``, which may be a coroutine, takes of ``offered``."""
+    """Make an object. Its ``__init__``, perhaps a coroutine, gets what it takes of ``offered``."""
     agent = made.__new__(made)
     if made.__init__ is not object.__init__:
         given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}

@@ -55,7 +55,8 @@ async def toolsets(part: str) -> list[OpenToolset]:
 
 
 def _toolsets_of_file(path: Path) -> list[OpenToolset]:
-    """Return a file's classes of verl and its functions, beside classes only those with a mark."""
+    """Return a file's classes of verl and its functions. If there are classes, functions count only
+    if they are marked as tools."""
     module = load_file(path)
     classes, functions = tools_of_module(module), functions_of(module)
     if classes:

@@ -48,7 +48,7 @@ class FunctionTools(Toolset):
 
 
 async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content:
-    """Return the value of a tool, as text unless it shows a picture. Raises ToolError only."""
+    """Return the value of a tool, as text unless it shows a picture. Any error is a ToolError."""
     try:
         value = await call(function, **arguments)
         return with_pictures(value) or as_text(value)
@@ -78,7 +78,8 @@ def functions_of(module: ModuleType) -> list[Function]:
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """Return a function's schema as chat templates take it. Raises UserError."""
+    """Return a function's schema as chat templates take it. Raises UserError that names what is
+    missing."""
     mark: ToolMark = getattr(function, "tool_mark", ToolMark())
     if mark.schema is not None:
         return dict(mark.schema)
@@ -119,7 +120,8 @@ def _unfit_parameter(function: Function) -> str | None:
 
 
 def _is_json(hint: Any) -> bool:
-    """Whether a type has a form in JSON. transformers would call unknown classes objects."""
+    """Whether a type has a form in JSON. transformers describes a class that it does not
+    know as an object."""
     if get_origin(hint) is Literal:
         return True
     if parts := get_args(hint):

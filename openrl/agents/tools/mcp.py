@@ -148,7 +148,7 @@ async def _check_reply(reply: httpx2.Response) -> None:
         said = (await reply.aread()).decode(errors="replace")[:200]
         raise McpFailed(f"it answers {reply.status_code} {said}".rstrip())
     if reply.headers.get("content-type", "").lower().startswith("application/json"):
-        with suppress(ValueError):  # mcp itself reports what is no JSON
+        with suppress(ValueError):  # mcp itself reports what is not JSON
             told = json.loads(await reply.aread())
             if isinstance(told, dict) and str(told.get("id")) != str(asked["id"]):
                 raise McpFailed(f"it answers request {told.get('id')} instead of {asked['id']}")

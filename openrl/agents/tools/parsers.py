@@ -37,7 +37,8 @@ class Malformed(Exception):
 
 
 def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
-    """Return the parser of that name, or that of the chat template. Raises UserError."""
+    """Return the parser of that name or, without a name, the one that fits the chat template.
+    Raises UserError if there is none."""
     chosen = name or detect(chat_template or "")
     if chosen is None:
         raise UserError(

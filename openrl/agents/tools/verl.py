@@ -91,7 +91,8 @@ class VerlTools(Toolset):
 
 
 def tools_of_config(path: Path) -> list[Any]:
-    """Return the tools that a YAML file of verl's form names. Raises UserError."""
+    """Return the tools that a YAML file names, as tools: [{class_name, config, tool_schema}].
+    Raises UserError."""
     sys.path[:0] = [str(path.resolve().parent), str(Path.cwd())]
     tools = []
     try:
@@ -109,7 +110,7 @@ def tools_of_config(path: Path) -> list[Any]:
 
 
 def tools_of_module(module: ModuleType) -> list[Any]:
-    """Make a module's tools without configurations. Raises UserError for one that needs its."""
+    """Make a module's tools without configurations. Raises UserError for one that needs one."""
     classes = [
         value
         for value in vars(module).values()
