@@ -182,5 +182,5 @@ def check_length(
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if not most or "factor" in str(rope) or longest <= most:
         return
-    message = f"{flags} may have {longest} tokens together, and {path} knows {most} positions"
+    message = f"{flags} may have {longest} tokens in all, and {path} knows {most} positions"
     raise UserError(message, fix.format(most=most))
