@@ -208,15 +208,20 @@ UNREADABLE = {
         status_code=307, headers={"Location": "http://elsewhere.invalid/mcp"}
     ),
     "accepts": lambda: Response(status_code=202),
+    "has_lost_the_id": lambda: JSONResponse(
+        {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "it is garbled"}}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [*UNREADABLE, "shapeless", "mixes_up"])
 def test_an_answer_that_cannot_be_read_is_not_the_policys_fault(name):
+    said = "it is garbled" if name == "has_lost_the_id" else ""
+
     async def play():
         async with serve(PlainServer().app) as url:
             toolset = (await find_tools(url))()
-            with pytest.raises(McpFailed, match=r"^http://127.*/mcp: \w"):
+            with pytest.raises(McpFailed, match=rf"^http://127.*/mcp: \w.*{said}"):
                 await toolset.call(name, {})
             await toolset.close()
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from openrl.agents.base import ToolError, Toolset
 from openrl.agents.ending import time_limit
 from openrl.agents.tools.calls import schema_in_chat
-from openrl.errors import UserError
+from openrl.errors import UserError, short
 from openrl.vision.parts import Content, Part
 from openrl.waiting import cancel_all
 
@@ -151,7 +151,7 @@ async def _check_reply(reply: httpx2.Response) -> None:
         with suppress(ValueError):  # mcp itself reports what is not JSON
             told = json.loads(await reply.aread())
             if isinstance(told, dict) and str(told.get("id")) != str(asked["id"]):
-                raise McpFailed(f"it answers request {told.get('id')} instead of {asked['id']}")
+                raise McpFailed(f"it answers request {asked['id']} with {short(told, 300)}")
 
 
 def _content(name: str, answer: types.CallToolResult) -> Content:
