@@ -98,9 +98,11 @@ def plan_pairs(
     micro_batch_size: MicroBatchSize,
     cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """Plan one optimizer step over pairs, rows 2p and 2p + 1. Sizes count pairs; none is split.
+    """Plan one optimizer step over a batch in which rows 2p and 2p + 1 are pair p. Sizes count
+    pairs, which are never split.
 
-    ``StepCounts.trajectories`` counts pairs whose first row trains, ``tokens`` those of both rows.
+    ``StepCounts.trajectories`` counts pairs with a trained token in the first row, ``tokens`` the
+    trained tokens of both rows.
     """
     sizes = RowSizes.of(batch, cost)
     pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]

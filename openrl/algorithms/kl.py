@@ -28,9 +28,10 @@ ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Return the KL estimate of each token, in the shape of ``logprobs``, within +-10.
 
-    k1+ and k3+ have the value of k1 and k3 and the gradient of k2, which is the unbiased gradient
-    of a KL loss (https://arxiv.org/abs/2510.01555). Beyond the limit the gradient keeps its slope
-    there: a plain clamp would drop the penalty exactly on the tokens that drifted furthest.
+    With d = logprobs - ref_logprobs: k1 is d, k2 is d^2/2, k3 is exp(-d) - 1 + d, abs is |d|. k1+
+    and k3+ have the value of k1 and k3 and the gradient of k2, which is the unbiased gradient of a
+    KL loss (https://arxiv.org/abs/2510.01555). Beyond the limit the gradient keeps the slope it has
+    at the limit: a plain clamp would drop the penalty exactly on the tokens that drifted furthest.
     """
     d = logprobs - ref_logprobs
     if estimator in ("k1+", "k3+"):

@@ -43,7 +43,8 @@ def clamped_log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def squared(log_ratios: Tensor) -> Tensor:
-    """Return the squares; beyond +-1e6 with the value and slope there, so that they always pull."""
+    """Return the squares; beyond +-1e6 they keep the value and the slope at that point, so they
+    stay finite and always pull."""
     value = log_ratios.detach()
     return (value.clamp(-1e6, 1e6) + (log_ratios - value)).square()
 

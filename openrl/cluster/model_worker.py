@@ -39,7 +39,8 @@ class ModelWorker:
     """One rank of a model. All ranks must receive every call: most methods run collectives."""
 
     def __init__(self, context: WorkerContext, spec: ModelSpec, *others: ModelSpec) -> None:
-        """``others`` are further models in the same places, such as reward models in turns."""
+        """``others`` are further models in the same places that are only evaluated, such as reward
+        models that take turns."""
         self.context, self.spec, self.other_specs = context, spec, others
 
     def start(self, spec: ModelSpec | None = None) -> None:

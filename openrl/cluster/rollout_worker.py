@@ -93,7 +93,8 @@ async def first_successful(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
     """Return the trajectories of the first ``wanted`` episodes to end without a failure, in the
-    order of ``episodes``; cancel the others. If too few succeed, failed ones fill up the rest."""
+    order of ``episodes``, and cancel the others. If too few succeed, failed ones make up the
+    number."""
     tasks = [asyncio.create_task(episode) for episode in episodes]
     sound: set[int] = set()
     try:

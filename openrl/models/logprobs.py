@@ -108,7 +108,8 @@ def token_logprobs(
         weight, bias: (V, H) and (V,) or None, the output head.
         targets: (N,) int64.
         transform: from the head's outputs to logits.
-        chunk_size: how many tokens' logits exist at a time, computed again backwards; 0: all.
+        chunk_size: how many tokens' logits exist at a time; the backward pass computes them again.
+            0 means all at once.
         entropy: also return the entropy of each distribution, in nats.
         reference: also return the KL of each distribution to the reference's.
 

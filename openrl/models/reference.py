@@ -54,7 +54,8 @@ def reference_columns(
     chunk_size: int,
     top_k: int,
 ) -> dict[str, Tensor]:
-    """Return ``ref_ids`` and ``ref_support`` of (N, H) states, or these for ``top_k`` 0."""
+    """Return ``ref_ids`` and ``ref_support`` of (N, H) states or, with ``top_k`` 0, ``ref_hidden``,
+    by their names in a batch."""
     if top_k == 0:
         return {"ref_hidden": states}
     chunks = states.split(chunk_size or max(len(states), 1))

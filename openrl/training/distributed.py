@@ -15,7 +15,8 @@ from openrl.errors import UserError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's identity among those of a launcher such as torchrun, by the environment."""
+    """This process's identity among those that a launcher such as torchrun started, read from the
+    environment."""
 
     rank: int
     world_size: int

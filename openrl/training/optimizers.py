@@ -117,7 +117,8 @@ def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
 
 
 def clip_and_measure(model: nn.Module, max_norm: float) -> float:
-    """Return the global gradient norm, then clip in place if it is finite and ``max_norm`` > 0."""
+    """Return the global gradient norm before clipping. Clips in place if ``max_norm`` > 0 and the
+    norm is finite."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
     if max_norm > 0 and bool(torch.isfinite(norm)):

@@ -59,7 +59,8 @@ class PreferenceUpdate:
 
 @dataclass(frozen=True)
 class PairRewardUpdate:
-    """A reward model's loss on pairs; ``margin`` subtracts each pair's own from its difference."""
+    """A reward model's loss on pairs. With ``margin`` each pair's own margin is subtracted from the
+    difference of its rewards."""
 
     kind: Literal["sigmoid", "logexp"] = "sigmoid"
     margin: bool = False

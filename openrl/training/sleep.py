@@ -104,7 +104,8 @@ class InHostMemory:
 
 
 class InFile:
-    """Does the same for a CPU in an unnamed file under $TMPDIR, which ends with the process."""
+    """Does the same for a CPU in an unnamed file under $TMPDIR, which vanishes with the process
+    however it ends."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="openrl_sleep_")  # noqa: SIM115

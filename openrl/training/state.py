@@ -107,7 +107,8 @@ def optimizer_tensors(
 def restore_optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool
 ) -> None:
-    """The inverse of ``optimizer_tensors``, which removes state that is not in ``named``."""
+    """The inverse of ``optimizer_tensors``; ``named`` may hold other tensors too. Optimizer state
+    that was not saved is removed."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])

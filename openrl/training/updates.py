@@ -240,7 +240,8 @@ def balanced(update: U, coef: float) -> U | BalancedUpdate:
 
 @dataclass(frozen=True)
 class SupervisedUpdate:
-    """``coef`` times the mean NLL of the tokens in ``loss_mask``; ``name``: the mean's metric."""
+    """``coef`` times the mean negative log-likelihood of the tokens in ``loss_mask``. The metric
+    ``name`` is the mean itself."""
 
     coef: float = 1.0
     name: str = "loss"

@@ -205,7 +205,8 @@ class Learner:
 
     async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
         """Compute a column, returned as "column", and the further outputs under their own names. If
-        neither is needed in any row, the model does not run and the column is 0."""
+        no row needs the column and nothing else is requested, the model does not run and the column
+        is 0."""
         group, rows = request.group, request.rows
         assert group is not None
         if rows is not None and not bool(rows.any()) and not request.also:

@@ -267,7 +267,8 @@ def in_size_classes(memory: Memory) -> Memory:
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
-    """Return the bytes of the weights. ``in_4bit`` packs layers, with a scale of a byte per 64."""
+    """Return the bytes of the weights. With ``in_4bit`` only the layers are quantised, with a
+    one-byte scale per 64 weights."""
     of_layers = shape.backbone - shape.vocabulary * shape.hidden if in_4bit else 0
     return (parameters - of_layers) * size + of_layers * 65 // 128
 
