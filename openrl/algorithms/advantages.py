@@ -47,7 +47,8 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def _on_rows(fn: TokenFn) -> CreditFn:
-    """Let ``fn`` take a batch: gather trajectories' tokens, and scatter the results to the rows."""
+    """Wrap ``fn`` so that it takes a batch: gather each trajectory's tokens, apply ``fn`` and
+    scatter the results back to the rows."""
 
     @wraps(fn)
     def credit(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:

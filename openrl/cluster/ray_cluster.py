@@ -247,7 +247,8 @@ class RayCluster:
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
-    """Wait for all groups; return False on timeout. Ray's awaitable starts a process for each."""
+    """Wait for all groups; return False on timeout. We wait in a thread because Ray's awaitable
+    starts a process per group."""
     deadline = time.monotonic() + (timeout or float("inf"))
     for group in groups:
         while not await asyncio.to_thread(group.wait, 1):

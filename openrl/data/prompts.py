@@ -106,10 +106,12 @@ class PromptBuilder:
     def build(
         self, sources: list[RowSource], flag: str, kind: str, difficulty_key: str | None = None
     ) -> tuple[list[list[Prompt]], list[str]]:
-        """Return the prompts of each source and a line on its rows. ``flag`` gave the sources.
+        """Return the prompts of each source and a line on its rows. ``flag`` is the flag that
+        gave the sources, for errors.
 
-        Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises one
-        UserError for all unusable rows, and if every prompt of a source is too long.
+        Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises UserError
+        for a missing column, for all unusable rows of all sources together, and if every prompt of
+        a source is too long.
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:

@@ -25,7 +25,8 @@ class Quoted(str):
 
 
 def convert(raw: Any, type_: Any) -> Any:
-    """Convert ``raw``, text or what YAML holds, to ``type_``. Raises ValueError with a reason."""
+    """Convert ``raw`` (text or another scalar, None, a list or an object of them) to a value of
+    ``type_``. Raises ValueError with a readable reason."""
     if is_union(type_):
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:

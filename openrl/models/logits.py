@@ -37,9 +37,11 @@ def like(mask: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What an architecture does to its logits, followed by division by the temperature.
+    """What an architecture does to logits after its output head, followed by division by the
+    sampling temperature.
 
-    logits = softcap * tanh(scale * head(h) / softcap) / temperature, or without the tanh.
+    logits = softcap * tanh(scale * head(h) / softcap) / temperature; with ``softcap`` None the tanh
+    is left out (Gemma has a cap).
     """
 
     scale: float = 1.0

@@ -60,9 +60,11 @@ class LogprobHead(nn.Module):
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
     ) -> Columns:
-        """Return log-probs, (R, S) fp32, and what else is wanted, beside the states that predict.
+        """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
+        state that predicts the token.
 
-        All are 0 where ``predicts`` is False.
+        All are 0 where ``predicts`` is False: before padding, before the first token of a sequence,
+        and before tokens that nobody scores.
 
         Args:
             hidden: (R, S, H).

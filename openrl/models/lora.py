@@ -248,7 +248,8 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
 
 
 def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the settings of 4-bit weights with double quantisation (QLoRA) for ``dtype``."""
+    """Return the settings for 4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA)
+    that compute in ``dtype``."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -39,7 +39,8 @@ def tower_parameters(hf: PreTrainedModel) -> list[str]:
 
 
 def tower_modules(hf: PreTrainedModel) -> str | None:
-    """Return a regular expression of the modules outside the language model, if there are any."""
+    """Return a regular expression for the modules outside the language model; None without a
+    tower."""
     if not sees(hf.config):
         return None
     body, text = hf.base_model, hf.get_decoder()

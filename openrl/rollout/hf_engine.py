@@ -251,7 +251,8 @@ class HFEngine(RolloutEngine):
         return version
 
     def _replace_model(self, received: list[SentBucket]) -> None:
-        """Rebuild the model from tensors by checkpoint names: transformers renames and ties."""
+        """Rebuild the model from tensors under checkpoint names, so that transformers itself does
+        the renaming and tying."""
         state = tower_weights(self._model) if self._spec.keeps_tower else {}
         for name, tensor in received_tensors(self._receiver, received):
             state[name] = tensor.clone()

@@ -44,7 +44,8 @@ def preload_engine(spec: EngineSpec) -> None:
 
 
 def is_forked(spec: EngineSpec) -> bool:
-    """Return whether one process, forked, is the engine: on a CPU with unbound threads."""
+    """Return whether a single forked process schedules and computes: on a CPU, unless the user
+    binds its threads to cores."""
     unbound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == UNBOUND
     return spec.device == "cpu" and spec.sizes.width == 1 and unbound
 

@@ -53,13 +53,16 @@ from openrl.training.whole_weights import (
 )
 
 ADAPTER_FOLDER = "adapter"
-"""Folder of an exported model, whose weights have them merged in, with the adapters alone."""
+"""Folder of an exported model that holds the adapters alone. The model has them merged in."""
 
 
 class DeepSpeedEngine:
     """One rank's share of a model that is trained or, with ``optim`` None, only evaluated. Needs an
-    initialised process group. All ranks must call the same methods in the same order: they run
-    collectives. An engine that only evaluates uses DeepSpeed just to split parameters."""
+    initialised process group. All ranks must call the same methods in the same order, since the
+    methods run collectives.
+
+    An engine that only evaluates uses DeepSpeed solely to split parameters (stage 3, tensor
+    parallelism)."""
 
     def __init__(
         self,

@@ -23,7 +23,10 @@ from openrl.training.updates import Forward, Measured
 @dataclass(frozen=True)
 class PreferenceUpdate:
     """A registered preference loss + nll_coef * the mean negative log-likelihood of the chosen
-    answers: over the tokens of each first, then over answers, as each pair counts once."""
+    answers.
+
+    That mean is taken over the tokens of each answer first and then over answers, since each pair
+    counts once in the loss."""
 
     loss: str  # name in the registry
     options: Any  # that loss's options

@@ -130,7 +130,8 @@ class PlacementFlags(ClusterFlags):
         return nodes, per_node
 
     def ranks_of(self, role: str, device: str) -> int | None:
-        """Return the ranks of a model role; None if only the cluster knows them."""
+        """Return the ranks of a model role; None if only the cluster knows them: every GPU of a
+        node, unless on a CPU."""
         if self.placement is not None:
             places = self.explicit_places
             return len(places[role]) if role in places else None

@@ -102,6 +102,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """Return the divisor of ``number`` nearest to ``wish`` that ``multiple_of`` divides, if any."""
+    """Return the divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``;
+    None if there is none."""
     fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
     return min(fitting, key=lambda d: abs(d - wish), default=None)

@@ -58,7 +58,8 @@ class Losses:
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:
-    """Return the estimator of the KL that the update computes, for its loss or a log, if any."""
+    """Return the estimator of the KL that the update computes, as a term of the loss or only to log
+    it; None if it computes none."""
     if config.kl.in_loss:
         return config.kl.loss_estimator
     return config.kl.kl_estimator if config.kl.log_ref_kl else None

@@ -150,7 +150,8 @@ class Rollouts:
 
     @asynccontextmanager
     async def engines_paused(self) -> AsyncIterator[None]:
-        """Keep all engines idle inside the with block. Those that died are replaced first."""
+        """Keep all engines idle inside the with block, so that weights may change. Engines that
+        died are replaced first."""
         await self.pool.replace_lost()
         if self.pool.paused or not self.buffer.limits.steps_ahead:
             yield  # nothing runs

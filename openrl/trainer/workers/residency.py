@@ -118,7 +118,8 @@ class ResidencyTable:
         return [role for role in models if self._share_a_place(role, ENGINES)]
 
     def exclude(self, one: Need, other: Need) -> bool:
-        """Return whether one stage would put to sleep what the other needs."""
+        """Return whether two stages cannot run at the same time, because one would put to sleep
+        what the other needs."""
         return bool(other & {*self.displaced(one)} or one & {*self.displaced(other)})
 
 
