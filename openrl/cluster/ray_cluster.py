@@ -38,14 +38,9 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster import caretaker
+from openrl.cluster.address import check_address, no_cluster
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
-from openrl.cluster.planner import (
-    RoleRequest,
-    check_address,
-    check_room,
-    no_cluster,
-    plan_placement,
-)
+from openrl.cluster.planner import RoleRequest, check_room, plan_placement
 from openrl.cluster.ray_processes import fewest_processes
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
