@@ -41,7 +41,7 @@ class Costs:
     prefill_per_token: float = 0.0  # GPU-seconds, of answers that go on under new weights
     sync: float = 0.0  # from trained weights to engines that decode with them
     switch: float = 0.0  # engines to sleep and awake, once a step, where training has their GPUs
-    collect: float = 0.0  # a prompt's answers to a trainer on GPUs of its own, which waits for them
+    collect: float = 0.0  # for a prompt's answers to reach a trainer on GPUs of its own
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,21 +20,12 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import Launch, close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, ragged_batch
+from tests.full_disk import files_of_at_most
 from tests.tiny import tiny_model_dir
 
 LIMIT = 30  # seconds that a rank waits for the other
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")
 KINDS = {"whole": {}, "adapters": {"lora": LoRAFlags(lora_rank=4, target_modules=("q_proj",))}}
-
-
-@contextmanager
-def files_of_at_most(size):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def rank_of_two(rank, port, checkpoint, root):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
 
 
-class EnvironmentPlayer(Player):
+class EnvironmentPlayer(Player, ABC):
     rewards = True
     _environment: Any = None  # that of the episode
 
+    @abstractmethod
     def make(self, sampling: Sampling) -> Any:
         """Return a new environment."""
-        raise NotImplementedError
 
     async def reset(
         self, seed: int, prompt: Prompt, sampling: Sampling

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from openrl.trainer.saving.checkpoints import (
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line
 from openrl.trainer.saving.integrity import add_checksum
 from openrl.training.state import StateParts
+from tests.full_disk import files_of_at_most
 from tests.patience import PATIENCE
 
 
@@ -211,17 +210,6 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_is_used(tmp_path
     assert caught.value.message.count("\n") == 3 and "--overwrite_ckpt" in caught.value.remedy
 
 
-@contextmanager
-def files_of_at_most(size):
-    """As on a full disk, writes beyond it fail."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):
     checkpoints = opened(tmp_path)
     save(checkpoints, 2)
@@ -323,6 +311,16 @@ def test_flags_that_differ_are_named():
 # -- copies elsewhere ------------------------------------------------------------------------------
 
 
+async def saved_while_no_copy_succeeds(checkpoints: Checkpoints, there: Path, write) -> None:
+    """The first of two copies to ``there`` fails."""
+    there.write_text("no directory yet")
+    await checkpoints.save(1, {"step": 1}, write, no_export)
+    await checkpoints.uploads.idle()
+    there.unlink()
+    await checkpoints.save(2, {"step": 2}, write, no_export)
+    await checkpoints.finish()
+
+
 def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_path, caplog):
     there = tmp_path / "there"
     checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}", max_ckpt_num=2)
@@ -331,15 +329,7 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
         (directory / "actor").mkdir()
         (directory / "actor/rank0").write_text("weights")
 
-    async def scenario() -> None:
-        there.write_text("no directory yet")
-        await checkpoints.save(1, {"step": 1}, write, no_export)
-        await checkpoints.uploads.idle()
-        there.unlink()
-        await checkpoints.save(2, {"step": 2}, write, no_export)
-        await checkpoints.finish()
-
-    asyncio.run(scenario())
+    asyncio.run(saved_while_no_copy_succeeds(checkpoints, there, write))
     assert "step_000001 was not copied to" in caplog.text
     assert sorted(path.name for path in there.iterdir()) == ["step_000001", "step_000002"]
     copied = opened(there, load_checkpoint=True)
@@ -353,15 +343,7 @@ def test_a_checkpoint_that_is_removed_before_its_copy_succeeds_is_told(tmp_path,
     async def write(directory: Path, parts: StateParts) -> None:
         directory.joinpath("part").write_text("weights")
 
-    async def scenario() -> None:
-        there.write_text("no directory yet")
-        await checkpoints.save(1, {"step": 1}, write, no_export)
-        await checkpoints.uploads.idle()
-        there.unlink()
-        await checkpoints.save(2, {"step": 2}, write, no_export)
-        await checkpoints.finish()
-
-    asyncio.run(scenario())
+    asyncio.run(saved_while_no_copy_succeeds(checkpoints, there, write))
     assert sorted(path.name for path in there.iterdir()) == ["step_000002"]
     assert f"file://{there} has no copy of step_000001, removed here" in caplog.text
 
