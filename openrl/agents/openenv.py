@@ -36,6 +36,7 @@ LARGEST = 64 * 2**20  # bytes of a message
 WAIT_FOR_ROOM = 1800.0  # seconds; the episodes of other clients end at some time
 LONGEST_PAUSE = 5.0  # seconds between attempts
 NO_ROOM, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
+BUSY = (429, 503)  # what a server, or a proxy before it, answers if there is no room
 _READ = {"integer": int, "number": float, "string": str}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
 
@@ -54,8 +55,8 @@ class OpenEnvAgent:
         self.server, self.how = server, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
-        gone."""
+        """Play an episode. Raises EnvironmentFailure, ServerFull, OSError if the server is gone,
+        and InvalidStatus if it refuses the connection."""
         async with self.server.open() as (ask, waits):
             environment = OpenEnvEnvironment(ask, self.server.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)
@@ -175,6 +176,12 @@ class Server:
             yield partial(_send, socket), attempts.statistics["attempt_number"] - 1
 
 
+_REMEDIES = {
+    401: "a server that asks for no login",
+    429: "start again when the server has fewer clients",
+}
+
+
 async def find_server(url: str) -> Server:
     """Return the server at ``url``, whose scheme is http, https, ws or wss. Raises UserError if
     there is none, or if a policy cannot write its actions."""
@@ -196,16 +203,23 @@ async def find_server(url: str) -> Server:
             return Server(root, read, True)
     except websockets.InvalidStatus as error:
         status = error.response.status_code
-        if status in (401, 429) or status >= 500:  # there may be one that lets nobody in
-            raise UserError(f"openenv: {root}/ws answers {status}", remedy) from None
+        if status in _REMEDIES or status >= 500:  # there may be one that lets nobody in
+            message = f"openenv: {root}/ws answers {status}"
+            raise UserError(message, _REMEDIES.get(status, remedy)) from None
         return Server(root, read, False)  # there is no /ws
     except (OSError, websockets.WebSocketException) as error:
         raise UserError(f"openenv: {root}/ws cannot be reached: {error!r}", remedy) from None
 
 
 async def _enter(root: str) -> websockets.ClientConnection:
-    """Connect to a server that has room; a full one refuses every request. Raises ServerFull."""
-    socket = await _connect(root)
+    """Connect to a server that has room; a full one refuses the connection or every request. Raises
+    ServerFull, and InvalidStatus if it refuses for another reason."""
+    try:
+        socket = await _connect(root)
+    except websockets.InvalidStatus as error:
+        if error.response.status_code in BUSY:
+            raise ServerFull(f"{root}/ws answers {error.response.status_code}") from None
+        raise
     try:
         await _send(socket, "state", {})
     except ServerError as error:

@@ -55,7 +55,7 @@ class Server:
     """``places`` episodes at a time over WebSocket; None: HTTP alone, with one environment."""
 
     def __init__(self, places=8, schema=MESSAGE):
-        self.count_images, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
+        self.places, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
         self.app = FastAPI()
         self.app.add_api_route("/schema", lambda: {"action": schema, "observation": {}})
         if places is not None:
@@ -67,12 +67,8 @@ class Server:
 
     async def episode(self, connection: WebSocket):
         await connection.accept()
-        if self.playing == self.count_images:
-            data = {
-                "message": "full",
-                "code": "CAPACITY_REACHED",
-                "max_sessions": self.count_images,
-            }
+        if self.playing == self.places:
+            data = {"message": "full", "code": "CAPACITY_REACHED", "max_sessions": self.places}
             self.refused.set()
             await connection.send_json({"type": "error", "data": data})
             await connection.close()
@@ -260,16 +256,62 @@ def test_what_an_observation_says(observation, text):
     assert observation_text(observation) == text
 
 
-class Overloaded(Server):
+class Refusing(Server):
+    """Refuses a connection with each of these statuses in turn, and then lets everybody in."""
+
+    def __init__(self, *statuses):
+        super().__init__()
+        self.statuses = list(statuses)
+
     async def episode(self, connection: WebSocket):
-        await connection.send_denial_response(JSONResponse({}, 503))
+        if self.statuses:
+            await connection.send_denial_response(JSONResponse({}, self.statuses.pop(0)))
+        else:
+            await super().episode(connection)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "a server that asks for no login"),
+        (429, "start again when the server has fewer clients"),
+        (500, "of a server that runs"),
+        (502, "of a server that runs"),
+        (503, "of a server that runs"),
+        (504, "of a server that runs"),
+    ],
+)
+def test_a_server_that_lets_nobody_in_is_said_before_the_start(status, remedy):
+    with pytest.raises(UserError, match=f"(?s)/ws answers {status}.*{remedy}"):
+        play(Refusing(status), policy_of("hi"))
+
+
+class RefusesLater(Refusing):
+    """Lets the first connection in, which looks whether there is a server."""
+
+    is_found = False
+
+    async def episode(self, connection: WebSocket):
+        episode = super().episode if self.is_found else Server(self.places).episode
+        self.is_found = True
+        await episode(connection)
+
+
+def test_a_server_that_is_busy_later_is_waited_for():
+    (played,) = play(RefusesLater(429, 503), policy_of("bye"))
+    assert (played.score.reward, played.metrics["waits_for_room"]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_refusal_in_the_middle_of_a_run_costs_the_episode(status):
+    first, second = play(RefusesLater(status), policy_of("bye"), policy_of("bye"))
+    failures = [one for one in (first, second) if isinstance(one, Exception)]
+    assert len(failures) == 1 and f"HTTP {status}" in str(failures[0])
 
 
 def test_what_is_no_server_is_said_before_the_start():
     for nowhere in ("ws://127.0.0.1:9", "ws://127.0.0.1:99999", "ws://[::1"):
         with pytest.raises(UserError, match="does not answer at /schema"):
             asyncio.run(find_server(nowhere))
-    with pytest.raises(UserError, match="/ws answers 503"):
-        play(Overloaded(), policy_of("hi"))
     with pytest.raises(UserError, match="no field that a policy could write"):
         play(Server(schema={"properties": {}}), policy_of("hi"))
