@@ -30,7 +30,7 @@ def read(body: Json) -> CompletionRequest:
         tools=[fields.tool(fields.get(tool, "function", dict)) for tool in tools] or None,
         max_tokens=fields.max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=fields.stop_texts(body),
-        distribution=fields.distribution(body, choice),
+        distribution=fields.distribution(body, choice, body.get("response_format")),
     )
 
 

@@ -24,8 +24,14 @@ _DISTRIBUTION = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
-    "response_format",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
 )
+_OFF = {"top_k": 0, "response_format": {"type": "text"}}  # values that change nothing
 
 
 def get(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
@@ -125,7 +131,15 @@ def tool(given: Mapping[str, Any], parameters: str = "parameters") -> Json:
     return schema_in_chat(get(given, "name", str), get(given, "description", str, ""), schema)
 
 
-def distribution(body: Mapping[str, Any], tool_choice: Any = None) -> Json:
+def distribution(
+    body: Mapping[str, Any], tool_choice: Any = None, response_format: Any = None
+) -> Json:
     """Return the values of a request that would change the distribution that is sampled from."""
-    named = {name: body[name] for name in _DISTRIBUTION if body.get(name) is not None}
-    return named | ({} if tool_choice in (None, "none", "auto") else {"tool_choice": tool_choice})
+    named = {name: body.get(name) for name in _DISTRIBUTION}
+    named["tool_choice"] = None if tool_choice in ("none", "auto") else tool_choice
+    named["response_format"] = response_format
+    return {
+        name: value
+        for name, value in named.items()
+        if value is not None and value != _OFF.get(name)
+    }

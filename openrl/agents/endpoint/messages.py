@@ -25,6 +25,7 @@ _HIDDEN = ("thinking", "redacted_thinking")  # blocks of other models, which no 
 
 def read(body: Json) -> CompletionRequest:
     choice = fields.get(body, "tool_choice", dict, {}).get("type")
+    config = fields.get(body, "output_config", dict, {})
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
     ours = [tool for tool in tools if tool.get("type") in (None, "custom")]
     messages = [
@@ -38,7 +39,7 @@ def read(body: Json) -> CompletionRequest:
         tools_left_out=len(tools) - len(ours),
         max_tokens=fields.max_tokens(body, "max_tokens"),
         stop=fields.stop_texts(body, "stop_sequences"),
-        distribution=fields.distribution(body, choice),
+        distribution=fields.distribution(body, choice, config.get("format")),
     )
 
 

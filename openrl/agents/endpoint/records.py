@@ -58,8 +58,8 @@ class Dialect:
     read: Callable[[Json], CompletionRequest]  # raises Refusal
     write: Callable[[Json, Answer], Json]  # the request's body and its answer -> the reply's body
     error: Callable[[Refusal], Json]
-    # the bodies of request and reply -> the events of a streamed reply; None: there are no streams
-    events: Callable[[Json, Json], Iterator[Json]] | None = None
+    # the bodies of request and reply -> the events of a streamed reply
+    events: Callable[[Json, Json], Iterator[Json]]
     closing: str = ""  # the last text of a stream
 
 

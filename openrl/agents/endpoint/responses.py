@@ -7,10 +7,19 @@ from collections.abc import Iterator
 
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error
-from openrl.agents.endpoint.records import MODEL, Answer, CompletionRequest, Dialect, Json
+from openrl.agents.endpoint.records import (
+    MODEL,
+    Answer,
+    CompletionRequest,
+    Dialect,
+    Json,
+    logprob_items,
+)
 from openrl.agents.tools.calls import ToolCall, call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def read(body: Json) -> CompletionRequest:
@@ -27,7 +36,9 @@ def read(body: Json) -> CompletionRequest:
         tools=[fields.tool(tool) for tool in ours] or None,
         tools_left_out=len(tools) - len(ours),
         max_tokens=fields.max_tokens(body, "max_output_tokens"),
-        distribution=fields.distribution(body, choice),
+        distribution=fields.distribution(
+            body, choice, fields.get(body, "text", dict, {}).get("format")
+        ),
         after=fields.get(body, "previous_response_id", str, "").removeprefix("resp_") or None,
         instructions=fields.get(body, "instructions", str, ""),
     )
@@ -72,7 +83,9 @@ def _read_item(item: Json) -> Message | None:
 def write(body: Json, answer: Answer) -> Json:
     status = "incomplete" if answer.was_cut else "completed"
     asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
-    output = [_write_text(answer, status)] if answer.content or not answer.calls else []
+    logprobs = logprob_items(answer) if _LOGPROBS in (body.get("include") or ()) else []
+    has_text = bool(answer.content) or not answer.calls
+    output = [_write_text(answer, status, logprobs)] if has_text else []
     return {
         "id": f"resp_{answer.id}",
         "object": "response",
@@ -100,8 +113,13 @@ def write(body: Json, answer: Answer) -> Json:
     }
 
 
-def _write_text(answer: Answer, status: str) -> Json:
-    part = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
+def _write_text(answer: Answer, status: str, logprobs: list[Json]) -> Json:
+    part = {
+        "type": "output_text",
+        "text": answer.content,
+        "annotations": [],
+        "logprobs": logprobs,
+    }
     return {
         "type": "message",
         "id": f"msg_{answer.id}",
@@ -145,8 +163,9 @@ def _events(reply: Json) -> Iterator[Json]:
 def _text_events(item: Json, at: Json) -> Iterator[Json]:
     (part,) = item["content"]
     at = {**at, "content_index": 0}
-    said = {**at, "logprobs": []}
-    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+    said = {**at, "logprobs": part["logprobs"]}
+    opened = {**part, "text": "", "logprobs": []}
+    yield {"type": "response.content_part.added", **at, "part": opened}
     yield {"type": "response.output_text.delta", **said, "delta": part["text"]}
     yield {"type": "response.output_text.done", **said, "text": part["text"]}
     yield {"type": "response.content_part.done", **at, "part": part}

@@ -132,7 +132,7 @@ class Endpoint:
         ask = dialect.read(body)
         name, repeats = name_and_repeats(dialect.path, raw, request.headers)
         reply = dialect.write(body, await _wait(request, session.ask(ask, name, repeats)))
-        if not body.get("stream") or dialect.events is None:
+        if not body.get("stream"):
             return JSONResponse(reply)
         lines = (_line(event) for event in dialect.events(body, reply))
         content = "".join(lines) + dialect.closing

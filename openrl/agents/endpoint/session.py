@@ -28,13 +28,6 @@ from openrl.http_server import Refusal
 from openrl.rewards.protocol import BadReply, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
-_NEUTRAL: Json = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
-}
-
 
 class NoRequest(RuntimeError):
     """A client has asked for nothing that could be answered."""
@@ -203,5 +196,6 @@ class Session:
 def _changes_sampling(named: Json, sampling: Sampling) -> bool:
     """Whether a request names another distribution than that of the run, which is sampled from."""
     return any(
-        value != getattr(sampling, name, _NEUTRAL.get(name)) for name, value in named.items()
+        value != getattr(sampling, name) if hasattr(sampling, name) else bool(value)
+        for name, value in named.items()
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error, usage
 from openrl.agents.endpoint.records import (
@@ -20,8 +22,12 @@ def read(body: Json) -> CompletionRequest:
     sampling = fields.get(body, "sampling_params", dict, {})
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise Refusal(400, "'token_ids' must be a list of at least one token id")
-    if body.get("stream") or fields.get(sampling, "n", int, 1) != 1:
-        raise Refusal(400, "streams and several replies per request are not supported")
+    if fields.get(sampling, "n", int, 1) != 1:
+        raise Refusal(400, "'n' must be 1: send one request per reply")
+    if body.get("features") or body.get("content_parts"):
+        raise Refusal(400, "images need /v1/chat/completions: here they are not supported")
+    if fields.get(body, "output_mode", str, "tokens") != "tokens":
+        raise Refusal(400, "'output_mode' must be 'tokens'")
     return CompletionRequest(
         [],
         token_ids=ids,
@@ -49,4 +55,13 @@ def write(body: Json, answer: Answer) -> Json:
     }
 
 
-TOKENS = Dialect("/inference/v1/generate", read, write, error)
+def events(body: Json, reply: Json) -> Iterator[Json]:
+    """Yield all tokens as one chunk, and the usage if it is wanted."""
+    head = {"request_id": reply["request_id"]}
+    ids = {"prompt_token_ids": reply["prompt_token_ids"]} if body.get("return_token_ids") else {}
+    yield {**head, **ids, "choices": reply["choices"]}
+    if fields.get(body, "stream_options", dict, {}).get("include_usage"):
+        yield {**head, "choices": [], "usage": reply["usage"]}
+
+
+TOKENS = Dialect("/inference/v1/generate", read, write, error, events, closing="data: [DONE]\n\n")

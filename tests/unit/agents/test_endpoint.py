@@ -20,12 +20,10 @@ from openrl.types import Sampling
 from tests.endpoint import (
     PROMPT,
     ROOM,
-    Row,
     endpoint,
     hermes_chat,
     opened,
     policy_of,
-    rows_of,
     run,
 )
 from tests.unit.agents.test_endpoint_openai import ASKS, GOES_ON, chat, client_of
@@ -296,30 +294,6 @@ def test_rewards(body, status, score):
 
     given = run(talk, policy_of()).score
     assert score == (given and (given.reward, given.passed, given.parts))
-
-
-def test_tokens_in_tokens_out():
-    policy, chat_format = policy_of("a", "b"), hermes_chat()
-    path, replies = "/inference/v1/generate", []
-
-    async def talk(session):
-        async with http(session) as client:
-            ids = chat_format.encode(chat_format.render([ASKS]))
-            sampling = {"temperature": 1.0, "max_tokens": 9, "logprobs": 0}
-            for more in ("", "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"):
-                ids = [*ids, *(chat_format.encode_after(ids, more) if more else [])]
-                body = {"token_ids": ids, "sampling_params": sampling}
-                replies.append((await client.post(path, json=body)).json())
-                ids = [*ids, *replies[-1]["choices"][0]["token_ids"]]
-
-    trajectory = run(talk, policy).trajectory()
-    (row,) = trajectory.segments
-    assert [Row.of(row)] == rows_of(policy)
-    assert trajectory.metrics["sampling_overrides"] == 0
-    choice = replies[0]["choices"][0]
-    assert choice["token_ids"] == policy.given[0] and choice["finish_reason"] == "stop"
-    item = choice["logprobs"]["content"][0]
-    assert (item["token"], item["logprob"]) == (f"token_id:{item['token_id']}", -1.0)
 
 
 def test_a_port_that_is_taken():

@@ -130,22 +130,46 @@ def test_a_stream_says_the_same():
     assert chunks[-1].usage.completion_tokens == len(policy.given[0])
 
 
-def test_ids_and_logprobs():
+def are_of(items, ids):
+    """Whether log-probs name these tokens in both styles of vLLM."""
+    named = [(item.token, item.token_id, item.logprob) for item in items]
+    return named == [(f"token_id:{i}", i, -1.0) for i in ids]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_and_logprobs(stream):
     policy, replies = policy_of("It is 4."), []
 
     async def talk(session):
         async with client_of(session) as client:
-            extra = {"return_token_ids": True}
-            replies.append(await chat(client, [ASKS], logprobs=True, extra_body=extra))
+            wanted = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+            reply = await chat(client, [ASKS], stream=stream, **wanted)
+            replies.append(await anext(aiter(reply)) if stream else reply)
 
     run(talk, policy)
     (reply,) = replies
     assert reply.prompt_token_ids == policy.asked[0]
     assert reply.choices[0].token_ids == policy.given[0]
-    items = reply.choices[0].logprobs.content
-    assert [item.token for item in items] == [f"token_id:{i}" for i in policy.given[0]]
-    assert [item.token_id for item in items] == policy.given[0]
-    assert [item.logprob for item in items] == [-1.0] * len(items)
+    assert are_of(reply.choices[0].logprobs.content, policy.given[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_responses(stream):
+    policy, replies = policy_of("It is 4."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            wanted = {"model": "policy", "input": "?", "include": ["message.output_text.logprobs"]}
+            if not stream:
+                replies.append(await client.responses.create(**wanted))
+                return
+            async with client.responses.stream(**wanted) as events:
+                deltas = [e async for e in events if e.type == "response.output_text.delta"]
+                assert are_of(deltas[0].logprobs, policy.given[0])
+                replies.append(await events.get_final_response())
+
+    run(talk, policy)
+    assert are_of(replies[0].output[0].content[0].logprobs, policy.given[0])
 
 
 def test_responses_with_tools():
