@@ -27,7 +27,7 @@ from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineDied, EngineSpec
 from openrl.seeds import seed_of
-from openrl.types import Completion, End, Prompt, Sampling, Score, Segment, Trajectory
+from openrl.types import Completion, End, Prompt, Sampling, Segment, Trajectory
 from tests.tiny import tiny_model_dir
 
 PROMPT = Prompt("train:3", [5], "x")
@@ -146,19 +146,6 @@ def test_a_prompt_without_any_sample_says_what_failed(worker):
         RuntimeError, match=r"every sample of prompt train:3 failed: request \d broke"
     ):
         play(worker, RolloutRequest(2, Sampling(4)))
-
-
-def test_the_score_of_an_agent_stays(worker):
-    """Without a source of rewards nothing overwrites what the agent says."""
-
-    class Agent:
-        async def run(self, prompt, generate, sampling):
-            row = Segment.answer(prompt.token_ids, [7])
-            return Trajectory(prompt, [row], End.STOP, score=Score(0.7))
-
-    worker.agent = Agent()
-    (group,) = play(worker, RolloutRequest(2, Sampling(4)))
-    assert group.rewards == [0.7, 0.7]
 
 
 def test_a_pause_lets_samples_end_and_holds_back_others(worker):
@@ -290,6 +277,22 @@ async def recorded_when_left(worker, request, turns_left):
     return taken[request.ordinal]
 
 
+def test_an_environment_that_waits_holds_no_place_of_the_engine(worker):
+    """There is one place. Each episode's environment waits until all three have been sampled."""
+
+    async def step(self, action):
+        acted.append(action)
+        if len(acted) == 3:
+            all_acted.set()
+        await asyncio.wait_for(all_acted.wait(), 60)
+        return Step("on", reward=1.0)
+
+    acted, all_acted = [], asyncio.Event()
+    one_place = playing(made(worker.spec.model, max_inflight=1), step=step)
+    (group,) = play(one_place, RolloutRequest(3, Sampling(30)), prompt=SEEDED)
+    assert [t.turns for t in group.trajectories] == [3, 3, 3] and one_place.engine.most == 1
+
+
 @pytest.mark.parametrize("prompt", [SEEDED, replace(SEEDED, meta={})])
 def test_an_environment_that_ignores_its_seed_costs_its_sample(worker, prompt):
     """Played again it keeps to the seed in the one case and does not in the other. A row of data
@@ -334,38 +337,6 @@ def test_every_agent_of_an_episode_leaves_a_trajectory(worker):
     (group,) = play(worker, RolloutRequest(2, Sampling(4)))
     assert [t.agent for t in group.trajectories] == ["solver", "critic"] * 2
     assert collate([group], 0).group_ids.tolist() == [0, 1, 0, 1]
-
-
-def test_agents_that_give_rewards_to_some_of_a_group(worker):
-    """A sibling that was cut earned none; one that ended without a reward is dropped."""
-    ends = iter([(End.STOP, Score(1.0)), (End.TIMEOUT, None), (End.STOP, None)])
-
-    class Rewarding:
-        async def run(self, prompt, generate, sampling):
-            end, score = next(ends)
-            return Trajectory(prompt, [Segment.answer([5], [7])], end, score=score)
-
-    worker.agent = Rewarding()
-    (group,) = play(worker, RolloutRequest(3, Sampling(4)))
-    rewarded, cut, missing = group.trajectories
-    assert (rewarded.score.reward, cut.score.reward) == (1.0, 0.0)
-    assert missing.failed and missing.score.failure == "the agent ended without a reward"
-    assert group.rewards == [1.0, 0.0]
-
-
-def test_a_group_whose_agents_give_no_reward_at_all(worker):
-    """No program of it posts one: nothing that is no number comes to be trained."""
-    ends = iter([End.TIMEOUT, End.STOP])
-
-    class Silent:
-        async def run(self, prompt, generate, sampling):
-            return Trajectory(prompt, [Segment.answer([5], [7])], next(ends))
-
-    worker.agent = Silent()
-    (group,) = play(worker, RolloutRequest(2, Sampling(4)))
-    cut, missing = group.trajectories
-    assert cut.score == Score(0.0) and missing.failed
-    assert collate([group], 0).rewards.tolist() == [0.0, 0.0]
 
 
 class Stubborn(SingleTurn):
