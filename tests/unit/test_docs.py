@@ -78,15 +78,18 @@ QUESTION = Prompt("train:0", [1], ASKED["content"], label="720000", messages=(AS
 CALL = '<tool_call>\n{"name": "population", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(
-    ("file", "flags", "replies", "turns"),
-    [
-        ("guess.py", {"agent_func_path": "FILE"}, [str(n) for n in range(10)], None),
-        ("tools.py", {"tools": "FILE,python"}, [CALL, "720000"], 2),
-        ("self_check.py", {"agent_func_path": "FILE"}, ["700000", "720000"], 2),
-    ],
-)
-def test_the_agents_of_the_page_play(file, flags, replies, turns, tmp_path):
+FILES: dict[str, tuple[dict[str, str], list[str], int | None]] = {  # flags, replies, turns
+    "guess.py": ({"agent_func_path": "FILE"}, [str(n) for n in range(10)], None),
+    "tools.py": ({"tools": "FILE,python"}, [CALL, "720000"], 2),
+    "self_check.py": ({"agent_func_path": "FILE"}, ["700000", "720000"], 2),
+    "their_game.py": ({"agent_func_path": "FILE"}, ["700000", "720000"], 2),
+    "my_agent.py": ({"agent_command": f"{sys.executable} FILE"}, ["700000", "7", "720000"], 3),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_agents_of_the_page_play(file, tmp_path):
+    flags, replies, turns = FILES[file]
     block = re.search(rf"```python\n# {file}\n(.*?)```", AGENTS, re.DOTALL)
     assert block
     (tmp_path / file).write_text(block[1])
@@ -104,6 +107,16 @@ def test_the_agents_of_the_page_play(file, flags, replies, turns, tmp_path):
     assert played.end is End.STOP
     assert played.turns == turns or played.score.passed == 1.0  # the number was among the guesses
     assert [s.sampled_ids for s in played.segments] == [[i for ids in policy.given for i in ids]]
+
+
+def test_every_block_of_the_page_is_run():
+    """Each is the file of an agent or a command, which the tests beside this one run."""
+    blocks = re.findall(r"```(\w*)\n(.*?)```", AGENTS, re.DOTALL)
+    files = {text.partition("\n")[0] for kind, text in blocks if kind == "python"}
+    assert files == {f"# {file}" for file in FILES}
+    others = [text.split() for kind, text in blocks if kind != "python"]
+    (make,) = [words for words in others if words[:2] != ["python", "-m"]]
+    subprocess.run([*make, "--dry-run"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("command", re.findall(r"```bash\n(python .*?)```", AGENTS, re.DOTALL))
