@@ -47,10 +47,17 @@ def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, ver
 
     ``dtype`` ("fp32", "bf16" or "fp16") is the type in which both compute, ``version`` the version
     of the weights that both should hold. Raises UserError if the gaps exceed the tolerance of
-    ``dtype``: then the engine does not generate with the trainer's weights."""
-    shapes = tuple(engine_logprobs.shape), tuple(trainer_logprobs.shape)
-    if shapes[0] != shapes[1] or engine_logprobs.numel() == 0:
+    ``dtype``: then the engine does not generate with the trainer's weights; or if there are no
+    tokens."""
+    if engine_logprobs.shape != trainer_logprobs.shape:
+        shapes = tuple(engine_logprobs.shape), tuple(trainer_logprobs.shape)
         raise ValueError(f"cannot compare {shapes[0]} with {shapes[1]} log-probs")
+    if not engine_logprobs.numel():
+        raise UserError(
+            "no token was sampled for the run's first prompts: what the policy is shown, with the"
+            " rules of a game or the descriptions of tools, leaves no room for one",
+            "a larger --prompt_max_len, or --max_len",
+        )
     gaps = (engine_logprobs.float() - trainer_logprobs.float()).abs()
     # both are NaN if one gap is, and NaN passes no tolerance
     found = {"largest": gaps.max().item(), "mean": gaps.mean().item()}

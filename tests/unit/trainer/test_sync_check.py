@@ -22,4 +22,6 @@ def test_gap_within_and_beyond_the_tolerance():
     with pytest.raises(UserError, match="nan"):
         check_gap(torch.tensor([float("nan")]), torch.tensor([-1.0]), "bf16", 1)
     with pytest.raises(ValueError, match="cannot compare"):
+        check_gap(torch.zeros(1), torch.zeros(2), "fp32", 1)
+    with pytest.raises(UserError, match=r"no token was sampled.*\n.*--prompt_max_len"):
         check_gap(torch.zeros(0), torch.zeros(0), "fp32", 1)
