@@ -77,13 +77,13 @@ class GymEnvironment(Environment):
         info, success = rest[-1], rest[-1].get("success")
         return Step(
             _content(observation),
-            reward=float(reward),
+            reward=user_code.scalar(reward, "the reward"),
             done=bool(done),
             truncated=bool(rest[0]) if len(rest) == 2 else False,
             valid=bool(info.get("action_is_valid", True)),
-            metrics={name: float(value) for name, value in info.get("metrics", {}).items()},
+            metrics={n: user_code.scalar(value, n) for n, value in info.get("metrics", {}).items()},
             state=info.get("state"),
-            passed=None if success is None else float(success),
+            passed=None if success is None else user_code.scalar(success, "success"),
         )
 
     async def frame(self) -> Any | None:

@@ -127,7 +127,7 @@ def read_reply(values: Any, count: int) -> list[Score]:
 def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score:
     try:
         value = _number(reward, REWARDS)
-        verdict = None if passed is None else _verdict(_number(passed, SCORES), value)
+        verdict = None if passed is None else read_verdict(_number(passed, SCORES), value)
     except ValueError as error:
         return Score.failed(str(error))
     parts = {}
@@ -137,7 +137,9 @@ def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score:
     return Score(value, verdict, parts)
 
 
-def _verdict(score: float, reward: float) -> float | None:
+def read_verdict(score: float, reward: float | None) -> float | None:
+    """Return a score as a verdict; None if it only repeats the reward. Raises ValueError for any
+    other number outside of [0, 1]."""
     if 0 <= score <= 1:
         return score
     if score == reward:  # OpenRLHF's server repeats its rewards

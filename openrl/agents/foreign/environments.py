@@ -114,14 +114,15 @@ class TextTurns(Environment):
             getattr(asked, name, value) != value for name, value in self._sampling.items()
         )
         self._text += action + text
+        reward = user_code.scalar(_value(told, "rewards", "step"), "the reward")
         metrics = user_code.numbers(told.get("extra_logs"))
         self.reductions.update(dict.fromkeys(metrics, "last"))
         return Step(
             _content(text, told.get("images")),
-            reward=user_code.scalar(_value(told, "rewards", "step"), "the reward"),
+            reward=reward,
             done=bool(_value(told, "done", "step")),
             truncated=bool(getattr(found, "truncated", False)),
-            passed=user_code.verdict(told.get("scores")),
+            passed=user_code.verdict(told.get("scores"), reward),
             metrics={**metrics, IGNORED: float(changed)},
         )
 

@@ -50,7 +50,7 @@ def read(found: Any) -> EpisodeResult:
         return user_code.read_scores(found)
     if hasattr(found, "terminated"):
         reward = user_code.scalar(found.reward, "the reward")
-        passed = user_code.verdict(reward if found.score is None else found.score)
+        passed = user_code.verdict(reward if found.score is None else found.score, reward)
         end = End.LENGTH if found.truncated else None
         return EpisodeResult(reward, passed, user_code.numbers(found.info), end)
     return EpisodeResult(user_code.scalar(found, "the reward"))

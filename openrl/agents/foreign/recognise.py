@@ -59,44 +59,42 @@ class Kind:
         return None
 
 
-EXECUTOR, *_, PROGRAM, AGENT = KINDS = (
-    Kind(
-        "executor",
-        f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
-        {"execute": (Signature(keywords=EXECUTE), Signature(keywords=(*EXECUTE, "images")))},
-        "executor.ExecutorPlayer",
-    ),
-    Kind(
-        "turns",
-        "OpenRLHF's AgentInstance or Molt's Env: async reset(states), async step(states)",
-        {"reset": (Signature(1),), "step": (Signature(1),)},
-        "environments.TurnsPlayer",
-        takes_states=True,
-    ),
-    Kind(
-        "skyrl",
-        "SkyRL's BaseTextEnv: init(prompt), step(action)",
-        {"init": (Signature(1),), "step": (Signature(1),)},
-        "environments.SkyRLPlayer",
-    ),
-    Kind(
-        "gym",
-        "gym's and GEM's: reset(seed), step(action)",
-        {"reset": (Signature(keywords=("seed",)),), "step": (Signature(1),)},
-        "environments.GymPlayer",
-    ),
-    Kind(
-        "program",
-        "an agent of the endpoint: run(data, base_url, api_key), or Molt's ChatAgent: run(ctx)",
-        {"run": (Signature(1, ("base_url", "api_key")), Signature(1))},
-        "program.ProgramPlayer",
-    ),
-    Kind(
-        "agent",
-        "an agent of ours: async run(prompt, generate, sampling)",
-        {"run": (Signature(keywords=("prompt", "generate", "sampling")),)},
-        "player.Player",
-    ),
+EXECUTOR = Kind(
+    "executor",
+    f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
+    {"execute": (Signature(keywords=EXECUTE), Signature(keywords=(*EXECUTE, "images")))},
+    "executor.ExecutorPlayer",
+)
+TURNS = Kind(
+    "turns",
+    "OpenRLHF's AgentInstance or Molt's Env: async reset(states), async step(states)",
+    {"reset": (Signature(1),), "step": (Signature(1),)},
+    "environments.TurnsPlayer",
+    takes_states=True,
+)
+SKYRL = Kind(
+    "skyrl",
+    "SkyRL's BaseTextEnv: init(prompt), step(action)",
+    {"init": (Signature(1),), "step": (Signature(1),)},
+    "environments.SkyRLPlayer",
+)
+GYM = Kind(
+    "gym",
+    "gym's and GEM's: reset(seed), step(action)",
+    {"reset": (Signature(keywords=("seed",)),), "step": (Signature(1),)},
+    "environments.GymPlayer",
+)
+PROGRAM = Kind(
+    "program",
+    "an agent of the endpoint: run(data, base_url, api_key), or Molt's ChatAgent: run(ctx)",
+    {"run": (Signature(1, ("base_url", "api_key")), Signature(1))},
+    "program.ProgramPlayer",
+)
+AGENT = Kind(
+    "agent",
+    "an agent of ours: async run(prompt, generate, sampling)",
+    {"run": (Signature(keywords=("prompt", "generate", "sampling")),)},
+    "player.Player",
 )
 TRL = Kind(
     "trl",
@@ -104,6 +102,8 @@ TRL = Kind(
     {},
     "trl.ToolPlayer",
 )
+KINDS = (EXECUTOR, TURNS, SKYRL, GYM, PROGRAM, AGENT)
+"""In the order in which a class is compared with them. TRL's has no methods to be known by."""
 
 
 def find_class(module: ModuleType, name: str | None) -> tuple[Any, Kind]:
@@ -164,11 +164,17 @@ def _kind_of(made: Any) -> Kind | None:
     if is_trl_environment(made):
         return TRL
     kind = next((kind for kind in KINDS if kind.has(made)), None)
-    if kind is PROGRAM and AGENT.problem(made) is None:
-        return AGENT  # both have a method ``run``, whose parameters tell them apart
+    if kind is PROGRAM and _runs_as_ours(made):
+        return AGENT
     if kind is EXECUTOR and made.execute.__module__ != made.__module__:
         return None  # ``execute`` is the other system's, which plays what the class names
     return kind
+
+
+def _runs_as_ours(made: Any) -> bool:
+    """Whether ``run`` has the parameters of our agents, or at least those that no other has."""
+    names = {"generate", "sampling"} & {*inspect.signature(made.run).parameters}
+    return bool(names) or AGENT.problem(made) is None
 
 
 def _class_to_run(made: Any) -> Any:

@@ -49,7 +49,9 @@ class ToolPlayer(Player):
             return str(error), True
 
     async def reward(self) -> float | None:
-        return float(await call(self._object.get_reward)) if self.rewards else None
+        if not self.rewards:
+            return None
+        return user_code.scalar(await call(self._object.get_reward), "the reward")
 
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:

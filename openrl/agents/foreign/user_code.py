@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrl.agents.base import EpisodeResult
+from openrl.rewards.protocol import read_verdict
 from openrl.types import Message, Prompt, Sampling
 
 
@@ -62,11 +63,9 @@ def pictures(prompt: Prompt) -> list[Any]:
 
 def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
     """Read {"reward", "scores"?, "extra_logs"?}."""
-    reward = found.get("reward")
+    reward = None if found.get("reward") is None else scalar(found["reward"], "the reward")
     return EpisodeResult(
-        None if reward is None else scalar(reward, "the reward"),
-        verdict(found.get("scores")),
-        numbers(found.get("extra_logs")),
+        reward, verdict(found.get("scores"), reward), numbers(found.get("extra_logs"))
     )
 
 
@@ -80,15 +79,17 @@ def scalar(value: Any, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+    except OverflowError:  # integers can have any length
+        raise ValueError(f"{name} is an integer that no float can hold") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}, not a finite number")
     return number
 
 
-def verdict(value: Any) -> float | None:
-    """Return ``scores`` as a verdict; None if it is not in [0, 1]."""
-    number = None if value is None else scalar(value, "the score")
-    return number if number is not None and 0 <= number <= 1 else None
+def verdict(value: Any, reward: float | None) -> float | None:
+    """Return ``scores`` as a verdict; None if there is none. Raises like ``scalar`` and
+    ``read_verdict``."""
+    return None if value is None else read_verdict(scalar(value, "the score"), reward)
 
 
 def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:

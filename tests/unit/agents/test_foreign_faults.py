@@ -50,7 +50,19 @@ def write(tmp_path):
         ("raise ValueError('odd')", r"CallFailed: ValueError: odd \(game.py, line 10\)"),
         ("return 'x' * 10**7, 0.0, False, False, {}", "an observation has 10000000 characters"),
         ("return 'x', float('nan'), False, False, {}", "the reward is nan"),
-        ("return 'x', 'much', False, False, {}", "could not convert string to float"),
+        ("return 'x', 'much', False, False, {}", "the reward must be a number, not str"),
+        (
+            "return 'x', 10**400, False, False, {}",
+            "the reward is an integer that no float can hold",
+        ),
+        (
+            "return 'x', 0.0, False, False, {'metrics': {'size': -10**400}}",
+            "size is an integer that no float can hold",
+        ),
+        (
+            "return 'x', 0.0, False, False, {'success': None or 'yes'}",
+            "success must be a number, not str",
+        ),
         ("return 'x', 0.0", "step must return gym's 5 or 4 values, not tuple"),
         (
             "return None, 0.0, False, False, {}",
@@ -136,6 +148,14 @@ class AgentExecutor(AgentExecutorBase):
         (
             "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': float('nan')}",
             "ValueError: the reward is nan, not a finite number",
+        ),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 10**400}",
+            "ValueError: the reward is an integer that no float can hold",
+        ),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 2, 'scores': 3}",
+            "ValueError: scores are verdicts between 0 and 1, it returned 3",
         ),
     ],
 )

@@ -115,6 +115,35 @@ class AgentInstance(AgentInstanceBase):
     assert policy.sampling[0].temperature == 0.7
 
 
+@pytest.mark.parametrize(
+    ("scores", "passed"),
+    [
+        ("0.25", 0.25),
+        ("-3.0", None),
+        ("None", None),
+        ("2.0", "scores are verdicts between 0 and 1"),
+    ],
+    ids=["a verdict", "the reward again", "none", "another number"],
+)
+def test_scores_are_verdicts_as_those_of_reward_servers(write, scores, passed):
+    """A number too long for any float is no reward either, but among the logs it is left out."""
+    text = f"""
+class AgentInstance:
+    async def reset(self, states):
+        return states
+
+    async def step(self, states):
+        return {{"rewards": -3.0, "scores": {scores}, "environment_feedback": "", "done": True,
+                "extra_logs": {{"long": 10**400, "short": 2}}}}
+"""
+    (played,) = play(write(text), policy_of("2"))
+    if isinstance(passed, str):
+        assert passed in str(played)
+        return
+    assert played.score == Score(-3.0, passed)
+    assert "env/sums/long" not in played.metrics and played.metrics["env/sums/short"] == 2.0
+
+
 def test_earlier_openrlhf_files_name_no_executor_of_use(write):
     """Of the seed of that system: its executor only handed things on."""
     text = INSTANCE.replace("MultiTurnAgentExecutor", "AgentExecutorBase").replace(
@@ -327,6 +356,26 @@ class Sums:
 """
 
 
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ("10**400", "ValueError: the reward is an integer that no float can hold"),
+        ("{'reward': 1.0, 'scores': -1}", "ValueError: scores are verdicts between 0 and 1"),
+    ],
+)
+def test_a_program_whose_reward_cannot_be_used_says_why(write, reward, problem):
+    text = PROGRAM.replace("return float(", f"return {reward}\n        (")
+
+    async def main():
+        async with endpoint() as server:
+            file = agent_file(str(write(text)))
+            async with open_file_agent(file, Play(CHAT), server) as agent:
+                return await agent.run(PROMPT, policy_of("2"), ROOM)
+
+    with pytest.raises(RuntimeError, match=problem):
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("text", [CHAT_AGENT, PROGRAM], ids=["molt", "ours"])
 def test_agents_that_speak_to_the_endpoint(write, text):
     policy = policy_of("2")
@@ -510,6 +559,11 @@ def test_an_agent_of_ours_has_its_time(write):
             ),
             None,
             "Game.__init__ needs size, which nothing provides",
+        ),
+        (
+            "class A:\n    async def run(self, prompt, generate): pass",
+            None,
+            r"A.run\(self, prompt, generate\) cannot be called as an agent of ours: async run\(prompt",
         ),
         ("import not_there", None, "No module named 'not_there'"),
         ("import os; os._exit(7)", None, "the agent process exited with status 7"),

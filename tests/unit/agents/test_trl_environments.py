@@ -173,8 +173,14 @@ def test_a_reward_that_is_no_number_fails_the_episode():
         def get_reward(self) -> float:
             return float("nan")
 
-    with pytest.raises(ValueError, match="the reward of the tools is nan"):
+    class Long(Counter):
+        def get_reward(self) -> int:
+            return 10**400
+
+    with pytest.raises(ValueError, match="the reward is nan, not a finite number"):
         play(Broken, ["Done."])
+    with pytest.raises(ValueError, match="the reward is an integer that no float can hold"):
+        play(Long, ["Done."])
 
 
 def test_what_is_refused():
