@@ -15,8 +15,8 @@ import math
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlparse
@@ -150,9 +150,11 @@ class EnvironmentServer:
         finally:
             await cancel_all([asking])
         reply, deltas = asking.result()
-        if not reply.get("success"):
-            raise RuntimeError(f"the environment server refused the episode: {reply.get('error')}")
-        played = self._wire.read(reply, deltas)
+        with _reading():
+            if not reply.get("success"):
+                message = f"the environment server refused the episode: {reply.get('error')}"
+                raise RuntimeError(message)
+            played = self._wire.read(reply, deltas)
         if not math.isfinite(played.reward or 0.0):
             raise RuntimeError(f"the environment's reward is {played.reward}, not a finite number")
         return played
@@ -162,22 +164,20 @@ class EnvironmentServer:
         async with time_limit(PATIENCE, gone):
             await self._ask(_new_id(), self._wire.health)
 
-    async def _ask(self, id_: bytes, frames: list[bytes]) -> tuple[Json, list[Json]]:
+    async def _ask(self, id_: bytes, asked: list[bytes]) -> tuple[Json, list[Json]]:
         """Send a request. Return its reply, and the deltas that came before it."""
         replies = self._replies[id_] = asyncio.Queue()
         deltas: list[Json] = []
         try:
-            await self._socket.send_multipart([id_, *frames])
+            await self._socket.send_multipart([id_, *asked])
             while True:
-                *kind, data = await replies.get()
-                told = msgpack.unpackb(data, raw=False, strict_map_key=False)
+                frames = await replies.get()
+                with _reading():
+                    *kind, data = frames
+                    told = msgpack.unpackb(data, raw=False, strict_map_key=False)
                 if kind != [b"delta"]:
                     return told, deltas
                 deltas.append(told)
-        except ValueError as error:  # of the frames or of msgpack
-            raise RuntimeError(
-                f"the environment server's reply cannot be read: {error!r}"
-            ) from error
         finally:
             del self._replies[id_]
 
@@ -186,6 +186,16 @@ class EnvironmentServer:
             id_, *frames = await self._socket.recv_multipart()
             if id_ in self._replies:  # otherwise nobody waits for this reply
                 self._replies[id_].put_nowait(frames)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise RuntimeError where a reply has another form than the block reads."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"the environment server's reply cannot be read: {error!r}"
+        raise RuntimeError(message) from error
 
 
 def _new_id() -> bytes:

@@ -159,9 +159,24 @@ def test_an_environment_that_fails(version):
     talk(version, play)
 
 
-def test_a_reply_that_cannot_be_read_costs_its_episode():
+LIST_AS_KEY = b"\x81\x90\x01"  # a map that no dict can hold
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\xc1",
+        LIST_AS_KEY,
+        msgpack.packb([1]),
+        msgpack.packb({"success": True}),
+        msgpack.packb({"success": True, "output": {"reward": None}}),
+        msgpack.packb({"success": True, "output": [1.0]}),
+    ],
+    ids=["no msgpack", "a list as key", "no map", "no output", "no reward", "a list as output"],
+)
+def test_a_reply_that_cannot_be_read_costs_its_episode(reply):
     async def play(server, agent):
-        server.packs = lambda value: b"\xc1"
+        server.packs = lambda value: reply
         with pytest.raises(RuntimeError, match="reply cannot be read"):
             await agent.run(PROMPT, policy_of("4", "4"), ROOM)
         server.packs = msgpack.packb
