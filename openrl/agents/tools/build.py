@@ -14,6 +14,7 @@ from openrl.agents.tools.sandbox import python
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.agents.tools.verl import VerlTools, tools_of_config, tools_of_module
 from openrl.errors import UserError
+from openrl.files import expanded
 
 OpenToolset = Callable[[], Toolset]
 
@@ -41,7 +42,7 @@ async def toolsets(part: str) -> list[OpenToolset]:
 
         return [await find_tools(part)]
     install_shims(verl_modules.MODULES)
-    path = Path(part).expanduser()
+    path = expanded(part)
     if path.suffix in (".py", ".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"--tools: there is no file {part}")

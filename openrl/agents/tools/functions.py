@@ -62,7 +62,7 @@ def load_file(path: Path) -> ModuleType:
     """Load a file of tools. Raises UserError if it fails."""
     try:
         return load_module(path.resolve(), f"openrl_tools_{path.stem}")
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise UserError(f"--tools: {path} fails: {type(error).__name__}: {error}") from error
 
 
@@ -92,7 +92,7 @@ def schema_of(function: Function) -> dict[str, Any]:
 def _schema_from_types(function: Function) -> dict[str, Any]:
     name = function.__name__
     try:
-        reason = _unfit_parameter(function)
+        reason = _misfit(function)
         schema: dict[str, Any] = {} if reason else get_json_schema(function)
     except Exception as error:  # from transformers, or from annotations that do not resolve
         reason = str(error.args[0]) if error.args else type(error).__name__
@@ -104,12 +104,16 @@ def _schema_from_types(function: Function) -> dict[str, Any]:
     return schema
 
 
-def _unfit_parameter(function: Function) -> str | None:
-    """Say what is wrong with the types of a function's parameters; None if nothing is."""
+def _misfit(function: Function) -> str | None:
+    """Say why nobody could call a function as a tool; None if one can."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "it yields values, but a tool returns one"
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return f"{parameter} stands for any number of arguments"
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return f"the parameter {name} has no name for its callers (/)"
         if name == "self" and name not in hints:  # a method
             continue
         if name not in hints:

@@ -101,7 +101,7 @@ def tools_of_config(path: Path) -> list[Any]:
             module, _, name = row["class_name"].rpartition(".")
             made = getattr(importlib.import_module(module), name)
             tools.append(made(row.get("config") or {}, _schema(row.get("tool_schema"))))
-    except Exception as error:  # from the file, or from the user's code
+    except (Exception, SystemExit) as error:  # from the file, or from the user's code
         raise UserError(
             f"--tools: {path}: {type(error).__name__}: {error}",
             "verl's form: tools: [{class_name: module.Class, config: {}, tool_schema: {..}}]",

@@ -188,8 +188,12 @@ def test_what_a_tool_says_of_its_own_timeout_is_its_error():
         ("import torch\ndef f(x: torch.Tensor):\n    '''Does.\n\n    Args:\n        x: It.\n    '''",
          "the type of x: torch.Tensor has no form"),
         ("def f(*x: int):\n    'Does.'", r"\*x: int stands for any number"),
+        ("def f(x: int, /):\n    'Does.'", "the parameter x has no name for its callers"),
+        ("def f():\n    'Does.'\n    yield 1", "it yields values, but a tool returns one"),
+        ("async def f():\n    'Does.'\n    yield 1", "it yields values, but a tool returns one"),
         ("x = 1", "defines no public function"),
         ("1 / 0", "fails: ZeroDivisionError"),
+        ("raise SystemExit(3)", "fails: SystemExit: 3"),
     ],
 )  # fmt: skip
 def test_what_makes_no_tool(tmp_path, line, says):
@@ -197,7 +201,7 @@ def test_what_makes_no_tool(tmp_path, line, says):
     path.write_text(line)
     with pytest.raises(UserError, match=says) as error:
         opened(str(path))
-    assert error.value.remedy or "ZeroDivisionError" in says
+    assert error.value.remedy or "fails" in says
 
 
 def test_what_is_no_source_of_tools(file, tmp_path):
@@ -205,6 +209,10 @@ def test_what_is_no_source_of_tools(file, tmp_path):
         opened(str(tmp_path / "none.py"))
     with pytest.raises(UserError, match="'calculator' is not a source of tools"):
         opened("calculator")
+    with pytest.raises(UserError, match="'~nouser' is not a source of tools"):
+        opened("~nouser")
+    with pytest.raises(UserError, match=r"there is no file ~nouser/tools\.py"):
+        opened("~nouser/tools.py")
     with pytest.raises(UserError, match="two tools are called area"):
         opened(f"{file}, {file}")
 
