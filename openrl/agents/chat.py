@@ -46,10 +46,10 @@ class ChatFormat:
     ) -> str:
         """Return the text of a chat up to where the assistant begins to write or, without
         ``to_reply``, up to the end of the last message. Raises TemplateError."""
-        if not self.chat:
-            return "".join(map(message_text, messages))  # they mark their images themselves
+        if not self.chat:  # messages mark their images themselves
+            return _whole("".join(map(message_text, messages)))
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 without_images(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
@@ -58,6 +58,7 @@ class ChatFormat:
             )
         except Exception as error:  # templates raise anything, e.g. because roles must alternate
             raise TemplateError(f"the chat template cannot render it: {error}") from error
+        return _whole(text)
 
     @property
     def takes_images(self) -> bool:
@@ -141,3 +142,9 @@ class ChatFormat:
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+def _whole(text: str) -> str:
+    """Return the text with "?" for each half of a surrogate pair, which JSON can hold and
+    tokenizers refuse."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

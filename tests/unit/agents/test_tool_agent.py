@@ -208,6 +208,25 @@ def test_tools_that_never_end_cost_their_episode(what):
     assert slow.given_up == 1
 
 
+def test_half_a_surrogate_pair_in_a_result_is_a_question_mark():
+    """The policy can write one into a call, as JSON; no tokenizer takes it back."""
+
+    def echo(text: str) -> str:
+        """Says it again.
+
+        Args:
+            text: What to say.
+        """
+        return f"said {text}"
+
+    chat = chat_of("qwen2.5")
+    call = '<tool_call>\n{"name": "echo", "arguments": {"text": "a\\ud800b"}}\n</tool_call>'
+    policy = ScriptedPolicy(chat, [call + "<|im_end|>", "Well.<|im_end|>"])
+    trajectory = play(chat, policy, tools=[echo])
+    assert trajectory.end is End.STOP and len(trajectory.segments) == 1
+    assert "said a?b" in chat.tokenizer.decode(policy.asked[1])
+
+
 def test_limits():
     chat = chat_of("qwen2.5")
     call = FAMILIES["qwen2.5"].calls + "<|im_end|>"
