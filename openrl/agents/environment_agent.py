@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -29,21 +30,30 @@ class EnvironmentAgent:
     """Plays the environment that ``make`` returns for a prompt. Its seed, which all samples of the
     prompt share, may stand in ``prompt.meta``."""
 
-    def __init__(self, make: Callable[[Prompt], Environment], play: Play) -> None:
+    def __init__(
+        self,
+        make: Callable[[Prompt], Environment],
+        play: Play,
+        places: asyncio.Semaphore | None = None,
+    ) -> None:
+        """``places`` limits the steps that are taken at a time; None: those of this agent."""
         self.make, self.how = make, play
+        self.places = places or asyncio.Semaphore(play.limits.steps_at_once)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. Raises EnvironmentFailure."""
         conversation = Conversation(self.how, prompt, generate, sampling)
-        episode = _Episode(self.make(prompt), conversation)
+        episode = _Episode(self.make(prompt), conversation, self.places)
         async with close_on_exit(episode.close):
             end = await episode_end(episode.play(), self.how.limits.episode_timeout)
         return episode.trajectory(end)
 
 
 class _Episode:
-    def __init__(self, environment: Environment, conversation: Conversation) -> None:
-        self.environment, self.conversation = environment, conversation
+    def __init__(
+        self, environment: Environment, conversation: Conversation, places: asyncio.Semaphore
+    ) -> None:
+        self.environment, self.conversation, self.places = environment, conversation, places
         self.prompt, self.limits = conversation.prompt, conversation.limits
         self.seed = self.prompt.meta.get("seed", seed_of(self.prompt.id))
         self.actions: list[str] = []
@@ -81,7 +91,8 @@ class _Episode:
 
     async def _step(self, action: str) -> Step:
         self.actions.append(action)
-        step = await self._answer(self.environment.step(action))
+        async with self.places:
+            step = await self._answer(self.environment.step(action))
         if step.passed is not None and not 0 <= step.passed <= 1:
             raise self._failure(f"success must be in [0, 1], but it is {step.passed}")
         numbers = {"the reward": step.reward, **step.metrics}

@@ -28,6 +28,7 @@ from openrl.agents.base import Environment, Generate, Step
 from openrl.agents.conversation import Play
 from openrl.agents.ending import time_limit
 from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.foreign.user_code import scalar
 from openrl.errors import UserError
 from openrl.types import Prompt, Sampling, Trajectory
 
@@ -53,13 +54,14 @@ class OpenEnvAgent:
 
     def __init__(self, server: Server, play: Play) -> None:
         self.server, self.how = server, play
+        self._places = asyncio.Semaphore(play.limits.steps_at_once)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, OSError if the server is gone,
         and InvalidStatus if it refuses the connection."""
         async with self.server.open() as (ask, waits):
             environment = OpenEnvEnvironment(ask, self.server.read)
-            agent = EnvironmentAgent(lambda _: environment, self.how)
+            agent = EnvironmentAgent(lambda _: environment, self.how, self._places)
             trajectory = await agent.run(prompt, generate, sampling)
         trajectory.metrics["waits_for_room"] = float(waits)
         return trajectory
@@ -88,7 +90,7 @@ class OpenEnvEnvironment(Environment):
         reward = told.get("reward")
         return Step(
             observation_text(told["observation"]),
-            reward=0.0 if reward is None else float(reward),
+            reward=0.0 if reward is None else scalar(reward, "the reward"),
             done=bool(told["done"]),
         )
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,97 @@ def test_a_program_trains_as_its_native_twin(seed, tmp_path):
     assert said[0] == said[1] and len(said[0]) == 16
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ways]
     assert weights[0] == weights[1]
+
+
+COUNTED = """
+import asyncio
+from dataclasses import dataclass
+
+from openrl.extension_points import environments
+from openrl.flags.schema import Options, flag
+
+
+@dataclass(frozen=True)
+class CountedOptions(Options):
+    log: str = flag("", "Where everything that happens leaves a line.")
+    turns: int = flag(1, "Steps of a game.")
+
+
+@environments.register("counted", options=CountedOptions)
+class Counted:
+    def __init__(self, options):
+        self.options, self.seed = options, None
+
+    def tell(self, what):
+        with open(self.options.log, "a") as file:
+            print(what, self.seed, file=file)
+
+    def reset(self, seed):
+        self.seed, self.left = seed, self.options.turns
+        self.tell("opens")
+        return "digits?", {}
+
+    async def step(self, action):
+        self.tell("steps")
+        try:
+            await asyncio.sleep(0.02)
+        finally:
+            self.tell("stepped")
+        self.left -= 1
+        digits = sum(c.isdigit() for c in action) / max(len(action), 1)
+        return "more", digits, not self.left, False, {"success": digits > 0.3}
+
+    def close(self):
+        self.tell("closes")
+"""
+
+
+def test_groups_of_environments(ray_address, tmp_path):
+    """Two tags, one of a plugin, with a group of each at a time, and one game more than a group
+    needs; at most two steps at a time."""
+    task, log = make_task(tmp_path / "task"), tmp_path / "log"
+    (tmp_path / "counted_games.py").write_text(COUNTED)
+    (tmp_path / "tags.yaml").write_text(
+        f"counted: {{log: {log}, turns: 2}}\nbandit: {{max_steps: 1, instruction: ''}}\n"
+    )
+    flags = SMALL | {
+        "ray_address": ray_address,
+        "prompt_data": None,
+        "label_key": None,
+        "plugin": "counted_games",
+        "env_tags": ["counted", "bandit"],
+        "env_config": tmp_path / "tags.yaml",
+        "env_groups": 2,
+        "env_groups_per_tag": [1, 1],
+        "env_max_trajectories": 2,
+        "env_group_redundancy": 1,
+        "env_max_concurrency": 2,
+        "prompt_max_len": 64,
+        "n_samples_per_prompt": 2,
+        "train_batch_size": 8,
+        "full_determinism": True,
+    }
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run("train_ppo_ray", ppo_flags(task, tmp_path / "out", **flags), PYTHONPATH=path)
+    steps = metrics(tmp_path / "out")
+    assert [m["rollout/samples"] for m in steps] == [8, 8]
+    assert [m["rollout/turns"] for m in steps] == [1.5, 1.5]  # two and one, evenly
+    assert all("env/counted/success" in m and "env/bandit/success" in m for m in steps)
+    told = [line.split() for line in log.read_text().splitlines()]
+    # before training, one game tries the settings, and four compare the engine with the trainer
+    closed = [at for at, (what, _) in enumerate(told) if what == "closes"]
+    played = told[closed[3] + 1 :]
+    opened = Counter(seed for what, seed in played if what == "opens")
+    assert sorted(opened.values()) == [3] * 4  # games of the two groups of each of two steps
+    most_groups = most_steps = stepping = 0
+    games: Counter[str] = Counter()
+    for what, seed in played:
+        games[seed] += {"opens": 1, "closes": -1}.get(what, 0)
+        stepping += {"steps": 1, "stepped": -1}.get(what, 0)
+        most_groups = max(most_groups, len(+games))
+        most_steps = max(most_steps, stepping)
+    assert not +games and stepping == 0
+    assert most_groups <= 2 and most_steps == 2
 
 
 @pytest.mark.slow

@@ -7,33 +7,51 @@ import shutil
 from typing import Any, Literal
 
 from openrl.errors import UserError
-from openrl.flags.schema import absent, flag, given, group
+from openrl.flags.schema import Condition, absent, flag, given, group
 from openrl.flags.sources import read_table
 
 SERVERS = {"openenv": ("ws://", "wss://", "http://", "https://"), "verifiers": ("tcp://",)}
 """Kinds of servers that --agent_func_path may name -> the schemes of their addresses."""
+
+
+def server(kind: str) -> Condition:
+    """Return the condition that --agent_func_path names a server of this kind."""
+    words = f"with --agent_func_path {kind}:..."
+    return Condition(lambda config: config.agents.server[0] == kind, words)
+
+
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
+FILE = Condition(
+    lambda config: bool(config.agents.agent_func_path) and not config.agents.server[0],
+    "with --agent_func_path FILE.py",
+)
+STEPS = FILE | server("openenv") | given("env_tags") | given("tools")
+"""We play the turns; programs and the servers of verifiers play them alone."""
 
 
-@group("Agent", only_if=AGENT)
+@group("Agent")
 class TurnFlags:
     """Limits of an episode."""
 
     max_turns: int | None = flag(
-        None, "Most turns in an episode. None: until it is done or out of tokens.", bounds="> 0"
+        None,
+        "Most turns in an episode. None: until it is done or out of tokens.",
+        bounds="> 0",
+        only_if=AGENT,
     )
     max_tokens_per_turn: int | None = flag(
         None,
         "Most new tokens in one turn. None: whatever is left of --generate_max_len, which limits"
         " all tokens after the first prompt, including those from environment and tools.",
         bounds="> 0",
+        only_if=AGENT,
     )
     turn_timeout: float = flag(
         0.0,
         "Seconds for one turn: the reply and the environment's step. 0: no limit. Agents that"
         " play the whole episode themselves use --episode_timeout instead.",
         bounds=">= 0",
-        only_if=(absent("agent_command"), absent("agent_endpoint")),
+        only_if=(STEPS, absent("agent_endpoint")),
     )
     episode_timeout: float = flag(
         0.0,
@@ -46,25 +64,33 @@ class TurnFlags:
         "Seconds for one environment step, after which it counts as failed and the episode is"
         " played once more; and for one tool call, after which the policy is told. 0: no limit.",
         bounds=">= 0",
+        only_if=(STEPS, absent("agent_endpoint")),
     )
     env_memory_gb: float = flag(
         8.0,
         "GiB of memory that one environment, agent or program, including the processes it starts,"
         " may use before it is killed.",
         bounds="> 0",
-        only_if=given("agent_func_path") | given("agent_command"),
+        only_if=FILE | given("agent_command"),
     )
     env_max_concurrency: int = flag(
         0,
         "Most environments and agents from files (one process each), or agent programs, that run"
-        " at a time beside one engine; other episodes wait. 0: 64.",
+        " at a time beside one engine, and most steps of other environments; the rest waits. 0:"
+        " 64 processes or programs, and any number of steps.",
         bounds=">= 0",
+        only_if=FILE | server("openenv") | given("agent_command") | given("env_tags"),
     )
 
     @property
     def at_once(self) -> int:
         """How many processes or programs run at a time beside one engine."""
         return self.env_max_concurrency or 64
+
+    @property
+    def steps_at_once(self) -> int:
+        """How many steps of environments that have no process are taken at a time."""
+        return self.env_max_concurrency or 2**31
 
     @property
     def memory(self) -> int:
@@ -91,14 +117,14 @@ class AgentFlags(TurnFlags):
         "Give the class of --agent_func_path a chat endpoint on 127.0.0.1 that records the tokens"
         " of each rollout; its run(data, base_url, api_key) plays one episode. --agent_command"
         " and verifiers: always have one.",
-        only_if=given("agent_func_path") | given("agent_command"),
+        only_if=FILE | server("verifiers") | given("agent_command"),
     )
     agent_endpoint_port: int = flag(
         0,
         "Port of the first engine's endpoint; each further engine uses the next port. 0: any free"
         " ports.",
         bounds="[0, 65000]",
-        only_if=given("agent_func_path") | given("agent_command"),
+        only_if=given("agent_endpoint") | server("verifiers") | given("agent_command"),
     )
     tools: str | None = flag(
         None,
@@ -110,7 +136,7 @@ class AgentFlags(TurnFlags):
         None,
         "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None:"
         " the one that the chat template writes.",
-        only_if=given("tools") | given("agent_command") | given("agent_func_path"),
+        only_if=given("tools") | FILE | server("verifiers") | given("agent_command"),
     )
     agent_sample_unit: Literal["trajectory", "step"] = flag(
         "trajectory",

@@ -13,6 +13,9 @@ from openrl.flags.checks import Given, Problem, Problems, check, check_environme
 
 Playing = PPOConfig | EvaluateConfig
 
+BUILT_IN = {"gym": "--env_tags, or PATH.py[:CLASS] of a game", "openai": "--agent_command PROGRAM"}
+"""Names of agents that are no files -> the flags that they stand for."""
+
 
 @check
 def one_plays(config: Playing) -> Problems:
@@ -92,7 +95,7 @@ def agents_exist(config: Playing) -> Problems:
     if path is not None and not config.agents.server[0]:
         file, _ = split_agent_path(path)
         if not file.endswith(".py"):
-            fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"
+            fix = BUILT_IN.get(path, "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT")
             yield Problem(("agent_func_path",), f"{path} is not a Python file", fix)
         elif not Path(file).expanduser().is_file():
             yield Problem(("agent_func_path",), f"no such file: {file}")

@@ -273,6 +273,31 @@ def test_a_broken_engine_is_not_the_environments_fault():
     assert game.closed == 1
 
 
+@pytest.mark.parametrize(("most", "seen"), [(0, 6), (2, 2)])
+def test_steps_wait_for_a_place(most, seen):
+    """Six episodes step at a time unless a flag says how many may; the time of a step that waits
+    has not begun."""
+    running, peak = 0, 0
+
+    async def step():
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+        return Step("ok", done=True)
+
+    limits = TurnFlags(env_max_concurrency=most, env_step_timeout=0.25)
+    agent = EnvironmentAgent(lambda _: Async(step), Play(CHAT, limits=limits))
+
+    async def episodes():
+        policies = [ScriptedPolicy(CHAT, ["go" + END]) for _ in range(6)]
+        return await asyncio.gather(*(agent.run(PROMPT, policy, ROOM) for policy in policies))
+
+    assert [trajectory.end for trajectory in asyncio.run(episodes())] == [End.STOP] * 6
+    assert peak == seen
+
+
 # -- gym -------------------------------------------------------------------------------------------
 
 
