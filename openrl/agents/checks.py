@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,21 +12,22 @@ from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.openenv import find_server
-from openrl.agents.probe import probe, require_tools
+from openrl.agents.probe import QUESTION, probe, require_tools
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.verifiers import check_address
 from openrl.config.groups.agent import EnvironmentTagFlags
 from openrl.errors import UserError
-from openrl.types import Prompt
+from openrl.types import Message, Prompt
 from openrl.vision.parts import with_pictures
 
 
 def check_agents(
-    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None
+    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None, longest: int
 ) -> list[str]:
     """Check the agent that the flags choose. Return sentences about what the chat template makes of
-    several turns. ``source`` is the flag of a reward source, if there is one.
+    several turns. ``source`` is the flag of a reward source, if there is one, and ``longest`` the
+    most tokens of a row.
 
     This loads an agent's file in a separate process, and the tools. Raises UserError for anything
     that cannot be played."""
@@ -35,12 +37,15 @@ def check_agents(
         message = f"{kind}: environments give rewards themselves, but --{source} is given too"
         raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
-        check_tags(setup.environments, chat, setup.vision.max_images_per_prompt)
+        check_tags(setup.environments, chat, setup.vision.max_images_per_prompt, longest)
     if flags.tools is not None:
         parser_for(flags.tool_parser, tokenizer.chat_template)
         make_toolbox = asyncio.run(open_toolbox(flags.tools, flags.env_step_timeout))
         schemas = make_toolbox().schemas
         require_tools(chat, schemas)
+        require_room(
+            "--tools: a question with their descriptions", chat, QUESTION, schemas, longest
+        )
     if kind == "openenv":
         asyncio.run(find_server(address))
     elif kind == "verifiers":
@@ -51,9 +56,12 @@ def check_agents(
     return probe(chat, schemas) if plays else []
 
 
-def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -> None:
+def check_tags(
+    flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int, longest: int
+) -> None:
     """Raise UserError for settings that an environment does not know or cannot begin a game with,
-    and for a first observation that the chat template refuses or the policy cannot see."""
+    and for a first observation that the chat template refuses, that the policy cannot see, or that
+    leaves no room for a reply."""
     make = environment_maker(flags)
     for tag in flags.env_tags:
         prompt = Prompt(tag, [], "", source=tag)
@@ -72,13 +80,23 @@ def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -
                 message, "--max_images_per_prompt N, where N images fit a whole episode"
             )
         try:
-            chat.render(messages)
+            require_room(f"--env_tags {tag}: the first observation", chat, messages, None, longest)
         except TemplateError as error:
             message = f"--env_tags {tag}: the rules cannot be shown: {error}"
             remedy = (
                 "set  instruction: ''  for it in --env_config, which leaves out the system message"
             )
             raise UserError(message, remedy) from error
+
+
+def require_room(
+    what: str, chat: ChatFormat, messages: Sequence[Message], tools: Schemas | None, longest: int
+) -> None:
+    """Raise UserError if ``messages`` leave no room for a token in a row, and TemplateError."""
+    tokens = len(chat.encode(chat.render(messages, tools)))
+    if tokens >= longest:
+        message = f"{what} takes {tokens} tokens, and prompt and response have {longest} together"
+        raise UserError(message, f"--prompt_max_len {tokens}, or a larger --max_len")
 
 
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schemas:
@@ -97,6 +115,9 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
         raise UserError(message, "--episode_timeout instead of --turn_timeout")
     if facts.kind == "program" and not flags.agent_endpoint:
         raise UserError(f"{file}: {facts.class_name} calls a chat endpoint", "--agent_endpoint")
+    if facts.kind != "program" and flags.agent_endpoint:
+        message = f"{file}: {facts.class_name} calls no chat endpoint"
+        raise UserError(message, "leave --agent_endpoint out")
     if facts.rewards is False and source is None:
         message = f"{file}: {facts.class_name} has no get_reward, and no other reward is given"
         raise UserError(message, "add get_reward, or --remote_rm_url FILE.py")

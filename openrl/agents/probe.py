@@ -12,6 +12,7 @@ from openrl.errors import UserError
 from openrl.types import Message
 
 _ASKS: Message = {"role": "user", "content": "What is two and two?"}
+QUESTION = (_ASKS,)  # the shortest chat that there is
 _GOES_ON: Message = {"role": "user", "content": "Are you sure?"}
 _ANSWER, _REASONING, _RESULT = "It is four.", "Two and two.", "The result is four."
 _ID, _OTHER_ID = "000000001", "000000002"

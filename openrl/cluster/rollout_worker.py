@@ -13,12 +13,12 @@ from openrl.agents.episode import EngineError, Starts, play_episode
 from openrl.agents.recording import Recording, Turn
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.groups.model import ModelFlags
-from openrl.config.reward_plan import FLAG
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.rewards.build import RewardSetup, build_reward
+from openrl.rewards.combined import require_no_scores
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineDied, EnginePart, EngineSpec
 from openrl.seeds import seed_of
@@ -196,10 +196,7 @@ class RolloutWorker:
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
-        if any(t.score for t in sound) and self.rewards.plan.sources:
-            given = FLAG[self.rewards.plan.sources[0].kind]
-            problem = "the agent returns rewards, but reward sources are given too"
-            raise UserError(problem, f"leave --{given} out")
+        require_no_scores(sound, self.rewards.plan)
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
             for trajectory in unscored:

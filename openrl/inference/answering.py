@@ -42,7 +42,7 @@ from openrl.rewards.build import (
     check_prompts,
     check_reward_sources,
 )
-from openrl.rewards.combined import CombinedReward
+from openrl.rewards.combined import CombinedReward, require_no_scores
 from openrl.rollout.build import (
     engine_spec,
     sampling_from_flags,
@@ -125,7 +125,8 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     collector.raise_all()
     check_prompts(config.reward, plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
-    for line in check_agents(agent_setup(config), tokenizer, plan.flag):
+    longest = config.sampling.lengths.both
+    for line in check_agents(agent_setup(config), tokenizer, plan.flag, longest):
         print(line)
     return Inputs(device, tokenizer, plan, builder, prompts, reports)
 
@@ -273,10 +274,12 @@ async def open_reward(
 
 
 async def score(reward: CombinedReward | None, group: Group) -> Group:
-    """Return the group, each answer with its score if there is a reward."""
-    unscored = [t for t in group.trajectories if t.score is None and not t.end.is_failure]
-    if reward is not None and unscored:
-        scores = await reward.score(Group(group.prompt, unscored))
-        for trajectory, given in zip(unscored, scores, strict=True):
+    """Return the group, each answer with its score if there is a reward. Raises UserError if the
+    agent gave rewards itself, too."""
+    sound = [t for t in group.trajectories if not t.end.is_failure]
+    if reward is not None and sound:
+        require_no_scores(sound, reward.combiner.plan)
+        scores = await reward.score(Group(group.prompt, sound))
+        for trajectory, given in zip(sound, scores, strict=True):
             trajectory.score = given
     return group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,6 +79,13 @@ class RewardCombiner:
             "\n".join([f"a reward failed: {score.failure}", *row_lines(trajectory)]),
             "fix the reward, or --reward_failure_policy drop",
         )
+
+
+def require_no_scores(trajectories: Sequence[Trajectory], plan: RewardPlan) -> None:
+    """Raise UserError if agents gave rewards, although the plan has sources of rewards."""
+    if plan.flag is not None and any(trajectory.score for trajectory in trajectories):
+        problem = "the agent returns rewards, but reward sources are given too"
+        raise UserError(problem, f"leave --{plan.flag} out")
 
 
 def row_lines(trajectory: Trajectory) -> list[str]:

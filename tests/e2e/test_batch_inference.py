@@ -304,11 +304,12 @@ def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
     out, renders = tmp_path / "figures.json", tmp_path / "renders"
     words = flags(
         task, out, rollout_backend="hf", prompt_data=None, label_key=None, env_tags=["bandit"],
-        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=64, generate_max_len=96,
+        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=256, generate_max_len=96,
         max_samples=3,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
     assert command(*arguments, prog="evaluate", description="", argv=words) == 0
     rows = read(out.with_suffix(".jsonl"))
     assert len(rows) == 6 and all("reward" in row for row in rows)
+    assert any(row["output"] for row in rows)  # the first observation leaves room to play
     assert len(list(renders.glob("*.html"))) == 6

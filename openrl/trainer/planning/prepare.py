@@ -109,7 +109,8 @@ def prepare(config: PPOConfig) -> Inputs:
     with collector:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag
-        lines = check_agents(agent_setup(config), inputs.tokenizer, source)
+        longest = config.sampling.lengths.both
+        lines = check_agents(agent_setup(config), inputs.tokenizer, source, longest)
         check_steps(config, len(inputs.prompts))
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from textwrap import indent
@@ -16,11 +17,13 @@ from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
 from openrl.types import End, Group, Prompt, Sampling
+from tests.chat_templates import family_tokenizer
 from tests.endpoint import hermes_chat, policy_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
 ASKED = {"role": "user", "content": "2 + 2?"}
 QUESTION = Prompt("train:0", [1], "2 + 2?", label="4", messages=(ASKED,))
+LONGEST = 2048
 SEED = Prompt("train:bandit:0", [], "", source="bandit", meta={"seed": 5})
 TOOLS = '''
 def add(a: int, b: int) -> int:
@@ -102,6 +105,11 @@ def test_turns_as_rows():
         ),
         ({"agent_func_path": "PROGRAM"}, None, "calls a chat endpoint.*\n.*--agent_endpoint"),
         (
+            {"agent_func_path": "GYM", "agent_endpoint": True},
+            None,
+            "Game calls no chat endpoint.*\n.*leave --agent_endpoint out",
+        ),
+        (
             {"agent_func_path": "WRONG"},
             None,
             r"use it: Game.reset\(self\) cannot be called as gym's",
@@ -159,7 +167,7 @@ def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
             path.write_text(files[value])
             given[name] = os.fspath(path)
     with pytest.raises(UserError, match=f"(?s){problem}") as raised:
-        check_agents(setup(**given), hermes_chat().tokenizer, source)
+        check_agents(setup(**given), hermes_chat().tokenizer, source, LONGEST)
     assert str(raised.value)
 
 
@@ -172,10 +180,10 @@ def test_a_template_without_a_system_message_is_found_before_the_start(tmp_path)
         "{% endif %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     )
     with pytest.raises(UserError, match=r"(?s)--env_tags bandit.*the rules.*instruction: ''"):
-        check_agents(setup(env_tags=("bandit",)), tokenizer, None)
+        check_agents(setup(env_tags=("bandit",)), tokenizer, None, LONGEST)
     told = EnvironmentFlags(env_tags=("bandit",), env_config=str(path))
     how = AgentSetup(AgentFlags(), told, TemplateFlags(apply_chat_template=True))
-    assert check_agents(how, tokenizer, None) == []
+    assert check_agents(how, tokenizer, None, LONGEST) == []
 
 
 def test_a_tag_needs_settings_that_it_knows(tmp_path):
@@ -184,10 +192,10 @@ def test_a_tag_needs_settings_that_it_knows(tmp_path):
     tagged = EnvironmentFlags(env_tags=("bandit",), env_config=str(path))
     how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
     with pytest.raises(UserError, match="did you mean 'max_steps'"):
-        check_agents(how, hermes_chat().tokenizer, None)
+        check_agents(how, hermes_chat().tokenizer, None, LONGEST)
     path.write_text("bandit: [1,\n")
     with pytest.raises(UserError, match="at line 2, column 1") as caught:
-        check_agents(how, hermes_chat().tokenizer, None)
+        check_agents(how, hermes_chat().tokenizer, None, LONGEST)
     assert "\n" not in caught.value.message
 
 
@@ -207,4 +215,34 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
     with pytest.raises(
         UserError, match=f"(?s)--env_tags {tag}: it cannot start an episode: .*--env_config"
     ):
-        check_agents(how, hermes_chat().tokenizer, None)
+        check_agents(how, hermes_chat().tokenizer, None, LONGEST)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [({"env_tags": ("bandit",)}, "--env_tags bandit: the first observation"),
+     ({"tools": "python"}, "--tools: a question with their descriptions")],
+)  # fmt: skip
+def test_a_first_turn_that_has_no_room_for_a_token_is_refused(flags, what):
+    """Each of its episodes would be over before the policy has said anything."""
+    how, tokenizer = setup(**flags), hermes_chat().tokenizer
+    with pytest.raises(UserError) as refused:
+        check_agents(how, tokenizer, None, 10)
+    said = re.fullmatch(
+        rf"{what} takes (\d+) tokens, and prompt and response have 10 together",
+        refused.value.message,
+    )
+    assert said and f"--prompt_max_len {said[1]}" in refused.value.remedy
+    needed = int(said[1])
+    check_agents(how, tokenizer, None, needed + 1)
+    with pytest.raises(UserError, match="takes"):
+        check_agents(how, tokenizer, None, needed)
+
+
+def test_a_template_that_cannot_be_continued_is_told_before_the_start():
+    """By whoever plays several turns; one turn needs nothing of it."""
+    tokenizer = family_tokenizer("qwen3")
+    for flags in ({"env_tags": ("bandit",)}, {"tools": "python"}, {"agent_command": "true"}):
+        (told,) = check_agents(setup(**flags), tokenizer, None, LONGEST)
+        assert told.startswith("A user's message starts a new row")
+    assert check_agents(setup(), tokenizer, None, LONGEST) == []
