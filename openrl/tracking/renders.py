@@ -52,8 +52,9 @@ def _name(trajectory: Trajectory, number: int) -> str:
 
 
 def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
-    write_atomically(directory / f"{name}.txt", transcript(trajectory))
-    write_atomically(directory / f"{name}.html", page(trajectory))
+    for ending, text in (("txt", transcript(trajectory)), ("html", page(trajectory))):
+        # "?" for half a surrogate pair, as the policy saw it
+        write_atomically(directory / f"{name}.{ending}", text.encode(errors="replace"))
     frames = [turn.frame for turn in trajectory.shown if turn.frame is not None]
     if frames:
         write_atomically(directory / f"{name}.gif", gif(frames))

@@ -36,9 +36,9 @@ class Lamp:
         return np.full((4, 6, 3), min(self.light, 255), dtype=np.uint8)
 
 
-def played(prompt=PROMPT, tokens=1000):
+def played(prompt=PROMPT, tokens=1000, game=Lamp):
     replies = ["<script>on</script><|im_end|>"] * 3
-    agent = EnvironmentAgent(lambda _: GymEnvironment(Lamp()), Play(CHAT))
+    agent = EnvironmentAgent(lambda _: GymEnvironment(game()), Play(CHAT))
     policy = ScriptedPolicy(CHAT, replies)
     return asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=tokens)))
 
@@ -113,3 +113,15 @@ def test_equal_frames_stay_frames():
         film.seek(frame)
         lasts += film.info["duration"]
     assert lasts == 500 + 500 + 1500  # Pillow joins equal frames and keeps their time
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(tmp_path):
+    class Broken(Lamp):
+        def reset(self, seed):
+            return f"half \ud800 a pair, {super().reset(seed)[0]}", {}
+
+    trajectory = played(game=Broken)
+    save_episodes(tmp_path, [Group(PROMPT, [trajectory])])
+    assert "half ? a pair" in trajectory.prompt.text
+    texts = [path.read_text() for path in tmp_path.glob("*.*t*") if path.suffix != ".gif"]
+    assert len(texts) == 2 and all("half ? a pair" in text for text in texts)
