@@ -41,6 +41,7 @@ def _spellings() -> Iterable[tuple[str, str]]:
 
 _UNITS = dict(_spellings())
 _UNITS |= {f"{word}s": unit for word, unit in _UNITS.items() if len(word) > 1}
+_NAMES = frozenset(_UNITS.values())
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}  # before a unit
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
 _SMALL = {"of", "the", "per", "to", "on", "by", "for", "each"}
@@ -72,7 +73,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
     (('5', (('cm', 2),)), ('12', (('$', 1),)), ('12', (('boy', 1),)))
     """
     before = _BEFORE.match(text)
-    if before and _canonical(before[2]) in _UNITS.values():
+    if before and _canonical(before[2]) in _NAMES:
         return before[1] + text[before.end() :], ((_canonical(before[2]), 1),)
     start = _start(text)
     value, unit = text[:start].rstrip(), _read(text[start:])
@@ -89,7 +90,7 @@ def unit_behind(text: str) -> Unit:
     """Return the unit of the table with which the text behind a number begins; () without one."""
     end = 0
     for token in _TOKEN.finditer(text):
-        known = _canonical(token[0]) in _UNITS.values() or token[0] in (*_POWERS, *_POWERS_BEHIND)
+        known = _canonical(token[0]) in _NAMES or token[0] in (*_POWERS, *_POWERS_BEHIND)
         if known or token["power"]:
             end = token.end()
         elif token[0] not in (" ", "/", "per"):
@@ -104,7 +105,7 @@ def units_differ(one: Unit, other: Unit) -> bool:
         return False
     short, long = sorted((one, other), key=len)
     more = long[len(short) :]
-    known = set(_UNITS.values()) - {"C", "F"}  # degrees may be of a temperature
+    known = _NAMES - {"C", "F"}  # degrees may be of a temperature
     return long[: len(short)] != short or any(power != 1 or name in known for name, power in more)
 
 
@@ -128,7 +129,7 @@ def _is_unit(text: str, token: re.Match[str]) -> bool:
     if word in _SIGNS or word in (*_POWERS, *_POWERS_BEHIND, *_SMALL):
         return True
     close = text[token.start() - 1 : token.start()].isdigit()  # 5m may be a product
-    if _canonical(word) in _UNITS.values():
+    if _canonical(word) in _NAMES:
         return len(word) > 1 or not close
     return word.isalpha() and len(word) >= (4 if close else 3)
 
