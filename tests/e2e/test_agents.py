@@ -142,7 +142,9 @@ def test_a_program_trains_as_its_native_twin(seed, tmp_path):
         "generate_max_len": 120,
         "format_penalty": None,
         "rollout_batch_size": 2,  # each of their samples starts a program, which takes seconds
-        "train_batch_size": 8,
+        "n_samples_per_prompt": 2,
+        "train_batch_size": 4,
+        "micro_train_batch_size": 4,
     }
     program = f"{sys.executable} {EXAMPLES / 'openai_client.py'}"
     ways = {

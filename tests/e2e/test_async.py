@@ -141,9 +141,9 @@ KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1
 def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompts(
     ray_address, bench, tmp_path
 ):
-    """SIGKILL of the driver at random moments, then Ctrl-C in mid-step, with answers under way:
-    every step is trained on the prompts of the uninterrupted run, in their order. Ctrl-C leaves a
-    checkpoint and no process."""
+    """SIGKILL of the driver at random moments, then SIGTERM in mid-step, with answers under way:
+    every step is trained on the prompts of the uninterrupted run, in their order. SIGTERM leaves
+    a checkpoint and no process."""
     settings = SMALL | {"advantage_estimator": "group_norm", "save_steps": 1}
     settings |= {"async_train": True, "async_queue_size": 2, "max_steps": 12 + 4 * KILLS}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -158,10 +158,10 @@ def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompt
         process.wait()
     process = one_step_later(words, cut)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, output
-    assert "SIGINT: stopped after step" in output, output
+    assert process.returncode == 143, output
+    assert "SIGTERM: stopped after step" in output, output
     assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
     assert "resumed from" in run("train_ppo_ray", joined)
     assert prompts_of_steps(cut) == prompts_of_steps(whole)

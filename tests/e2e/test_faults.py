@@ -103,8 +103,9 @@ SIGNALS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["on policy", "async"] if FULL else ["async"])
-@pytest.mark.parametrize("case", SIGNALS if FULL else ["SIGTERM"])
+@pytest.mark.skipif(not FULL, reason="on demand; test_async.py has SIGTERM")
+@pytest.mark.parametrize("way", ["on policy", "async"])
+@pytest.mark.parametrize("case", SIGNALS)
 def test_a_signal_leaves_a_checkpoint(task, tmp_path, case, way):
     inject, code, words = SIGNALS[case]
     end = ended(begun(task, tmp_path / "out", async_train=way == "async"), inject)

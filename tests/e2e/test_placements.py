@@ -1,12 +1,12 @@
 """Where ranks live changes no number of a run, on the real Ray and DeepSpeed.
 
-Every placement mode with one and two actor ranks starts its own processes; in them runs of two
-steps with ZeRO 2 and 3, LoRA on and off, rows padded, packed, with shared prompts and cut by tokens
-leave what the same flags leave where nothing is shared, bit for bit. Places that are named one by
-one overlap in part, and what shares them sleeps. In the suite transformers generates, each start
-sees both ZeRO stages, with and without LoRA, and all starts together every pair of values;
-``test_train_ppo.py`` has a case on vLLM. With OPENRL_FULL_MATRIX=1 vLLM generates too, and each
-start sees all sixteen combinations."""
+Each start has its own processes; in them runs of two steps with ZeRO 2 and 3, LoRA on and off, rows
+padded, packed, with shared prompts and cut by tokens leave what the same flags leave where nothing
+is shared, bit for bit. Places that are named one by one overlap in part, and what shares them
+sleeps. In the suite transformers generates, every placement mode starts once with one or two actor
+ranks and sees both ZeRO stages, with and without LoRA; ``test_train_ppo.py`` has a case on vLLM.
+With OPENRL_FULL_MATRIX=1 vLLM generates too, every mode starts with one and with two ranks, and
+each start sees all sixteen combinations."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 BACKENDS = ("hf", "vllm") if FULL else ("hf",)
 PLACEMENTS = ("pairs", "all_models", "explicit")
 RANKS = (1, 2)
+STARTS = (
+    tuple(itertools.product(RANKS, PLACEMENTS))
+    if FULL
+    else ((1, "all_models"), (2, "pairs"), (2, "explicit"))
+)
 COLOCATED = {
     "apart": (),
     "pairs": ("colocate_actor_ref", "colocate_critic_reward"),
@@ -74,28 +79,21 @@ VALUES = ((2, 3), (0, 4), tuple(ROWS))
 CASES = tuple(itertools.starmap(Case, itertools.product(*VALUES)))
 
 
-def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
-    """All, or two that differ in everything; other ones in each start, as far as they go."""
+def cases_of(ranks: int, placement: str) -> tuple[Case, ...]:
+    """All, or two that differ in everything; others in each start."""
     if FULL:
         return CASES
-    p, r = PLACEMENTS.index(placement), RANKS.index(ranks)
-    picked = ((turn, p + r + turn, p + 2 * r + turn) for turn in (0, 1))
-    return tuple(
-        Case(*(values[n % len(values)] for n, values in zip(numbers, VALUES, strict=True)))
-        for numbers in picked
-    )
+    number, rows = STARTS.index((ranks, placement)), tuple(ROWS)
+    first, second = ((0, 4), (4, 0))[number % 2]
+    return Case(2, first, rows[number]), Case(3, second, rows[number + 1])
 
 
-def test_the_starts_together_see_every_pair_of_values():
-    seen = {
-        (p, r, *case) for p, r in itertools.product(PLACEMENTS, RANKS) for case in cases_of(p, r)
+def test_the_starts_together_see_all_rows_and_all_pairs_of_stage_and_rank():
+    cases = [case for start in STARTS for case in cases_of(*start)]
+    assert {case.rows for case in cases} == ROWS.keys()
+    assert {(case.zero_stage, case.lora_rank) for case in cases} == {
+        *itertools.product((2, 3), (0, 4))
     }
-    values = (PLACEMENTS, RANKS, *VALUES)
-    for i, j in itertools.combinations(range(len(values)), 2):
-        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j])), (
-            i,
-            j,
-        )
 
 
 def places(placement: str, ranks: int) -> dict[str, object]:
@@ -167,19 +165,19 @@ def outcomes(request, ray_address, task, tmp_path_factory):
 
 def all_cases(ranks: int) -> tuple[Case, ...]:
     """Those of any placement with so many ranks."""
-    return tuple(case for case in CASES if any(case in cases_of(p, ranks) for p in PLACEMENTS))
+    seen = {case for r, placement in STARTS if r == ranks for case in cases_of(r, placement)}
+    return tuple(sorted(seen))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "placement"), list(itertools.product(RANKS, PLACEMENTS)))
-def test_a_placement_changes_nothing(outcomes, placement, ranks):
-    apart = outcomes("apart", ranks, all_cases(ranks))
-    for case, here in outcomes(placement, ranks, cases_of(placement, ranks)).items():
+@pytest.mark.parametrize(("ranks", "placement"), STARTS)
+def test_a_placement_changes_nothing(outcomes, ranks, placement):
+    apart, cases = outcomes("apart", ranks, all_cases(ranks)), cases_of(ranks, placement)
+    for case, here in outcomes(placement, ranks, cases).items():
         assert here.steps == apart[case].steps, case
         assert differing(here, apart[case]) == [], case
     print(
-        f"{placement}, {ranks} ranks: {len(cases_of(placement, ranks))} runs of {len(CASES)} as"
-        " where nothing is shared"
+        f"{placement}, {ranks} ranks: {len(cases)} runs of {len(CASES)} as where nothing is shared"
     )
 
 

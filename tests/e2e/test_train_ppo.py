@@ -77,16 +77,19 @@ def test_the_policy_moves_and_the_engines_follow(whole_run, task):
     assert [m["rollout/policy_version_min"] for m in metrics(out)] == [1, 2, 3, 4]
 
 
-def test_killed_and_resumed_on_one_place_it_ends_at_the_same_bits(whole_run, task, tmp_path):
+def test_killed_and_resumed_on_one_place_it_ends_at_the_same_bits(
+    ray_address, whole_run, task, tmp_path, capsys
+):
     """All roles share one place. The driver is killed (SIGKILL) once step 2 is saved. The resumed
-    run ends as the uninterrupted one did with a place for each role."""
+    run, on another cluster, ends as the uninterrupted one did with a place for each role."""
     flags = ppo_flags(task, tmp_path, **EXACT, colocate_all_models=True)
     assert "Placement on cpu: 1 CPU" in plan_of(flags)
     process = start("train_ppo_ray", flags)
     kill_when(process, (tmp_path / "checkpoints/step_000002").exists)
-    output = run("train_ppo_ray", [*flags, "--load_checkpoint"])
-    # the one flag that differs is named
-    assert "resumed from" in output and "load_checkpoint" in output
+    assert run_here([*flags, "--load_checkpoint", "--ray_address", ray_address]) == 0
+    output = capsys.readouterr().out
+    # the flags that differ are named
+    assert "resumed from" in output and "load_checkpoint" in output and "ray_address" in output
     whole, _ = whole_run
     expected, found = (
         load_file(whole / "model.safetensors"),
@@ -122,9 +125,9 @@ def test_replayed_rollouts_train_the_same_weights(ray_address, whole_run, task, 
     assert [step_of(path) for path in checkpoints.complete()] == [2, 4]
 
 
-def test_adapters_on_shared_places(ray_address, task, tmp_path):
-    """LoRA over two ranks of ZeRO 3 that share their places with two engines; the reference is the
-    base itself."""
+def test_adapters_under_an_engine_of_two_places(ray_address, task, tmp_path):
+    """LoRA over two ranks of ZeRO 3 that share their places with one engine; the reference is the
+    base itself. Two prompts more than wanted run at a time, and the slowest are given up."""
     changes = {
         "lora_rank": 4,
         "lora_alpha": 32,
@@ -132,40 +135,14 @@ def test_adapters_on_shared_places(ray_address, task, tmp_path):
         "kl_estimator": "k3",
         "colocate_all_models": True,
         "actor_num_gpus_per_node": 2,
-        "vllm_num_engines": 2,
-        "zero_stage": 3,
-        "actor_learning_rate": 1e-2,
-        "max_steps": 3,
-    }
-    assert "reference" not in plan_of(ppo_flags(task, tmp_path, **changes))
-    assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
-    records = metrics(tmp_path)
-    # it begins as the reference, then leaves it
-    assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
-    # the engines follow: adapters arrive merged
-    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)
-    base, merged = (
-        load_file(task / "model/model.safetensors"),
-        load_file(tmp_path / "model.safetensors"),
-    )
-    changed = {name for name in base if not torch.equal(base[name], merged[name])}
-    assert changed and all("_proj" in name for name in changed)
-    assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size < (
-        tmp_path / "model.safetensors"
-    ).stat().st_size
-
-
-def test_an_engine_of_two_places_gives_up_the_slowest_groups(ray_address, task, tmp_path):
-    """One engine over the places of two actor ranks. Two prompts more than wanted run at a time."""
-    changes = {
-        "colocate_all_models": True,
-        "actor_num_gpus_per_node": 2,
         "vllm_tensor_parallel_size": 2,
         "vllm_generate_batch_size": 10,
         "vllm_max_inflight_per_engine": 9,
+        "zero_stage": 3,
+        "actor_learning_rate": 1e-2,
         "max_len": 24,
         "generate_max_len": None,
-        "max_steps": 2,
+        "max_steps": 3,
         "eval_dataset": task / "prompts.jsonl",
         "eval_steps": 2,
         "eval_max_samples": 6,
@@ -175,15 +152,27 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(ray_address, task, 
         "system_envs": "OPENRL_TEST=1",
     }
     plan = plan_of(ppo_flags(task, tmp_path, **changes))
+    assert "reference" not in plan
     rows = [line for line in plan.splitlines() if line.startswith("vllm ")]
     assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
     assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
     records = metrics(tmp_path)
-    # each half of the engine gets its half of a sync
+    # it begins as the reference, then leaves it
+    assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
+    # the engine follows: adapters arrive merged, and each half of it gets its half of a sync
     assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)
-    assert [m["rollout/surplus_groups"] for m in records] == [2, 2]
-    assert [m["rollout/samples"] for m in records] == [32, 32]
+    assert [m["rollout/surplus_groups"] for m in records] == [2, 2, 2]
+    assert [m["rollout/samples"] for m in records] == [32, 32, 32]
     assert records[1]["eval/response_length"] <= 30
+    base, merged = (
+        load_file(task / "model/model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
+    changed = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert changed and all("_proj" in name for name in changed)
+    assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size < (
+        tmp_path / "model.safetensors"
+    ).stat().st_size
 
 
 def kill_when(process, happened) -> None:
