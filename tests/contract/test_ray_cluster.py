@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.group import WorkerContext
@@ -25,6 +24,7 @@ from openrl.config.groups.placement import ENGINES, HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
 from tests.patience import PATIENCE
+from tests.ray_forks import forking_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -74,14 +74,10 @@ class Engine:
 def address():
     """Two nodes of three CPUs each, which pass for owners of two GPUs."""
     before = psutil.Process().children(recursive=True)
-    head = {"num_cpus": 3, "num_gpus": 2, "include_dashboard": False}
-    head["_system_config"] = {"prestart_worker_first_driver": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
-    nodes.add_node(num_cpus=3, num_gpus=2)
-    nodes.wait_for_nodes()
-    processes = set(psutil.Process().children(recursive=True)) - {*before}
-    yield nodes.address
-    nodes.shutdown()
+    node = {"num_cpus": 3, "num_gpus": 2}
+    with forking_cluster(node, node) as cluster:
+        processes = set(psutil.Process().children(recursive=True)) - {*before}
+        yield cluster.address
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
     assert not alive, "processes left behind"
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.ray_forks import forking_cluster
+from tests.ray_forks import forking_cluster
 
 
 @pytest.fixture(scope="package")
 def ray_address() -> Iterator[str]:
     """A cluster for runs whose proof is not the start of Ray or of a process."""
-    with forking_cluster(num_cpus=16) as address:
-        yield address
+    with forking_cluster({"num_cpus": 16}) as cluster:
+        yield cluster.address

@@ -12,6 +12,7 @@ from ray.cluster_utils import Cluster
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.patience import PATIENCE
+from tests.ray_forks import forking_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +24,8 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster():
-    head = {"num_cpus": 2, "include_dashboard": False}
-    head["_system_config"] = {"prestart_worker_first_driver": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
-    nodes.add_node(num_cpus=2)
-    nodes.wait_for_nodes()
-    yield nodes
-    nodes.shutdown()
+    with forking_cluster({"num_cpus": 2}, {"num_cpus": 2}) as nodes:
+        yield nodes
 
 
 def flags(task: Path, out: Path, cluster: Cluster, **changes: object) -> list[str]:

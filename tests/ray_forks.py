@@ -18,7 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 SOCKET = "OPENRL_TEST_FORKS"  # environment variable with the path of the socket for requests
 # not ray: its settings are read once, and those of a worker come with its environment
@@ -27,8 +30,8 @@ LARGEST_REQUEST = 2**20  # bytes
 
 
 @contextmanager
-def forking_cluster(num_cpus: int) -> Iterator[str]:
-    """The address of a cluster of one node."""
+def forking_cluster(*nodes: dict[str, int]) -> Iterator[Cluster]:
+    """A cluster with these resources, such as ``{"num_cpus": 2}``, on its nodes."""
     from ray.cluster_utils import Cluster  # a worker's start would wait for this import
 
     with tempfile.TemporaryDirectory() as folder:
@@ -36,22 +39,19 @@ def forking_cluster(num_cpus: int) -> Iterator[str]:
         listening = unix_socket()
         listening.bind(os.environ[SOCKET])
         listening.listen()
-        node = {
-            "num_cpus": num_cpus,
-            "include_dashboard": False,
-            "setup_worker_path": __file__,
-            "_system_config": {
-                "prestart_worker_first_driver": False,
-                "enable_metrics_collection": False,
-            },
-        }
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        settings = {"prestart_worker_first_driver": False, "enable_metrics_collection": False}
+        forked = {"setup_worker_path": __file__}
+        head = {**nodes[0], **forked, "include_dashboard": False, "_system_config": settings}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for node in nodes[1:]:
+            cluster.add_node(**node, **forked)
+        cluster.wait_for_nodes()
         words = [sys.executable, "-m", __spec__.name, str(listening.fileno())]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # as Ray sets it for a worker
         with listening:
             forking = subprocess.Popen(words, pass_fds=[listening.fileno()], env=environ)
         try:
-            yield cluster.address
+            yield cluster
         finally:
             cluster.shutdown()
             forking.kill()
