@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +64,12 @@ def unix_socket() -> socket.socket:
 
 
 def fork_workers(listening: socket.socket) -> None:
-    """Fork a worker for each request, until this process is killed."""
+    """Fork a worker for each request, until this process is killed. All workers fork their vLLM
+    engines from one process, as the engines of one worker do."""
+    from openrl.rollout.engine import EngineSpec  # not at the top: who only asks needs none of it
+    from openrl.rollout.vllm_process import preload_engine
+
+    preload_engine(EngineSpec(model=""))
     for name in IMPORTS:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
@@ -83,6 +89,8 @@ def become_worker(outputs: list[int], words: list[str], environ: dict[str, str])
     for number, output in enumerate(outputs, 1):
         os.dup2(output, number)
         os.close(output)
+    # the process that engines are forked from is alive, and no child of this one to look after
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     os.environ.clear()
     os.environ.update(environ)
     sys.path[:0] = environ["PYTHONPATH"].split(os.pathsep)

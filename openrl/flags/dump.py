@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -42,25 +43,31 @@ _QuotingDumper.add_representer(str, _QuotingDumper.represent_text)
 
 def dump_yaml(config: Any) -> str:
     """Return the flags of a config, without secrets, in the form that --config reads."""
-    specs = collect_flags(type(config))
-    chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
     lines: list[str] = []
     section = ""
-    for spec in specs:
-        if spec.components and chosen[spec.path[0]] not in spec.components:
-            continue
+    for spec, value in _told(config):
         if spec.section != section:
             section = spec.section
             lines.append(f"\n# --- {section} ---")
         lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
-        value = value_of(config, spec)
-        lines.append(_line(spec.name, without_secrets(value) if spec.may_hold_secrets else value))
+        lines.append(_line(spec.name, value))
     return "\n".join(lines).lstrip() + "\n"
 
 
 def effective_flags(config: Any) -> dict[str, Any]:
-    """Return every flag of a config with its value, as plain data. Checkpoints store it."""
-    return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
+    """Return every flag of a config with its value, without secrets, as JSON holds it. Checkpoints
+    store it."""
+    return json.loads(json.dumps({spec.name: value for spec, value in _told(config)}))
+
+
+def _told(config: Any) -> Iterator[tuple[FlagSpec, Any]]:
+    """The flags of a config that act with its choices, and their values without secrets."""
+    specs = collect_flags(type(config))
+    chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
+    for spec in specs:
+        if not spec.components or chosen[spec.path[0]] in spec.components:
+            value = value_of(config, spec)
+            yield spec, without_secrets(value) if spec.may_hold_secrets else value
 
 
 def value_of(config: Any, spec: FlagSpec) -> Any:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from openrl.trainer.rl_trainer import RLTrainer
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, run_here
 
 
 def ended_with(task: Path, out: Path, **changes: object) -> int:
-    flags = {"rollout_backend": "hf", "full_determinism": True} | changes
+    flags = SMALL_STEPS | {"rollout_backend": "hf", "max_steps": 4} | changes
     before = signal.getsignal(signal.SIGTERM)
     try:
         return run_here(ppo_flags(task, out, **flags), without_ray)
