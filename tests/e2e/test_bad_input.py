@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 
 import datasets
-import psutil
 import pytest
 from transformers import GPT2Config
 
@@ -548,42 +547,3 @@ def test_a_reward_that_fails_shows_the_row(task, tmp_path, fault, said):
     assert lines[0].startswith("a reward failed: reward: ") and said in lines[0]
     assert lines[1:4] == ["  row       train:1", "  prompt    '7+7='", "  label     '7+7='"]
     assert sum(line.startswith("  response  ") for line in lines) == 1
-
-
-@pytest.mark.slow
-def test_a_reward_that_fails_ends_the_run_with_one_message(task, tmp_path):
-    """In the real run the error comes from a worker's process; nothing of the run outlives it."""
-    (tmp_path / "reward.py").write_text(
-        ROW.format(fault="raise ValueError('no verdict on ' + labels[i])").replace("7+7=", "=")
-    )
-    marker = f"bad_input_{tmp_path.name}"
-    changes = {
-        "remote_rm_url": tmp_path / "reward.py",
-        "reward_failure_policy": "fail",
-        "rollout_backend": "hf",
-    }
-    flags = ppo_flags(task, tmp_path / "out", **changes)
-    code, output = finish(start("train_ppo_ray", flags, OPENRL_TEST_MARKER=marker))
-    assert code == 1 and "Traceback" not in output, output
-    message = output[output.index("train_ppo_ray: ") :]
-    assert message.startswith("train_ppo_ray: a reward failed: reward: ValueError: no verdict on ")
-    assert (
-        "(reward.py, line 6)" in message
-        and "  row       train:" in message
-        and "  response  " in message
-    )
-    assert message.count("\n") < 10
-    _, alive = psutil.wait_procs(marked(marker), timeout=30)
-    assert not alive
-
-
-def marked(marker: str) -> list[psutil.Process]:
-    """Processes that were started with this marker in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("OPENRL_TEST_MARKER") == marker:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found

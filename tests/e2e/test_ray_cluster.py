@@ -77,6 +77,23 @@ def test_a_run_over_two_nodes(cluster, task, tmp_path):
     leaves_the_cluster_as_it_was(before)
 
 
+def test_a_reward_that_fails_ends_the_run_with_one_message(cluster, task, tmp_path):
+    """The error comes from a worker's process."""
+    before = busy()
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels, responses):\n"
+        "    raise ValueError(f'no verdict on {labels[0]}')\n"
+    )
+    changes = {"remote_rm_url": tmp_path / "reward.py", "reward_failure_policy": "fail"}
+    output = run("train_ppo_ray", flags(task, tmp_path / "out", cluster, **changes), code=1)
+    message = output[output.index("train_ppo_ray: ") :]
+    assert message.startswith("train_ppo_ray: a reward failed: reward: ValueError: no verdict on ")
+    assert "(reward.py, line 2)" in message
+    assert "  row       train:" in message and "  response  " in message
+    assert message.count("\n") < 10 and "Traceback" not in output
+    leaves_the_cluster_as_it_was(before)
+
+
 def leaves_the_cluster_as_it_was(before: set[psutil.Process]) -> None:
     """Its processes live, those of the run are gone."""
     psutil.wait_procs(list(busy() - before), timeout=PATIENCE)

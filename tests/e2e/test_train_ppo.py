@@ -154,7 +154,7 @@ def test_adapters_under_an_engine_of_two_places(ray_address, task, tmp_path):
     plan = plan_of(ppo_flags(task, tmp_path, **changes))
     assert "reference" not in plan
     rows = [line for line in plan.splitlines() if line.startswith("vllm ")]
-    assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
+    assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.5"])
     assert run_here(ppo_flags(task, tmp_path, **changes, ray_address=ray_address)) == 0
     records = metrics(tmp_path)
     # it begins as the reference, then leaves it
