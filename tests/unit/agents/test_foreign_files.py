@@ -5,21 +5,15 @@ import asyncio
 import math
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from openrl.agents.base import EpisodeResult
-from openrl.agents.conversation import Play, Reply
+from openrl.agents.conversation import Play
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
-from openrl.agents.foreign.executor_agent import NotSampled, trajectory
-from openrl.config.commands import PPOConfig
 from openrl.config.groups.agent import TurnFlags
-from openrl.errors import UserError
-from openrl.types import Completion, End, Score
+from openrl.types import End, Score
 from tests.endpoint import endpoint
-from tests.flags import said
 from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of
 from tests.scripted_policy import sampled
 
@@ -152,151 +146,6 @@ def test_earlier_openrlhf_files_name_no_executor_of_use(write):
         "        super().__init__(AgentInstance, max_steps, max_length, llm_engine)",
     )
     assert recognise(agent_file(str(write(text)))).class_name == "AgentInstance"
-
-
-# -- OpenRLHF: AgentExecutor -----------------------------------------------------------------------
-
-EXECUTOR = """
-import asyncio
-from copy import deepcopy
-
-from openrlhf.utils.agent import AgentExecutorBase
-
-
-class AgentExecutor(AgentExecutorBase):
-    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine{images}):
-        tokens = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        ranges, log_probs = [], [0.0] * len(tokens)
-        for turn in range(2):
-            params = deepcopy(sampling_params)
-            params.max_tokens = max_length - len(tokens)
-            output = await llm_engine.{generate}(tokens, params)
-            action = output.outputs[0]
-            ranges.append((len(tokens), len(tokens) + len(action.token_ids)))
-            tokens = tokens + action.token_ids
-            log_probs += [l[i].logprob for i, l in zip(action.token_ids, action.logprobs)]
-            if turn == 0:
-                feedback = hf_tokenizer("\\nagain: ", add_special_tokens=False)["input_ids"]
-                tokens, log_probs = tokens + feedback, log_probs + [0.0] * len(feedback)
-        {spoil}
-        return {{
-            "prompt": prompt, "label": label, "observation_tokens": tokens, "action_ranges": ranges,
-            "rollout_log_probs": log_probs, "reward": float(label in action.text), "scores": 1.0,
-            "extra_logs": {{"text": len(action.text), "longest": max_length}}, "truncated": False,
-        }}
-"""
-
-
-def executor(images="", generate="generate.remote", spoil="pass"):
-    return EXECUTOR.format(images=images, generate=generate, spoil=spoil)
-
-
-@pytest.mark.parametrize(
-    "shape", [{"images": ", images=None"}, {"generate": "generate"}], ids=["images", "plain"]
-)
-def test_openrlhf_executor(write, shape):
-    policy = policy_of("3", "2")
-    (played,) = play(write(executor(**shape)), policy)
-    assert played.segments[0].token_ids == policy.asked[1] + policy.given[1]
-    assert sampled(played) == policy.given
-    (segment,) = played.segments
-    pairs = zip(segment.rollout_logprobs, segment.loss_mask, strict=True)
-    logprobs = [logprob for logprob, mine in pairs if mine]
-    assert logprobs == [-1.0] * len(policy.given[0]) + [-2.0] * len(policy.given[1])
-    assert [s.version for s in segment.versions] == [1, 1]
-    assert (played.end, played.turns, played.score) == (End.STOP, 2, Score(1.0, 1.0))
-    assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
-    assert played.text == f"3{END}\nagain: 2{END}"
-    assert {s.temperature for s in policy.sampling} == {0.7}
-
-
-def test_what_the_engine_did_not_sample_is_not_trained(write):
-    spoil = "tokens = [*tokens[:-1], tokens[-1] + 1]"
-    (failure,) = play(write(executor(spoil=spoil)), policy_of("3", "2"))
-    assert isinstance(failure, NotSampled)
-    assert "not what the engine sampled" in str(failure)
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "ranges", "problem"),
-    [
-        ([9, 2, 3, 4, 5, 6], [(2, 4), (5, 6)], "tokens 2 to 4 of observation_tokens are not what"),
-        ([1, 2, 3, 9, 5, 6], [(2, 4), (5, 6)], "tokens 2 to 4 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 9, 6], [(2, 4), (5, 6)], "tokens 5 to 6 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 5, 6], [(2, 6)], "tokens 2 to 6 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 5, 6], [(1, 4)], "tokens 1 to 4 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 5, 6], [(3, 4)], "tokens 3 to 4 of observation_tokens are not what"),
-        ([1, 2, 3, 4, 5, 6], [(5, 6), (2, 4)], "must be ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [(2, 4), (5, 7)], "must be ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [(2, 2)], "must be ascending ranges of 6 tokens"),
-        ([1, 2, 3, 4, 5, 6], [], "action_ranges is empty"),
-    ],
-)
-def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
-    """It was given 1 2 and said 3 4, then given 1 2 3 4 5 and said 6."""
-
-    def reply(asked, said):
-        return Reply("", {}, asked, Completion(said, [-1.0] * len(said), End.STOP, ()))
-
-    replies = [reply([1, 2], [3, 4]), reply([1, 2, 3, 4, 5], [6])]
-    played = EpisodeResult(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
-    right = trajectory(PROMPT, played, replies, CHAT)
-    assert right.segments[0].loss_mask == [False, False, True, True, False, True]
-    with pytest.raises(NotSampled, match=problem):
-        wrong = EpisodeResult(1.0, token_ids=token_ids, action_ranges=ranges)
-        trajectory(PROMPT, wrong, replies, CHAT)
-
-
-def test_an_executor_may_leave_replies_out_and_cut_them(write):
-    spoil = "ranges = [(ranges[1][0], ranges[1][1] - 1)]; tokens = tokens[:-1]"
-    policy = policy_of("3", "24")
-    (played,) = play(write(executor(spoil=spoil)), policy)
-    assert sampled(played) == [policy.given[1][:-1]]
-    assert played.metrics["untrained_replies"] == 1.0
-    assert played.segments[0].versions[0].end == len(played.segments[0].token_ids)
-
-
-@pytest.mark.parametrize(
-    ("limits", "room", "end", "turns"),
-    [
-        (TurnFlags(max_turns=1), 1000, End.MAX_TURNS, 1),
-        (TurnFlags(), 2, End.LENGTH, 1),
-        (TurnFlags(episode_timeout=2.0), 1000, End.TIMEOUT, 2),
-    ],
-)
-def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, end, turns):
-    policy, path = policy_of("3", "2"), write(executor(spoil="await asyncio.sleep(1000)"))
-    (played,) = play(path, policy, limits=limits, sampling=replace(ROOM, max_tokens=room))
-    assert (played.end, played.score) == (end, None)
-    assert [i for run in sampled(played) for i in run] == [i for ids in policy.given for i in ids]
-    assert played.turns == len(policy.given) <= turns
-
-
-def test_the_engines_failure_is_the_engines(write):
-    async def broken(token_ids, sampling, images=()):
-        raise ConnectionError("the engine is gone")
-
-    failed, played = play(write(executor()), broken, policy_of("3", "2"))
-    assert isinstance(failed, ConnectionError)
-    assert played.end is End.STOP
-
-
-SINGLE = """
-from openrlhf.utils.agent import SingleTurnAgentExecutor
-
-class AgentExecutor(SingleTurnAgentExecutor):
-    async def execute(self, *args, **kwargs):
-        output = await super().execute(*args, **kwargs)
-        output["reward"] = len(output["action_ranges"])
-        return output
-"""
-
-
-def test_an_executor_that_goes_on_from_one_turn(write):
-    policy = policy_of("2")
-    (played,) = play(write(SINGLE), policy)
-    assert sampled(played) == policy.given
-    assert played.score == Score(1.0)
 
 
 # -- Molt ------------------------------------------------------------------------------------------
@@ -525,76 +374,6 @@ def test_an_agent_of_ours_has_its_time(write):
     path = write(f"import asyncio\n{text}")
     (failed,) = play(path, policy_of(), limits=TurnFlags(episode_timeout=0.05))
     assert "did not end within 0.05 s (--episode_timeout)" in str(failed)
-
-
-# -- what is refused before anything starts --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "problem"),
-    [
-        (
-            "x = 1",
-            None,
-            r"none of its classes can be played: none\. These can be:\n  OpenRLHF's AgentExec",
-        ),
-        ("class A:\n    def act(self): pass", None, "can be played: A with act"),
-        ("class A:\n    def act(self): pass", "B", "it has no class B, but A with act"),
-        (GYM + GYM.replace("Game", "Other"), None, "several of its classes.*: Game, Other; name"),
-        (GYM.replace("seed=None", ""), None, r"Game.reset\(self\) cannot be called as gym's and"),
-        (GYM.replace(", action", ""), None, r"Game.step\(self\) cannot be called as gym's and"),
-        (
-            INSTANCE.replace("self, states: dict", "self"),
-            None,
-            r"AgentInstance.reset\(self, \*\*kwargs\) cannot be called as OpenRLHF's AgentInst",
-        ),
-        (
-            executor().replace(", max_length,", ","),
-            None,
-            r"execute\(self, prompt, label, sampling_params, hf_tokenizer, llm_engine\) cannot",
-        ),
-        (
-            GYM.replace(
-                "    def reset", "    def __init__(self, size):\n        pass\n\n    def reset"
-            ),
-            None,
-            "Game.__init__ needs size, which nothing provides",
-        ),
-        (
-            "class A:\n    async def run(self, prompt, generate): pass",
-            None,
-            r"A.run\(self, prompt, generate\) cannot be called as an agent of ours: async run\(prompt",
-        ),
-        ("import not_there", None, "No module named 'not_there'"),
-        ("import os; os._exit(7)", None, "the agent process exited with status 7"),
-    ],
-)
-def test_what_is_no_agent_is_said(write, text, name, problem):
-    path = write(text)
-    with pytest.raises(UserError, match=f"(?s)--agent_func_path {path}.*{problem}"):
-        recognise(agent_file(f"{path}:{name}" if name else str(path)))
-
-
-def test_the_entry_of_a_file_goes_before_its_other_classes(write):
-    assert recognise(agent_file(str(write(GYM + INSTANCE)))).class_name == "AgentInstance"
-    named = agent_file(f"{write(GYM + INSTANCE)}:Game")
-    assert recognise(named).class_name == "Game"
-
-
-def test_a_class_may_be_named(write):
-    path = write(GYM + GYM.replace("Game", "Other"))
-    assert recognise(agent_file(f"{path}:Other")).class_name == "Other"
-
-
-def test_a_directory_may_be_called_as_python_files_are(tmp_path):
-    path = tmp_path / ".pyenv" / "game.py"
-    path.parent.mkdir()
-    path.write_text(GYM)
-    for given in (path, f"{path}:Game"):
-        assert recognise(agent_file(f"{given}")).class_name == "Game"
-        words = f"--pretrain m --prompt_data d --agent_func_path {given}"
-        problems = said(PPOConfig, words, environment=True)
-        assert not [problem for problem in problems if "agent_func_path" in problem]
 
 
 def test_the_game_of_the_page_is_played_as_printed(write):
