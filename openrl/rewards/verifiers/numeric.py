@@ -68,8 +68,7 @@ class Number:
     text: str  # ``plain_digits`` of the text that the number was read from
     start: int  # the number is [start, end) of ``text``
     end: int
-
-    unit: Unit
+    unit: Unit = ()  # ``numbers`` leaves it out
 
     @property
     def behind(self) -> str:
@@ -77,7 +76,7 @@ class Number:
 
 
 def numbers(text: str) -> Iterator[Number]:
-    """Yield the numbers of ``plain_digits(text)``, from left to right.
+    """Yield the numbers of ``plain_digits(text)``, from left to right, without their units.
 
     >>> [str(n.value) for n in numbers("x = -1,234.5, so 3/4 of it, or 20%")]
     ['-2469/2', '3/4', '1/5']
@@ -90,10 +89,7 @@ def numbers(text: str) -> Iterator[Number]:
         if value is not None:
             value = -value if found["sign"] == "-" else value
             value = value / 100 if percent else value
-            behind = plain(text[start : start + 60])
-            money = split_unit(found[0])[1]
-            unit = unit_behind(f" {behind}") or money
-            yield Number(value, bool(percent), text, found.start(), start, unit)
+            yield Number(value, bool(percent), text, found.start(), start)
 
 
 def whole_number(text: str) -> Number | None:
@@ -117,7 +113,7 @@ def last_number(text: str) -> Number | None:
     *_, last = [None, *numbers(without_markup(text))]
     if last is None or re.search(r"\d", _EXPONENT.sub("", plain(last.behind))):
         return None
-    return last if _is_alone(last) else None
+    return _with_unit(last) if _is_alone(last) else None
 
 
 def first_number(text: str) -> Number | None:
@@ -125,7 +121,14 @@ def first_number(text: str) -> Number | None:
     first = next(numbers(without_markup(text)), None)
     if first is None or re.search(r"\d", first.text[: first.start]) or _LIST.match(first.behind):
         return None
-    return first if _is_alone(first) else None
+    return _with_unit(first) if _is_alone(first) else None
+
+
+def _with_unit(number: Number) -> Number:
+    """Return the number with the unit behind it, or the currency before it."""
+    digits = _NUMBER.match(number.text, number.start)
+    money = split_unit(digits[0])[1] if digits else ()
+    return replace(number, unit=unit_behind(f" {plain(number.behind[:60])}") or money)
 
 
 def _is_alone(number: Number) -> bool:
@@ -264,4 +267,4 @@ def label_number(answer: Answer) -> Number:
     found = list(numbers(text))
     if len(found) != 1:
         raise BadRow(f"the label must hold one number, it is {short(answer.label)}")
-    return found[0]
+    return _with_unit(found[0])
