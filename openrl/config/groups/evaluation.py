@@ -11,7 +11,7 @@ class PromptEvalFlags:
         None,
         "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation.",
     )
-    eval_split: str = flag("train", "Split of --eval_dataset.")
+    eval_split: str = flag("train", "Split of --eval_dataset.", only_if=given("eval_dataset"))
     eval_steps: int = flag(
         -1,
         "Evaluate every N steps and after the last one; -1: never.",

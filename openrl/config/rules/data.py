@@ -41,6 +41,13 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
 
 
 @check
+def environments_make_what_is_evaluated(config: PPOConfig) -> Problems:
+    if config.evaluation.eval_dataset is not None and config.environments.env_tags:
+        message = "an evaluation plays the same environments, with seeds of its own"
+        yield Problem(("env_tags", "eval_dataset"), message, "leave --eval_dataset out")
+
+
+@check
 def probabilities_match_data(config: TrainingConfig | AnsweringConfig) -> Problems:
     flag = "dataset" if isinstance(config, SupervisedConfig) else "prompt_data"
     names, text = getattr(config.data, flag), getattr(config.data, f"{flag}_probs")

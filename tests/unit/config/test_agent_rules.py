@@ -47,12 +47,19 @@ def test_how_many_groups_run_and_how_many_a_step_may_try(extra, running, tried):
          "leave --remote_rm_url out"),
         ("--env_groups 128 --env_max_trajectories 7",
          "128 groups that play 7 each do not fill a rollout of 1024", "--env_max_trajectories 8"),
+        ("--eval_dataset d --eval_steps 1", "plays the same environments, with seeds of its own",
+         "leave --eval_dataset out"),
         ("--env_tags sokobn", "unknown environment 'sokobn'", "did you mean 'sokoban'"),
     ],
 )  # fmt: skip
 def test_what_is_refused(extra, problem, fix):
     (found,) = said(PPOConfig, f"{GAMES} {extra}")
     assert problem in found and fix in found
+
+
+def test_environments_have_no_split():
+    (warning,) = said(PPOConfig, f"{GAMES} --eval_steps 1 --eval_split test")
+    assert warning.endswith("without effect in this run:\n  --eval_split acts with --eval_dataset")
 
 
 def test_the_port_of_every_engine_is_looked_at():
