@@ -225,7 +225,8 @@ class Trajectory:
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     replays: int = 0  # how often it was replayed after an infrastructure failure
-    failure: str | None = None  # description of the last failure
+    failure: str | None = None  # why the infrastructure failed; None if it did not
+    fault: str = ""  # that in a word: engine, error, timeout, crash, memory, value, length or seed
     agent: str = ""  # who played it, where several agents share an episode
     seed: int | None = None  # environment seed; siblings start from equal observations
     shown: tuple[Shown, ...] = ()  # its turns for people, if they were requested
@@ -264,6 +265,9 @@ class Group:
     prompt: Prompt
     trajectories: list[Trajectory]  # [G]
     greedy: Trajectory | None = None  # the answer decoded at temperature 0, if requested
+    # attempts that failed and are not among the trajectories: they were played again, or more
+    # samples were started than were wanted
+    lost: list[Trajectory] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Trajectory]:

@@ -12,6 +12,7 @@ from openrl.agents.conversation import Conversation, Play
 from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limit
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
+from openrl.processes.child import CallFailed
 from openrl.seeds import seed_of
 from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
@@ -23,7 +24,13 @@ T = TypeVar("T")
 
 
 class EnvironmentFailure(Exception):
-    """The environment failed, hung or broke its interface: the episode cannot be judged."""
+    """The environment failed, hung or broke its interface: the episode cannot be judged. ``kind``
+    says how in a word: that of ``CallFailed``, value (not a finite number, or no observation) or
+    length (an observation that is too long)."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class EnvironmentAgent:
@@ -94,11 +101,11 @@ class _Episode:
         async with self.places:
             step = await self._answer(self.environment.step(action))
         if step.passed is not None and not 0 <= step.passed <= 1:
-            raise self._failure(f"success must be in [0, 1], but it is {step.passed}")
+            raise self._failure(f"success must be in [0, 1], but it is {step.passed}", "value")
         numbers = {"the reward": step.reward, **step.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
-                raise self._failure(f"{name} is {value}, not a finite number")
+                raise self._failure(f"{name} is {value}, not a finite number", "value")
         return step
 
     async def close(self) -> None:
@@ -114,25 +121,27 @@ class _Episode:
         except UserError:
             raise
         except Exception as error:
-            what = str(late) if error is late else f"{type(error).__name__}: {error}"
-            raise self._failure(what) from error
+            if error is late:
+                raise self._failure(str(late), "timeout") from error
+            kind = error.kind if isinstance(error, CallFailed) else "error"
+            raise self._failure(f"{type(error).__name__}: {error}", kind) from error
 
     def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
         try:
             messages = self.conversation.chat.load_images(as_messages(observation))
         except BadRow as error:
-            raise self._failure(str(error)) from error
+            raise self._failure(str(error), "value") from error
         length = sum(len(str(message["content"])) for message in messages)
         if length > LONGEST_OBSERVATION:
-            raise self._failure(f"an observation has {length} characters")
+            raise self._failure(f"an observation has {length} characters", "length")
         return messages
 
-    def _failure(self, what: str) -> EnvironmentFailure:
+    def _failure(self, what: str, kind: str) -> EnvironmentFailure:
         actions = repr(self.actions)
         if len(actions) > _SHOWN_ACTIONS:
             actions = f"... {actions[-_SHOWN_ACTIONS:]}"
         return EnvironmentFailure(
-            f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}"
+            f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}", kind
         )
 
     async def _show(self, new: list[Message]) -> None:

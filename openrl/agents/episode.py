@@ -7,17 +7,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from openrl.agents.base import Agent, Generate
-from openrl.errors import UserError
+from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.errors import UserError, short
+from openrl.processes.child import CallFailed
 from openrl.seeds import seed_of
 from openrl.types import Completion, End, PlacedImage, Prompt, Sampling, Segment, Trajectory
+
+ATTEMPTS = 2  # at an episode whose infrastructure fails
+_SHOWN = 1000  # characters of what was played, in an error message
 
 
 class EngineError(RuntimeError):
     """A request to the engine failed for reasons other than the policy."""
 
+    kind = "engine"
+
 
 class UnequalStart(RuntimeError):
     """An environment ignores its seed."""
+
+    kind = "seed"
 
 
 Start = tuple[list[int], list[str]]
@@ -31,8 +40,8 @@ async def play_episode(
     agent: Agent, prompt: Prompt, generate: Generate, sampling: Sampling, starts: Starts
 ) -> list[Trajectory]:
     """Play an episode and return a trajectory of each agent. If the infrastructure fails, return
-    one trajectory without sampled tokens, with the reason in ``failure``. Raises UserError for what
-    the user has to fix."""
+    one trajectory without sampled tokens, with the reason in ``failure`` and its kind, if the error
+    has one, in ``fault``. Raises UserError for what the user has to fix."""
     try:
         played = await agent.run(prompt, with_seeds(generate), sampling)
         played = played if isinstance(played, list) else [played]
@@ -42,11 +51,25 @@ async def play_episode(
     except UserError:
         raise
     except EngineError as error:
-        end, failure = End.ENGINE_ERROR, str(error)
+        end, failure, fault = End.ENGINE_ERROR, str(error), error.kind
     except Exception as error:
         end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
+        fault = "error"
+        if isinstance(error, (EnvironmentFailure, UnequalStart, CallFailed)):
+            fault = error.kind
     nothing = Segment.answer(prompt.token_ids, [], images=prompt.images)
-    return [Trajectory(prompt, [nothing], end, failure=failure)]
+    return [Trajectory(prompt, [nothing], end, failure=failure, fault=fault)]
+
+
+def known_prompt(played: Sequence[Trajectory]) -> Prompt:
+    """Return the prompt of samples. The environment may have turned a seed into a prompt, which
+    only a sound episode knows."""
+    return next((t for t in played if not t.end.is_failure), played[0]).prompt
+
+
+def has_failed(played: Sequence[Trajectory]) -> bool:
+    """Whether the infrastructure failed an episode."""
+    return any(trajectory.end.is_failure for trajectory in played)
 
 
 def with_seeds(generate: Generate) -> Generate:
@@ -76,6 +99,7 @@ def check_start(trajectory: Trajectory, starts: Starts) -> None:
     shown = ids, [placed.image.sha256 for placed in first.images if placed.end <= len(ids)]
     if starts.setdefault(trajectory.agent, shown) != shown:
         raise UnequalStart(
-            f"the environment {trajectory.prompt.source} ignores its seed {seed}: samples of"
-            " the same prompt begin with different observations"
+            f"the environment {trajectory.prompt.source} ignores its seed {seed}: samples of the"
+            " same prompt begin with different observations; this one with"
+            f" {short(trajectory.prompt.text, _SHOWN)}; actions: {short(trajectory.text, _SHOWN)}"
         )

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrl.agents.build import AgentSetup, open_agent
-from openrl.agents.episode import EngineError, Starts, play_episode
+from openrl.agents.episode import (
+    ATTEMPTS,
+    EngineError,
+    Starts,
+    has_failed,
+    known_prompt,
+    play_episode,
+)
 from openrl.agents.recording import Recording, Turn
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.groups.model import ModelFlags
@@ -24,7 +31,7 @@ from openrl.rollout.engine import EngineDied, EnginePart, EngineSpec
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.vision.travel import without_pixels
-from openrl.waiting import cancel_all
+from openrl.waiting import all_or_first_error, cancel_all
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -87,6 +94,7 @@ class Siblings:
     ordinal: int  # that of the request
     starts: Starts = field(default_factory=dict)
     recordings: dict[int, Recording] = field(default_factory=dict)  # by sample
+    failed: list[Trajectory] = field(default_factory=list)  # a trajectory of each failed attempt
 
 
 async def first_successful(
@@ -101,7 +109,7 @@ async def first_successful(
         for ended in asyncio.as_completed(tasks):
             await ended
             ends = {i: task.result() for i, task in enumerate(tasks) if task.done()}
-            sound = {i for i, played in ends.items() if not any(t.end.is_failure for t in played)}
+            sound = {i for i, played in ends.items() if not has_failed(played)}
             if len(sound) >= wanted:
                 break
     finally:
@@ -111,12 +119,14 @@ async def first_successful(
     return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]
 
 
-def missing_score(trajectory: Trajectory) -> Score:
-    """Return the score of an episode without any reward. A truncated episode earned 0; otherwise
-    the reward is missing, and the trajectory is dropped."""
-    if trajectory.end.is_truncated:
-        return Score(0.0)
-    return Score.failed("the agent ended without a reward")
+def note_missing_scores(played: Sequence[Trajectory]) -> None:
+    """Give a score to sound episodes whose agent gave none. A truncated one earned 0; otherwise the
+    reward is missing, and the trajectory is dropped."""
+    for trajectory in played:
+        if trajectory.score is None and not trajectory.end.is_failure:
+            cut = trajectory.end.is_truncated
+            lost = Score.failed("the agent ended without a reward")
+            trajectory.score = Score(0.0) if cut else lost
 
 
 class RolloutWorker:
@@ -155,8 +165,7 @@ class RolloutWorker:
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
         """Play a prompt and return its group, scored by this worker's reward sources, with images
-        reduced to hashes. Raises RuntimeError if the infrastructure failed every sample twice,
-        WorkerDied if a process of the engine died."""
+        reduced to hashes. Raises WorkerDied if a process of the engine died."""
         siblings = Siblings(request.ordinal)
         self._playing.add(siblings)
         try:
@@ -164,19 +173,17 @@ class RolloutWorker:
                 played, alone = await self._play_all(prompt, request, siblings)
         finally:
             self._playing.remove(siblings)
-        if any(t.end.is_failure for t in played + alone):
+        if has_failed(played + alone):
             await self.check()  # an agent may mistake a dead engine for a failure of its own
         if len(alone) > 1:
             problem = "several agents share an episode, so no greedy answer is the baseline of all"
             raise UserError(problem, "another --advantage_estimator, e.g. rloo")
-        if all(t.end.is_failure for t in played):
-            raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:
             # the greedy answer is scored separately: it is not a sibling of the others
-            await asyncio.gather(self._score(played), self._score(alone))
-        # the environment may have turned a seed into a prompt, which only a sound episode knows
-        sound = next(t for t in played if not t.end.is_failure)
-        group = Group(sound.prompt, played, alone[0] if alone else None)
+            await all_or_first_error([self._score(played), self._score(alone)])
+        kept = {*map(id, played + alone)}
+        lost = [trajectory for trajectory in siblings.failed if id(trajectory) not in kept]
+        group = Group(known_prompt(played), played, alone[0] if alone else None, lost)
         return without_pixels(group, prompt)
 
     async def _play_all(
@@ -189,18 +196,20 @@ class RolloutWorker:
 
         numbers = range(request.n_samples + request.redundancy)
         greedy = replace(request.sampling, temperature=0.0)
-        return await asyncio.gather(
-            first_successful([sample(i, request.sampling) for i in numbers], request.n_samples),
-            first_successful([sample(-1, greedy)] if request.greedy else [], 1),
+        sampled, alone = await all_or_first_error(
+            [
+                first_successful([sample(i, request.sampling) for i in numbers], request.n_samples),
+                first_successful([sample(-1, greedy)] if request.greedy else [], 1),
+            ]
         )
+        return sampled, alone
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
         require_no_scores(sound, self.rewards.plan)
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
-            for trajectory in unscored:
-                trajectory.score = missing_score(trajectory)
+            note_missing_scores(unscored)
             return
         if self.reward is None or not unscored:
             return
@@ -221,7 +230,7 @@ class RolloutWorker:
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
         known = list(request.recorded.get(sample, ()))
-        for attempt in range(2):
+        for attempt in range(ATTEMPTS):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             recording = Recording(self.generate, [] if attempt else known)
@@ -234,8 +243,9 @@ class RolloutWorker:
                 trajectory.replays = attempt
             if sample in request.recorded:
                 played[0].metrics["replayed_turns"] = float(recording.replayed)
-            if not any(t.end.is_failure for t in played):
+            if not has_failed(played):
                 break
+            siblings.failed.append(next(t for t in played if t.end.is_failure))
         return played
 
     async def recorded(self) -> dict[int, dict[int, list[Turn]]]:

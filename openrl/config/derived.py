@@ -10,7 +10,6 @@ from typing import Any, Literal
 from openrl.config.commands import (
     AnsweringConfig,
     DPOConfig,
-    EvaluateConfig,
     PPOConfig,
     TrainingConfig,
 )
@@ -76,7 +75,7 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
-def agents_of(config: PPOConfig | EvaluateConfig) -> tuple[str, ...]:
+def agents_of(config: PPOConfig | AnsweringConfig) -> tuple[str, ...]:
     """Return the flags that say who plays; with none, the policy answers once."""
     return in_use(config, "agent_func_path", "agent_command", "env_tags", "tools")
 

@@ -3,7 +3,6 @@ of work into rows of output."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
-from openrl.agents.episode import Starts, play_episode
-from openrl.cluster.rollout_worker import request_seed
+from openrl.agents.episode import ATTEMPTS, Starts, has_failed, known_prompt, play_episode
+from openrl.cluster.rollout_worker import note_missing_scores, request_seed
+from openrl.config import derived
 from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
@@ -53,7 +53,7 @@ from openrl.rollout.parallel import check_parallel
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Trajectory
-from openrl.waiting import in_order
+from openrl.waiting import all_or_first_error, in_order
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
@@ -202,6 +202,7 @@ async def open_answering(
     if config.sampling.greedy_sampling:
         sampling = replace(sampling, temperature=0.0)
     agents = agent_setup(config)
+    rewards_itself = not inputs.plan.sources and {*derived.agents_of(config)} - {"tools"}
     renders = agents.flags.render_save_dir
     images = row_images(config.vision, config.model)
     async with (
@@ -211,16 +212,22 @@ async def open_answering(
     ):
 
         async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
-            seed = request_seed(config.debug.seed, 0, unit.position, sample)
-            drawn = replace(sampling, seed=seed)
             prompt = replace(unit.rows[0], shown=renders is not None)
-            return await play_episode(agent, prompt, engine.generate, drawn, starts)
+            for attempt in range(ATTEMPTS):
+                seed = request_seed(config.debug.seed, 0, unit.position, sample, attempt)
+                drawn = replace(sampling, seed=seed)
+                played = await play_episode(agent, prompt, engine.generate, drawn, starts)
+                if not has_failed(played):
+                    break
+            return played
 
         async def work(unit: Unit) -> list[Row]:
             starts: Starts = {}
-            played = await asyncio.gather(*(answer(unit, sample, starts) for sample in range(n)))
+            played = await all_or_first_error(answer(unit, sample, starts) for sample in range(n))
             answers = [trajectory for of_sample in played for trajectory in of_sample]
-            group = await score(reward, Group(answers[0].prompt, answers))
+            group = await score(reward, Group(known_prompt(answers), answers))
+            if rewards_itself:
+                note_missing_scores(answers)
             if renders is not None:
                 save_episodes(Path(renders), [group])
             return rows_of(unit.id, group, config.data, inputs.tokenizer)

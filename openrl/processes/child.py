@@ -53,7 +53,12 @@ class Limits:
 
 
 class CallFailed(Exception):
-    """A call returned no value; the message says why."""
+    """A call returned no value; the message says why, and ``kind`` in a word: error (the code
+    raised it), timeout, memory or crash."""
+
+    def __init__(self, message: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ChildProcess:
@@ -131,7 +136,7 @@ class ChildProcess:
             self._send(value)
             return self._receive(timeout, answers, flag)
         except OSError:
-            raise CallFailed(f"the {self.kind} process {self._ending()}") from None
+            raise CallFailed(f"the {self.kind} process {self._ending()}", "crash") from None
         finally:
             for future in tuple(self._open):
                 future.cancel()
@@ -177,9 +182,10 @@ class ChildProcess:
                 elif left <= 0:
                     self.kill()
                     within = f"{timeout:g} s" + (flag and f" ({flag})")
-                    raise CallFailed(f"nothing came back within {within}; the process was killed")
+                    said = f"nothing came back within {within}; the process was killed"
+                    raise CallFailed(said, "timeout")
         except (EOFError, OSError):
-            raise CallFailed(f"the {self.kind} process {self._ending()}") from None
+            raise CallFailed(f"the {self.kind} process {self._ending()}", "crash") from None
         if isinstance(message, Failed):
             raise CallFailed(message.message)
         return message.value
@@ -208,7 +214,8 @@ class ChildProcess:
             raise CallFailed(
                 f"it used {used / 2**30:.1f} GiB of memory, more than the"
                 f" {self.limits.memory / 2**30:g} GiB allowed ({self.limits.memory_flag}); the"
-                " process was killed"
+                " process was killed",
+                "memory",
             )
 
     def _ending(self) -> str:

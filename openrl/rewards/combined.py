@@ -17,6 +17,7 @@ from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Group, Score, Trajectory
 from openrl.vision.placing import unexpanded
+from openrl.waiting import all_or_first_error
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class RewardCombiner:
 
     async def ask(self, sources: Mapping[str, Source], rows: RewardRows) -> list[Score]:
         """Return the weighted sum for each row, of sources that are asked at the same time."""
-        columns = await asyncio.gather(*(source.score(rows) for source in sources.values()))
+        columns = await all_or_first_error(source.score(rows) for source in sources.values())
         return [
             self.weighted_sum(datasource, dict(zip(sources, scores, strict=True)))
             for datasource, *scores in zip(rows.sources, *columns, strict=True)

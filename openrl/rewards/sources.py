@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import ProcessPool
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.worker import Call
 from openrl.types import Score
+from openrl.waiting import all_or_first_error
 
 
 class Source(Protocol):
@@ -49,7 +49,7 @@ class ProcessSource:
 
 
 async def retry_failed(
-    attempt: Callable[[RewardRows], Awaitable[list[Score]]],
+    attempt: Callable[[RewardRows], Coroutine[Any, Any, list[Score]]],
     rows: RewardRows,
     scores: list[Score],
     *,
@@ -62,7 +62,7 @@ async def retry_failed(
         again = await attempt(rows)
         retried = {i: again[i] for i in failed}
     else:
-        alone = await asyncio.gather(*(attempt(rows.pick([i])) for i in failed))
+        alone = await all_or_first_error(attempt(rows.pick([i])) for i in failed)
         retried = {i: score for i, (score,) in zip(failed, alone, strict=True)}
     return [
         replace(retried[i], attempts=score.attempts + retried[i].attempts)

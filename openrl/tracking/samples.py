@@ -15,7 +15,7 @@ MOST_FAILURES = 16  # per step
 
 class SampleLog(JsonlWriter):
     """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any;
-    then at most MOST_FAILURES rollouts that failed or whose reward failed."""
+    then at most MOST_FAILURES attempts that failed and rollouts whose reward failed."""
 
     def __init__(self, path: Path, per_step: int, keep_until: int = -1) -> None:
         super().__init__(path, keep_until)
@@ -23,7 +23,8 @@ class SampleLog(JsonlWriter):
 
     def log(self, step: int, groups: list[Group]) -> None:
         rows = list(_round_robin(groups))
-        failed = [t for t in rows[self.per_step :] if _failure(t)]
+        lost = [trajectory for group in groups for trajectory in group.lost]
+        failed = [t for t in [*rows[self.per_step :], *lost] if _failure(t)]
         for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
             self.write({"step": step, **sample_record(trajectory)})
 

@@ -24,7 +24,7 @@ from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import RolloutBatch
 from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
-from openrl.trainer.playing.metrics import failure_notes, rollout_metrics
+from openrl.trainer.playing.metrics import attempt_notes, failure_notes, rollout_metrics
 from openrl.trainer.playing.replay import Replay, dump_evaluated, dump_rollouts
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
@@ -166,7 +166,7 @@ class RLTrainer:
             self.unsent += self.learner.trains_actor(step)
         else:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
-        for note in failure_notes(taken.generated):
+        for note in [*attempt_notes(taken.generated), *failure_notes(taken.generated)]:
             self.progress.note(note)
         measured |= rollout_metrics(taken.generated)
         if step % self.settings.weight_sync_interval == 0:

@@ -26,7 +26,7 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> floa
     gap in nats. Engines and trainer run one after the other, since each may have to sleep while the
     other runs.
 
-    Raises UserError if they are not the same model, see ``check_gap``."""
+    Raises UserError if they are not the same model, see ``check_gap``, or nothing was sampled."""
     drawn = rollouts.settings.request.sampling
     plain = Sampling(min(16, drawn.max_tokens), drawn.temperature)
     request = RolloutRequest(1, plain, seed=(learner.settings.seed, 0, 0), scored=False)
@@ -34,6 +34,10 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> floa
     async with rollouts.generating():
         groups = await rollouts.play_all(prompts, request, lambda done, total: None)
     batch = collate(groups, learner.pad_id)
+    if not batch.loss_mask.any():
+        why = groups[0].trajectories[0].failure or "nothing was sampled"
+        message = f"no prompt could be played to compare engine and trainer: {why}"
+        raise UserError(message, "mend what failed")
     policy = ColumnRequest("logprobs", learner.roles.policy)
     logprobs = (await learner.columns(policy, batch))["column"]
     mask = batch.loss_mask

@@ -82,9 +82,8 @@ class ProcessTools(Toolset):
     async def _ask(self, method: str, *arguments: Any) -> Any:
         async with self._turn:
             if not self._process.is_alive:
-                raise CallFailed(
-                    "the agent's process has ended, and with it the state of the episode"
-                )
+                said = "the agent's process has ended, and with it the state of the episode"
+                raise CallFailed(said, "crash")
             return await self._process.call(Call(method, arguments))
 
 

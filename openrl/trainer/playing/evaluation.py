@@ -13,7 +13,7 @@ from openrl.metrics import Last, Mean, Metric, Sum
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.progress import Tell
 from openrl.tracking.renders import save_episodes
-from openrl.trainer.playing.metrics import agent_metrics, failed_rewards
+from openrl.trainer.playing.metrics import agent_metrics, failed_rewards, fault_metrics
 from openrl.trainer.playing.rollouts import Rollouts
 from openrl.types import Group, Prompt, Sampling
 
@@ -135,4 +135,5 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     metrics[LENGTH] = Mean.of(lengths)
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
     played = agent_metrics([t for group in groups for t in group.trajectories])
+    played |= fault_metrics(groups)
     return metrics | {f"eval/{name.removeprefix('rollout/')}": m for name, m in played.items()}

@@ -14,6 +14,7 @@ from openrl.types import Group, Image, Trajectory
 from openrl.vision.pictures import image_size
 
 SHOWN = 3  # failed rows of a batch that are shown
+UNPLAYED = 8  # prompts in a row that may at least fail; a small batch may consist of broken ones
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
@@ -34,7 +35,8 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
     others = agent_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
-    return metrics | _image_metrics(groups) | end_metrics(rows) | others
+    ends = end_metrics(rows) | fault_metrics(groups)
+    return metrics | _image_metrics(groups) | ends | others
 
 
 def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
@@ -136,6 +138,33 @@ def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
     }
 
 
+def is_unplayed(group: Group) -> bool:
+    """Whether the infrastructure failed every sample of a group."""
+    return all(trajectory.end.is_failure for trajectory in group.trajectories)
+
+
+def failed_attempts(groups: list[Group]) -> list[Trajectory]:
+    """Return every attempt at an episode that the infrastructure failed, also if the sample was
+    then played again, or was one more than were wanted."""
+    attempts = [t for group in groups for t in [*group.answers, *group.lost]]
+    return [t for t in attempts if t.end.is_failure]
+
+
+def attempt_notes(groups: list[Group]) -> list[str]:
+    """Describe the first few attempts that failed, for people to read."""
+    failed = failed_attempts(groups)
+    notes = [f"{t.prompt.id} failed: {t.failure or t.end.value}" for t in failed[:SHOWN]]
+    if len(failed) > SHOWN:
+        notes.append(f"{len(failed) - SHOWN} more attempts at episodes failed")
+    return notes
+
+
+def fault_metrics(groups: list[Group]) -> dict[str, Metric]:
+    """Return how many attempts failed in which way."""
+    kinds = Counter(t.fault for t in failed_attempts(groups) if t.fault)
+    return {f"rollout/failures_{kind}": Sum(count) for kind, count in sorted(kinds.items())}
+
+
 def failure_notes(groups: list[Group]) -> list[str]:
     """Describe the first few rows without a reward, for people to read."""
     failed, notes = failed_rewards(groups), []
@@ -149,15 +178,24 @@ def failure_notes(groups: list[Group]) -> list[str]:
 
 class FailureGuard:
     """Watches the groups of a batch as they arrive, and stops the run as soon as too many rows have
-    no reward. So a dead server is not queried for a whole data set."""
+    no reward, or no prompt can be played. So a dead server is not queried for a whole data set."""
 
-    def __init__(self, rows: int, most: float) -> None:
-        self.rows, self.most = rows, most
+    def __init__(self, prompts: int, samples: int, most: float, unplayed: int = 0) -> None:
+        """``unplayed`` groups came since the last one with a sound sample."""
+        self.rows, self.most = prompts * samples, most
+        self.most_unplayed = max(prompts, UNPLAYED)
         self.failed: list[Group] = []
+        self.unplayed = unplayed
 
     def __call__(self, group: Group) -> None:
-        """Take note of a group. Raises UserError, with example rows, once more than the share
+        """Take note of a group. Raises UserError, with an example, once as many groups in a row as
+        the batch has prompts, and UNPLAYED, could not be played at all, or more than the share
         ``most`` of the batch has no reward."""
+        self.unplayed = self.unplayed + 1 if is_unplayed(group) else 0
+        if self.unplayed >= self.most_unplayed:
+            problem = f"no sample of {self.unplayed} prompts in a row could be played to its end"
+            why = f"{group.prompt.id} failed: {group.trajectories[0].failure}"
+            raise UserError(f"{problem}; {why}", "mend what failed")
         if not failed_rewards([group]):
             return
         self.failed.append(group)

@@ -54,7 +54,8 @@ class Rollouts:
 
     async def take(self, tell: Tell) -> RolloutBatch:
         """Return the groups of the next step. Call it within ``generating``."""
-        self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
+        guard = self._new_guard(self.buffer.limits.wanted, unplayed=self._guard.unplayed)
+        self._tell, self._guard = tell, guard
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
         taken = await self.pool.replacing_lost(self.buffer.take())
@@ -125,9 +126,11 @@ class Rollouts:
         playing = all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
         return await self.pool.replacing_lost(playing)
 
-    def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
+    def _new_guard(
+        self, prompts: int, request: RolloutRequest | None = None, unplayed: int = 0
+    ) -> FailureGuard:
         samples = (request or self.settings.request).n_samples
-        return FailureGuard(prompts * samples, self.settings.max_failure_rate)
+        return FailureGuard(prompts, samples, self.settings.max_failure_rate, unplayed)
 
     # -- when engines compute ----------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
         "images": _new_images(group, {placed.image.sha256 for placed in row}),
         "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
         "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
+        "lost": [_trajectory_to_json(t) for t in group.lost],
     }
 
 
@@ -48,6 +49,7 @@ def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
         prompt,
         [_trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
         _trajectory_from_json(greedy, prompt, known) if greedy else None,
+        [_trajectory_from_json(t, prompt, known) for t in saved["lost"]],
     )
 
 

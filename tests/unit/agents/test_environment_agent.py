@@ -189,24 +189,29 @@ async def breaks():
 
 
 @pytest.mark.parametrize(
-    "answer, words",
+    "answer, words, kind",
     [
-        (answers(Step("ok", reward=math.nan)), "the reward is nan, not a finite number"),
-        (answers(Step("ok", metrics={"speed": math.inf})), "speed is inf, not a finite number"),
-        (answers(Step("ok", passed=5.0)), "success must be in [0, 1], but it is 5.0"),
-        (answers(Step("ok", passed=math.nan)), "success must be in [0, 1], but it is nan"),
-        (answers(Step("x" * 1_000_001)), "an observation has 1000001 characters"),
-        (breaks, "ConnectionError: gone"),
-        (times_out, "TimeoutError: its own server"),
-        (hangs, "no answer within 0.05 s"),
+        (answers(Step("ok", reward=math.nan)), "the reward is nan, not a finite number", "value"),
+        (
+            answers(Step("ok", metrics={"speed": math.inf})),
+            "speed is inf, not a finite number",
+            "value",
+        ),
+        (answers(Step("ok", passed=5.0)), "success must be in [0, 1], but it is 5.0", "value"),
+        (answers(Step("ok", passed=math.nan)), "success must be in [0, 1], but it is nan", "value"),
+        (answers(Step("x" * 1_000_001)), "an observation has 1000001 characters", "length"),
+        (breaks, "ConnectionError: gone", "error"),
+        (times_out, "TimeoutError: its own server", "error"),
+        (hangs, "no answer within 0.05 s", "timeout"),
     ],
 )
-def test_a_failure_says_which_episode_it_was(answer, words):
+def test_a_failure_says_which_episode_it_was(answer, words, kind):
     environment = Async(answer)
     limits = TurnFlags(env_step_timeout=0.05)
     with pytest.raises(EnvironmentFailure) as error:
         play(environment, "go", limits=limits)
     assert str(error.value) == f"environment walk, seed 5: {words}; actions: ['go']"
+    assert error.value.kind == kind
     assert environment.closed == 1
 
 

@@ -3,6 +3,7 @@ sampled ones."""
 
 import asyncio
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -140,12 +141,23 @@ def test_what_the_infrastructure_fails_is_played_once_more(worker):
     assert len({s.seed for s in worker.engine.asked}) == 5
 
 
-def test_a_prompt_without_any_sample_says_what_failed(worker):
+def test_every_attempt_that_failed_stays_known(worker):
+    """Those of samples that were then played, and those of one more sample than were wanted."""
+    worker.engine.fails = {1, 2, 5}  # the first request of two samples, the second of one
+    (group,) = play(worker, RolloutRequest(2, Sampling(4), redundancy=1))
+    assert [t.end for t in group.trajectories] == [End.STOP] * 2
+    assert sorted((t.failure, t.fault) for t in group.lost) == [
+        (f"request {n} broke", "engine") for n in (1, 2, 5)
+    ]
+    assert [t.end for t in group.lost] == [End.ENGINE_ERROR] * 3
+
+
+def test_a_prompt_without_any_sample_costs_only_itself(worker):
     worker.engine.fails = range(100)
-    with pytest.raises(
-        RuntimeError, match=r"every sample of prompt train:3 failed: request \d broke"
-    ):
-        play(worker, RolloutRequest(2, Sampling(4)))
+    (group,) = play(worker, RolloutRequest(2, Sampling(4), greedy=True))
+    assert all(t.failed and t.replays == 1 for t in group.answers)
+    assert len(group.lost) == 3 and group.rewards == []
+    assert collate([group], 0).loss_mask.sum() == 0
 
 
 def test_a_pause_lets_samples_end_and_holds_back_others(worker):
@@ -299,6 +311,9 @@ def test_an_environment_that_ignores_its_seed_costs_its_sample(worker, prompt):
     has a seed, too: that of its id."""
     worker = playing(worker, ignores=(2, 4, 5))
     (group,) = play(worker, RolloutRequest(3, Sampling(30)), prompt=prompt)
+    assert {t.fault for t in group.lost} == {"seed"}
+    assert all("begin with different observations; this one with" in t.failure for t in group.lost)
+    assert all(re.search("actions: '.*on", t.failure) for t in group.lost)
     assert sorted(t.replays for t in group.trajectories) in ([0, 0, 1], [0, 1, 1])
     lost = [t for t in group.trajectories if t.failed]
     seed = prompt.meta.get("seed", seed_of(prompt.id))

@@ -16,11 +16,11 @@ from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
 from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
-from openrl.rewards.combined import RewardCombiner
+from openrl.rewards.combined import RewardCombiner, read_rows
 from openrl.trainer.playing.evaluation import eval_metrics
 from openrl.trainer.playing.metrics import FailureGuard, failure_notes, rollout_metrics
 from openrl.trainer.playing.reward_models import RewardModels
-from openrl.types import Group, Prompt, Score
+from openrl.types import End, Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.rewards.test_reward_function import group, score, values
 
@@ -361,7 +361,7 @@ def test_the_first_failures_are_shown_with_their_rows():
 
 
 def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
-    guard = FailureGuard(rows=10, most=0.2)
+    guard = FailureGuard(prompts=5, samples=2, most=0.2)
     guard(scored(DROPPED, ZERO))
     guard(scored(Score(1.0), Score(1.0)))
     with pytest.raises(UserError) as error:
@@ -371,4 +371,44 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
         in error.value.message
     )
     assert "judge: it hung" in error.value.message
-    FailureGuard(rows=1, most=1.0)(scored(DROPPED))
+    FailureGuard(prompts=1, samples=1, most=1.0)(scored(DROPPED))
+
+
+def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
+    """A sound sample among them shows that some can be."""
+    broken = scored(None)
+    broken.trajectories[0].end = End.ENVIRONMENT_ERROR
+    broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
+    guard = FailureGuard(prompts=9, samples=1, most=0.2)
+    for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):
+        guard(played)
+    with pytest.raises(UserError) as error:
+        guard(broken)
+    assert "no sample of 9 prompts in a row could be played to its end" in error.value.message
+    assert "train:7 failed: environment g, seed 5: no answer" in error.value.message
+
+
+def test_a_source_that_raises_ends_the_calls_of_the_others():
+    """Nobody would read their scores."""
+    ended = []
+
+    class Broken:
+        async def score(self, rows):
+            await asyncio.sleep(0)
+            raise UserError("the file does not load")
+
+    class Slow:
+        async def score(self, rows):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("slow")
+
+    async def ask():
+        rows = read_rows(group("2"), tiny_tokenizer(), skip_special_tokens=False)
+        combiner = RewardCombiner(plan_of(reward_funcs=("exact", "format")), "drop")
+        with pytest.raises(UserError, match="the file does not load"):
+            await combiner.ask({"exact": Broken(), "format": Slow()}, rows)
+        return list(ended)
+
+    assert asyncio.run(ask()) == ["slow"]

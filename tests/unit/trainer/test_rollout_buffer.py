@@ -17,6 +17,7 @@ A row of a table is what happens, and what follows from it:
 import asyncio
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -360,8 +361,9 @@ def test_groups_come_back_as_they_were():
     failed = Trajectory(
         prompt, [Segment.answer([1], [])], End.ENGINE_ERROR, replays=1, failure="engine 2 died"
     )
+    lost = replace(failed, replays=0, failure="it hung", fault="timeout")
     greedy = Trajectory(prompt, [second], End.STOP, score=Score(1.0))
-    group = Group(prompt, [sound, failed], greedy)
+    group = Group(prompt, [sound, failed], greedy, [lost])
     text = json.dumps(group_to_json(group))
     assert group_from_json(json.loads(text), {"3": prompt}) == group
 
