@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.base import Agent, Environment
+from openrl.agents.base import Agent
 from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import serve
-from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.build import agent_file, open_file_agent
-from openrl.agents.gym import make_environment
 from openrl.agents.openenv import OpenEnvAgent, find_server
 from openrl.agents.single_turn import SingleTurn
+from openrl.agents.tagged import open_tag_agent
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import parse_no_calls
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.agents.verifiers import open_verifiers
-from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, read_env_config
+from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
-from openrl.types import Prompt
 
 PROGRAM_TIMEOUT = 3600.0  # seconds for an episode of a program, which could hang forever
 
@@ -40,6 +38,7 @@ class AgentSetup:
     environments: EnvironmentTagFlags
     templates: TemplateFlags
     vision: ImageFlags = ImageFlags()
+    plugins: tuple[str, ...] = ()  # modules that register environments
 
 
 @asynccontextmanager
@@ -67,7 +66,7 @@ async def open_agent(
             file = agent_file(flags.agent_func_path)
             yield await enter(open_file_agent(file, play, endpoint))
         elif setup.environments.env_tags:
-            yield EnvironmentAgent(environment_maker(setup.environments), play)
+            yield await enter(open_tag_agent(setup.environments, setup.plugins, play))
         elif flags.tools is not None:
             toolbox = await open_toolbox(flags.tools, flags.env_step_timeout)
             yield ToolAgent(toolbox, play)
@@ -93,15 +92,3 @@ def play_settings(
     parser = flags.tool_parser or detect(tokenizer.chat_template or "")
     parse = parser_for(parser, None) if parser else parse_no_calls
     return Play(chat, parse, flags, flags.agent_sample_unit == "step")
-
-
-# -- environments of --env_tags --------------------------------------------------------------------
-
-
-def environment_maker(flags: EnvironmentTagFlags) -> Callable[[Prompt], Environment]:
-    """Return a function that makes the environment of a prompt's tag, with the settings in
-    --env_config. Raises UserError for a setting that its environment does not know."""
-    settings = read_env_config(flags.env_config, flags.env_tags) if flags.env_config else {}
-    for tag in flags.env_tags:
-        make_environment(tag, settings.get(tag, {}))
-    return lambda prompt: make_environment(prompt.source, settings.get(prompt.source, {}))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import AgentSetup, environment_maker, play_settings
+from openrl.agents.build import AgentSetup, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.openenv import find_server
 from openrl.agents.probe import QUESTION, probe, require_tools
+from openrl.agents.tagged import first_observation, tag_settings
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.verifiers import check_address
-from openrl.config.groups.agent import EnvironmentTagFlags
 from openrl.errors import UserError
-from openrl.types import Message, Prompt
+from openrl.types import Message
 from openrl.vision.parts import with_pictures
 
 
@@ -37,7 +38,7 @@ def check_agents(
         message = f"{kind}: environments give rewards themselves, but --{source} is given too"
         raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
-        check_tags(setup.environments, chat, setup.vision.max_images_per_prompt, longest)
+        check_tags(setup, chat, longest)
     if flags.tools is not None:
         parser_for(flags.tool_parser, tokenizer.chat_template)
         make_toolbox = asyncio.run(open_toolbox(flags.tools, flags.env_step_timeout))
@@ -56,37 +57,35 @@ def check_agents(
     return probe(chat, schemas) if plays else []
 
 
-def check_tags(
-    flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int, longest: int
-) -> None:
+def check_tags(setup: AgentSetup, chat: ChatFormat, longest: int) -> None:
     """Raise UserError for settings that an environment does not know or cannot begin a game with,
-    and for a first observation that the chat template refuses, that the policy cannot see, or that
-    leaves no room for a reply."""
-    make = environment_maker(flags)
-    for tag in flags.env_tags:
-        prompt = Prompt(tag, [], "", source=tag)
+    and as ``check_beginning`` does."""
+    settings = tag_settings(setup.environments)
+    for tag in settings:
         try:
-            first = asyncio.run(make(prompt).reset(0, prompt))
+            first = asyncio.run(first_observation(tag, settings, setup.plugins, setup.flags))
         except Exception as error:  # whatever the environment raises
             message = (
                 f"--env_tags {tag}: it cannot start an episode: {type(error).__name__}: {error}"
             )
             raise UserError(message, "change its settings in --env_config") from error
-        messages = as_messages(first)
-        shown = sum(with_pictures(message["content"]) is not None for message in messages)
-        if shown > most_images:
-            message = f"--env_tags {tag} shows images, but --max_images_per_prompt is {most_images}"
-            raise UserError(
-                message, "--max_images_per_prompt N, where N images fit a whole episode"
-            )
-        try:
-            require_room(f"--env_tags {tag}: the first observation", chat, messages, None, longest)
-        except TemplateError as error:
-            message = f"--env_tags {tag}: the rules cannot be shown: {error}"
-            remedy = (
-                "set  instruction: ''  for it in --env_config, which leaves out the system message"
-            )
-            raise UserError(message, remedy) from error
+        check_beginning(tag, first, chat, setup.vision.max_images_per_prompt, longest)
+
+
+def check_beginning(tag: str, first: Any, chat: ChatFormat, most_images: int, longest: int) -> None:
+    """Raise UserError for a first observation that the chat template refuses, that the policy
+    cannot see, or that leaves no room for a reply."""
+    messages = as_messages(first)
+    shown = sum(with_pictures(message["content"]) is not None for message in messages)
+    if shown > most_images:
+        message = f"--env_tags {tag} shows images, but --max_images_per_prompt is {most_images}"
+        raise UserError(message, "--max_images_per_prompt N, where N images fit a whole episode")
+    try:
+        require_room(f"--env_tags {tag}: the first observation", chat, messages, None, longest)
+    except TemplateError as error:
+        message = f"--env_tags {tag}: the rules cannot be shown: {error}"
+        remedy = "set  instruction: ''  for it in --env_config, which leaves out the system message"
+        raise UserError(message, remedy) from error
 
 
 def require_room(

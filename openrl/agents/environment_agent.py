@@ -13,6 +13,7 @@ from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limi
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
 from openrl.processes.child import CallFailed
+from openrl.processes.worker import WrongValueError
 from openrl.seeds import seed_of
 from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
@@ -123,7 +124,8 @@ class _Episode:
         except Exception as error:
             if error is late:
                 raise self._failure(str(late), "timeout") from error
-            kind = error.kind if isinstance(error, CallFailed) else "error"
+            kind = "value" if isinstance(error, WrongValueError) else "error"
+            kind = error.kind if isinstance(error, CallFailed) else kind
             raise self._failure(f"{type(error).__name__}: {error}", kind) from error
 
     def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:

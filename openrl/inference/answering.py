@@ -236,9 +236,11 @@ async def open_answering(
 
 
 def agent_setup(config: AnsweringConfig) -> AgentSetup:
+    agents, environments = AgentFlags(), EnvironmentTagFlags()
     if isinstance(config, EvaluateConfig):
-        return AgentSetup(config.agents, config.environments, config.templates, config.vision)
-    return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates, config.vision)
+        agents, environments = config.agents, config.environments
+    plugins = config.debug.plugin
+    return AgentSetup(agents, environments, config.templates, config.vision, plugins)
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ class Limits:
 
 class CallFailed(Exception):
     """A call returned no value; the message says why, and ``kind`` in a word: error (the code
-    raised it), timeout, memory or crash."""
+    raised it), value (a ``WrongValueError``), timeout, memory or crash."""
 
     def __init__(self, message: str, kind: str = "error") -> None:
         super().__init__(message)
@@ -187,7 +187,7 @@ class ChildProcess:
         except (EOFError, OSError):
             raise CallFailed(f"the {self.kind} process {self._ending()}", "crash") from None
         if isinstance(message, Failed):
-            raise CallFailed(message.message)
+            raise CallFailed(message.message, message.kind)
         return message.value
 
     def _answer_later(self, question: int, future: Future[Any]) -> None:

@@ -34,9 +34,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failed:
-    """The code failed; ``message`` is written for the author of the code."""
+    """The code failed; ``message`` is written for the author of the code. ``kind`` is error, or
+    value if it gave a ``WrongValueError``."""
 
     message: str
+    kind: str = "error"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ def load_module(path: Path, name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class WrongValueError(ValueError):
+    """The code gave a number that nobody can use."""
 
 
 class NotUsable(Exception):
@@ -162,4 +168,5 @@ def main() -> None:
             line.send(Reply(loaded.call(asked, line.ask)))
         # also when the value cannot be pickled: that fails before anything is sent
         except Exception as error:
-            line.send(Failed(describe(error, path)))
+            kind = "value" if isinstance(error, WrongValueError) else "error"
+            line.send(Failed(describe(error, path), kind))

@@ -34,8 +34,7 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> floa
     async with rollouts.generating():
         groups = await rollouts.play_all(prompts, request, lambda done, total: None)
     batch = collate(groups, learner.pad_id)
-    if not batch.loss_mask.any():
-        why = groups[0].trajectories[0].failure or "nothing was sampled"
+    if not batch.loss_mask.any() and (why := groups[0].trajectories[0].failure):
         message = f"no prompt could be played to compare engine and trainer: {why}"
         raise UserError(message, "mend what failed")
     policy = ColumnRequest("logprobs", learner.roles.policy)

@@ -303,13 +303,76 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
 def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
     out, renders = tmp_path / "figures.json", tmp_path / "renders"
     words = flags(
-        task, out, rollout_backend="hf", prompt_data=None, label_key=None, env_tags=["bandit"],
-        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=256, generate_max_len=96,
-        max_samples=3,
+        task, out, rollout_backend="hf", prompt_data=None, label_key=None, env_tags=["bandit", "frozen_lake"],
+        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=400, generate_max_len=96,
+        max_tokens_per_turn=6, max_turns=2, max_samples=4,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
     assert command(*arguments, prog="evaluate", description="", argv=words) == 0
     rows = read(out.with_suffix(".jsonl"))
-    assert len(rows) == 6 and all("reward" in row for row in rows)
-    assert any(row["output"] for row in rows)  # the first observation leaves room to play
-    assert len(list(renders.glob("*.html"))) == 6
+    assert len(rows) == 8 and all(row["reward"] == 0 for row in rows)
+    assert all(row["output"] and row["finish"] == "max_turns" for row in rows)
+    pages = [path.name for path in renders.iterdir()]
+    assert sum(name.endswith(".html") for name in pages) == 8
+    assert sum(name.endswith(".txt") for name in pages) == 8
+    assert sum(name.endswith(".gif") for name in pages) == 4
+    assert all("frozen_lake" in name for name in pages if name.endswith(".gif"))
+
+
+FRAIL = """
+import os
+
+class Frail:
+    def reset(self, seed):
+        return "digits?", {}
+
+    def step(self, action):
+        log = os.open(__file__ + ".log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.write(log, b"x")
+        number = os.lseek(log, 0, os.SEEK_CUR)
+        if number == 2:
+            os._exit(3)
+        return "on", 1.0, True, False, {"success": True}
+"""
+
+
+def test_evaluate_plays_an_episode_again_if_its_environment_fails(task, tmp_path):
+    out, game = tmp_path / "figures.json", tmp_path / "frail.py"
+    game.write_text(FRAIL)
+    words = flags(
+        task, out, rollout_backend="hf", agent_func_path=game, n_samples_per_prompt=2, k=[2],
+        prompt_max_len=16, generate_max_len=60, max_tokens_per_turn=6, max_samples=3,
+    )  # fmt: skip
+    arguments = EvaluateConfig, evaluate.prepare, evaluate.run
+    assert command(*arguments, prog="evaluate", description="", argv=words) == 0
+    rows = read(out.with_suffix(".jsonl"))
+    assert [row["reward"] for row in rows] == [1.0] * 6
+    assert Path(f"{game}.log").stat().st_size == 6 + 1
+
+
+OWN = """
+from openrl.types import Score, Segment, Trajectory
+
+class Own:
+    def __init__(self, play):
+        pass
+
+    async def run(self, prompt, generate, sampling):
+        said = await generate(prompt.token_ids, sampling)
+        row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
+        return Trajectory(prompt, [row], said.end, score=Score(1.0))
+"""
+
+
+def test_evaluate_takes_no_rewards_from_two_sides(task, tmp_path, capsys):
+    """An agent of ours shows only when it plays whether it gives rewards."""
+    agent = tmp_path / "own.py"
+    agent.write_text(OWN)
+    words = flags(
+        task, tmp_path / "figures.json", rollout_backend="hf", agent_func_path=agent,
+        reward_funcs="number", n_samples_per_prompt=1, k=[1], prompt_max_len=16, generate_max_len=12, max_samples=1,
+    )  # fmt: skip
+    arguments = EvaluateConfig, evaluate.prepare, evaluate.run
+    assert command(*arguments, prog="evaluate", description="", argv=words) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the agent returns rewards, but reward sources are given too" in told

@@ -29,7 +29,7 @@ from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags, split_agent_path
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
-from openrl.processes.worker import load_module
+from openrl.processes.worker import Target, load_module
 from openrl.types import Prompt, Sampling, Trajectory
 
 
@@ -57,12 +57,7 @@ async def open_file_agent(
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
     UserError like ``recognise``."""
-    size = play.limits.at_once
-    threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
-    pool = ProcessPool(file, size, process_limits(play.limits), "agent", threads)
-    try:
-        async with pool.lease() as process:
-            await process.start()
+    async with open_pool(file, play.limits, "agent") as pool:
         if pool.facts.kind == "agent":
             await pool.close()  # the agent plays in this process, and must not block it
             made, _ = find_class(load_module(file.path, "agent_file"), file.class_name)
@@ -71,6 +66,19 @@ async def open_file_agent(
             if pool.facts.kind == "turns":
                 play = replace(play, chat=RawText(play.chat))
             yield FileAgent(pool, play, endpoint)
+
+
+@asynccontextmanager
+async def open_pool(target: Target, limits: TurnFlags, kind: str) -> AsyncIterator[ProcessPool]:
+    """Open the processes of one engine that play ``target``, and start one of them. ``kind`` names
+    them in messages. Raises UserError if the target does not load."""
+    size = limits.at_once
+    threads = ThreadPoolExecutor(size, thread_name_prefix=kind)
+    pool = ProcessPool(target, size, process_limits(limits), kind, threads)
+    try:
+        async with pool.lease() as process:
+            await process.start()
+        yield pool
     finally:
         await pool.close()
         await asyncio.to_thread(threads.shutdown)

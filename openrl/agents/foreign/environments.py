@@ -35,7 +35,7 @@ class EnvironmentPlayer(Player, ABC):
     _environment: Any = None  # that of the episode
 
     @abstractmethod
-    def make(self, sampling: Sampling) -> Any:
+    def make(self, prompt: Prompt, sampling: Sampling) -> Any:
         """Return a new environment."""
 
     async def reset(
@@ -44,7 +44,7 @@ class EnvironmentPlayer(Player, ABC):
         """Begin an episode. Return the first observation, and how metrics are reduced."""
         self._environment = None  # the last episode's is closed, also if there is no other
         seed_everything(seed)
-        self._environment = self.make(sampling)
+        self._environment = self.make(prompt, sampling)
         return await self._environment.reset(seed, prompt), self._environment.reductions
 
     async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
@@ -59,7 +59,7 @@ class EnvironmentPlayer(Player, ABC):
 
 
 class GymPlayer(EnvironmentPlayer):
-    def make(self, sampling: Sampling) -> Any:
+    def make(self, prompt: Prompt, sampling: Sampling) -> Any:
         from openrl.agents.gym import GymEnvironment
 
         return GymEnvironment(self._class())
@@ -78,7 +78,7 @@ def seed_everything(seed: int) -> None:
 
 
 class TurnsPlayer(EnvironmentPlayer):
-    def make(self, sampling: Sampling) -> TextTurns:
+    def make(self, prompt: Prompt, sampling: Sampling) -> TextTurns:
         return TextTurns(self._class, sampling)
 
 
@@ -166,7 +166,7 @@ def _text(value: Any) -> str:
 
 
 class SkyRLPlayer(EnvironmentPlayer):
-    def make(self, sampling: Sampling) -> SkyRLEnvironment:
+    def make(self, prompt: Prompt, sampling: Sampling) -> SkyRLEnvironment:
         return SkyRLEnvironment(self._class)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrl.agents.base import EpisodeResult
+from openrl.processes.worker import WrongValueError
 from openrl.rewards.protocol import read_verdict
 from openrl.types import Message, Prompt, Sampling
 
@@ -71,7 +72,7 @@ def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
 
 def scalar(value: Any, name: str) -> float:
     """Return a finite number, or a tensor or list that holds one, as a float. Raises TypeError, and
-    ValueError for a number that is not finite: a reward of NaN would stand for a trajectory to
+    WrongValueError for a number that is not finite: a reward of NaN would stand for a trajectory to
     drop."""
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
@@ -80,9 +81,9 @@ def scalar(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
     except OverflowError:  # integers can have any length
-        raise ValueError(f"{name} is an integer that no float can hold") from None
+        raise WrongValueError(f"{name} is an integer that no float can hold") from None
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}, not a finite number")
+        raise WrongValueError(f"{name} is {number}, not a finite number")
     return number
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import shutil
 from typing import Any, Literal
 
 from openrl.errors import UserError
+from openrl.extension_points import environments
 from openrl.flags.schema import Condition, absent, flag, given, group
 from openrl.flags.sources import read_table
 
@@ -24,6 +26,21 @@ AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | 
 FILE = Condition(
     lambda config: bool(config.agents.agent_func_path) and not config.agents.server[0],
     "with --agent_func_path FILE.py",
+)
+
+
+def needs_process(tag: str) -> bool:
+    """Whether the environment ``tag`` runs other people's code that may block."""
+    game = environments[tag].component
+    theirs = game.__module__.partition(".")[0] != "openrl" or getattr(game, "foreign", False)
+    return theirs and not inspect.iscoroutinefunction(getattr(game, "step", None))
+
+
+APART = Condition(
+    lambda config: any(
+        needs_process(tag) for tag in config.environments.env_tags if tag in environments.names()
+    ),
+    "with --env_tags reasoning_gym or one of --plugin",
 )
 STEPS = FILE | server("openenv") | given("env_tags") | given("tools")
 """We play the turns; programs and the servers of verifiers play them alone."""
@@ -71,13 +88,13 @@ class TurnFlags:
         "GiB of memory that one environment, agent or program, including the processes it starts,"
         " may use before it is killed.",
         bounds="> 0",
-        only_if=FILE | given("agent_command"),
+        only_if=FILE | given("agent_command") | APART,
     )
     env_max_concurrency: int = flag(
         0,
-        "Most environments and agents from files (one process each), or agent programs, that run"
-        " at a time beside one engine, and most steps of other environments; the rest waits. 0:"
-        " 64 processes or programs, and any number of steps.",
+        "Most environments and agents from files or --plugin (one process each), or agent"
+        " programs, that run at a time beside one engine, and most steps of other environments; the"
+        " rest waits. 0: 64 processes or programs, and any number of steps.",
         bounds=">= 0",
         only_if=FILE | server("openenv") | given("agent_command") | given("env_tags"),
     )

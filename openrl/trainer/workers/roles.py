@@ -299,7 +299,8 @@ async def _start(
 
 
 def agent_setup(config: PPOConfig) -> AgentSetup:
-    return AgentSetup(config.agents, config.environments, config.templates, config.vision)
+    plugins = config.debug.plugin
+    return AgentSetup(config.agents, config.environments, config.templates, config.vision, plugins)
 
 
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:

@@ -62,12 +62,12 @@ def write(tmp_path):
         (
             "return 'x', 10**400, False, False, {}",
             "the reward is an integer that no float can hold",
-            "error",
+            "value",
         ),
         (
             "return 'x', 0.0, False, False, {'metrics': {'size': -10**400}}",
             "size is an integer that no float can hold",
-            "error",
+            "value",
         ),
         (
             "return 'x', 0.0, False, False, {'success': None or 'yes'}",
