@@ -160,7 +160,7 @@ def test_a_program_trains_as_its_native_twin(seed, tmp_path):
         sorted(json.loads(line)["response"] for line in path.read_text().splitlines())
         for path in (tmp_path / name / "samples.jsonl" for name in ways)
     ]
-    assert said[0] == said[1] and len(said[0]) == 16
+    assert said[0] == said[1] and len(said[0]) == 8
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ways]
     assert weights[0] == weights[1]
 
