@@ -275,6 +275,11 @@ class Group:
         return [*self.trajectories, *([self.greedy] if self.greedy else [])]
 
     @property
+    def attempts(self) -> list[Trajectory]:
+        """Everything that was played: the answers, and what failed and was left out."""
+        return [*self.answers, *self.lost]
+
+    @property
     def of_agents(self) -> list[Group]:
         """One group per agent, since an agent's trajectories are only compared with each other.
         There are several where several agents share an episode. An agent whose trajectories all

@@ -32,7 +32,7 @@ def _with(group: Group, change: Callable[[Image], Image]) -> Group:
         return tuple(replace(placed, image=change(placed.image)) for placed in images)
 
     prompt = replace(group.prompt, images=changed(group.prompt.images))
-    for trajectory in [*group.answers, *group.lost]:
+    for trajectory in group.attempts:
         trajectory.prompt = replace(trajectory.prompt, images=changed(trajectory.prompt.images))
         for segment in trajectory.segments:
             segment.images = changed(segment.images)

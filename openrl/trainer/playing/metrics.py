@@ -146,7 +146,7 @@ def is_unplayed(group: Group) -> bool:
 def failed_attempts(groups: list[Group]) -> list[Trajectory]:
     """Return every attempt at an episode that the infrastructure failed, also if the sample was
     then played again, or was one more than were wanted."""
-    attempts = [t for group in groups for t in [*group.answers, *group.lost]]
+    attempts = [t for group in groups for t in group.attempts]
     return [t for t in attempts if t.end.is_failure]
 
 

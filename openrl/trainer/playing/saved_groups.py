@@ -49,13 +49,14 @@ def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
         prompt,
         [_trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
         _trajectory_from_json(greedy, prompt, known) if greedy else None,
-        [_trajectory_from_json(t, prompt, known) for t in saved["lost"]],
+        # files of the time before these were kept lack them
+        [_trajectory_from_json(t, prompt, known) for t in saved.get("lost", [])],
     )
 
 
 def _new_images(group: Group, known: set[str]) -> dict[str, str]:
     """Return the files of images that are not ``known``, by hash."""
-    images = [p.image for t in group.answers for s in t.segments for p in s.images]
+    images = [p.image for t in group.attempts for s in t.segments for p in s.images]
     return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}
 
 

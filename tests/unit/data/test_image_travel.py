@@ -104,6 +104,19 @@ def test_checkpoints_hold_what_an_environment_showed(prompt, group):
     assert [p.image.data for p in shown] == [p.image.data for p in prompt.images]
 
 
+def test_checkpoints_hold_what_failed_attempts_saw(prompt, group):
+    seed = Prompt("p:0", [], "", meta={"seed": 3})
+    made = replace(prompt, meta=seed.meta)
+    lost = Group(made, [], lost=[replace(t, prompt=made) for t in group.trajectories])
+    assert group_from_json(json.loads(json.dumps(group_to_json(lost))), {"p:0": seed}) == lost
+
+
+def test_groups_saved_without_failed_attempts_are_read(prompt, group):
+    saved = group_to_json(group)
+    del saved["lost"]
+    assert group_from_json(saved, {"p:0": prompt}) == group
+
+
 def test_checkpoints_name_images_by_their_prompt(prompt, group):
     saved = group_to_json(group)
     assert saved["images"] == {}
