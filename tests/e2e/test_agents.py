@@ -127,7 +127,7 @@ def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
     assert pages.count(".html") == pages.count(".txt") == 2 * 4
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3] if os.environ.get("OPENRL_FULL_MATRIX") else [1])
 def test_a_program_trains_as_its_native_twin(seed, tmp_path):
     """The same tokens, the same rewards, the same weights after two steps, bit by bit."""
     task = make_task(tmp_path)
