@@ -3,13 +3,15 @@
 # make agents       GRPO on episodes of several turns: a frozen lake, and a calculator as a tool, on this machine
 # make number_game  a small vision-language model from nothing, supervised and then GRPO, on this machine
 # make smollm       SmolLM2-135M-Instruct, from a package of PyPI, learns to add by GRPO, on this machine
-# make test         every test that needs no GPU, JOBS=2 files at a time, each in up to 8 GB of memory
+# make test         every test that needs no GPU, JOBS files at a time
 # make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has requirements/gpu.txt
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
 
 SEED ?= 0
-JOBS ?= 2
+# one more than there are cores, since tests wait too; each may take 8 GB of memory
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); \
+	print (n < 2 ? 2 : n > cores + 1 ? cores + 1 : n)}' /proc/meminfo)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
