@@ -9,9 +9,9 @@
 # make docs         regenerate the generated pages, check the links
 
 SEED ?= 0
-# one more than there are cores, since tests wait too; each may take 8 GB of memory
-JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); \
-	print (n < 2 ? 2 : n > cores + 1 ? cores + 1 : n)}' /proc/meminfo)
+# as many as there are cores, if each has 8 GB of memory, and at least two, since tests wait too
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); n = n < cores ? n : cores; \
+	print (n > 2 ? n : 2)}' /proc/meminfo)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

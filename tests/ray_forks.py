@@ -47,11 +47,16 @@ def forking_cluster(*nodes: dict[str, int]) -> Iterator[Cluster]:
         for node in nodes[1:]:
             cluster.add_node(**node, **forked)
         cluster.wait_for_nodes()
-        words = [sys.executable, "-m", __spec__.name, str(listening.fileno())]
+        waiting, told = os.pipe()
+        numbers = [listening.fileno(), told]
+        words = [sys.executable, "-m", __spec__.name, *map(str, numbers)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # as Ray sets it for a worker
         with listening:
-            forking = subprocess.Popen(words, pass_fds=[listening.fileno()], env=environ)
+            forking = subprocess.Popen(words, pass_fds=numbers, env=environ)
+        os.close(told)
         try:
+            with open(waiting, "rb") as ready:
+                ready.read()  # ends when the process closes its side: all that it starts is there
             yield cluster
         finally:
             cluster.shutdown()
@@ -63,15 +68,16 @@ def unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def fork_workers(listening: socket.socket) -> None:
-    """Fork a worker for each request, until this process is killed. All workers fork their vLLM
-    engines from one process, as the engines of one worker do."""
+def fork_workers(listening: socket.socket, ready: int) -> None:
+    """Import, close ``ready``, and fork a worker for each request, until this process is killed.
+    All workers fork their vLLM engines from one process, as the engines of one worker do."""
     from openrl.rollout.engine import EngineSpec  # not at the top: who only asks needs none of it
     from openrl.rollout.vllm_process import preload_engine
 
     preload_engine(EngineSpec(model=""))
     for name in IMPORTS:
         import_module(name)
+    os.close(ready)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
     while True:
         asking, _ = listening.accept()
@@ -117,4 +123,4 @@ if __name__ == "__main__":
     if __spec__ is None:  # run by its path
         request_fork(sys.argv[1:])
     else:
-        fork_workers(socket.socket(fileno=int(sys.argv[1])))
+        fork_workers(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

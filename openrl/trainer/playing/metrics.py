@@ -140,7 +140,8 @@ def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
 
 def is_unplayed(group: Group) -> bool:
     """Whether the infrastructure failed every sample of a group."""
-    return all(trajectory.end.is_failure for trajectory in group.trajectories)
+    failed = [trajectory.end.is_failure for trajectory in group.trajectories]
+    return bool(failed) and all(failed)
 
 
 def failed_attempts(groups: list[Group]) -> list[Trajectory]:
