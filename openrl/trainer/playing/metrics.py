@@ -177,26 +177,33 @@ def failure_notes(groups: list[Group]) -> list[str]:
     return notes
 
 
-class FailureGuard:
-    """Watches the groups of a batch as they arrive, and stops the run as soon as too many rows have
-    no reward, or no prompt can be played. So a dead server is not queried for a whole data set."""
+class UnplayedGuard:
+    """Watches groups as they arrive, over all batches, and stops the run as soon as no sample of
+    ``most`` prompts in a row, and at least of UNPLAYED, could be played."""
 
-    def __init__(self, prompts: int, samples: int, most: float, unplayed: int = 0) -> None:
-        """``unplayed`` groups came since the last one with a sound sample."""
-        self.rows, self.most = prompts * samples, most
-        self.most_unplayed = max(prompts, UNPLAYED)
-        self.failed: list[Group] = []
-        self.unplayed = unplayed
+    def __init__(self, most: int) -> None:
+        self.most, self.count = max(most, UNPLAYED), 0
 
     def __call__(self, group: Group) -> None:
-        """Take note of a group. Raises UserError, with an example, once as many groups in a row as
-        the batch has prompts, and UNPLAYED, could not be played at all, or more than the share
-        ``most`` of the batch has no reward."""
-        self.unplayed = self.unplayed + 1 if is_unplayed(group) else 0
-        if self.unplayed >= self.most_unplayed:
-            problem = f"no sample of {self.unplayed} prompts in a row could be played to its end"
-            why = f"{group.prompt.id} failed: {group.trajectories[0].failure}"
+        """Take note of a group. Raises UserError, with this group as an example."""
+        self.count = self.count + 1 if is_unplayed(group) else 0
+        if self.count >= self.most:
+            problem = f"no sample of {self.count} prompts in a row could be played to its end"
+            (why, *_) = attempt_notes([group])
             raise UserError(f"{problem}; {why}", "mend what failed")
+
+
+class FailureGuard:
+    """Watches the groups of a batch as they arrive, and stops the run as soon as too many rows have
+    no reward. So a dead reward server is not queried for a whole data set."""
+
+    def __init__(self, rows: int, most: float) -> None:
+        self.rows, self.most = rows, most
+        self.failed: list[Group] = []
+
+    def __call__(self, group: Group) -> None:
+        """Take note of a group. Raises UserError, with example rows, once more than the share
+        ``most`` of the batch has no reward."""
         if not failed_rewards([group]):
             return
         self.failed.append(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.tracking.progress import Tell
 from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.metrics import FailureGuard
+from openrl.trainer.playing.metrics import FailureGuard, UnplayedGuard
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt
@@ -47,6 +47,7 @@ class Rollouts:
         self._playing: dict[Slot, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)
+        self._unplayed = UnplayedGuard(buffer.limits.wanted)
         self._tell: Tell = lambda done, total: None
         self._users = 0
 
@@ -54,8 +55,7 @@ class Rollouts:
 
     async def take(self, tell: Tell) -> RolloutBatch:
         """Return the groups of the next step. Call it within ``generating``."""
-        guard = self._new_guard(self.buffer.limits.wanted, unplayed=self._guard.unplayed)
-        self._tell, self._guard = tell, guard
+        self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
         taken = await self.pool.replacing_lost(self.buffer.take())
@@ -81,7 +81,8 @@ class Rollouts:
         if run_seed is not None and slot.draw is not None:
             request = replace(request, seed=(run_seed, *slot.draw))
         try:
-            self.buffer.put(slot, await self.play(slot.prompt, request, self._guard))
+            guards = self._guard, self._unplayed
+            self.buffer.put(slot, await self.play(slot.prompt, request, *guards))
         except Exception as error:
             self._fail(error)
         finally:
@@ -100,12 +101,15 @@ class Rollouts:
 
     # -- one prompt, many prompts ------------------------------------------------------------------
 
-    async def play(self, prompt: Prompt, request: RolloutRequest, guard: FailureGuard) -> Group:
-        """Play a prompt and return its scored group. Raises UserError as ``guard`` does."""
+    async def play(
+        self, prompt: Prompt, request: RolloutRequest, *guards: Callable[[Group], None]
+    ) -> Group:
+        """Play a prompt and return its scored group. Raises UserError as the guards do."""
         group = with_pixels(await self.pool.play(prompt, request), prompt)
         if self.reward_models is not None and request.scored:
             await self.reward_models(group)
-        guard(group)
+        for guard in guards:
+            guard(group)
         return group
 
     async def play_all(
@@ -113,12 +117,13 @@ class Rollouts:
     ) -> list[Group]:
         """Play each prompt once and return the groups in the order of ``prompts``. The draw numbers
         in their seeds count from ``first``. Call it within ``generating``."""
-        guard, done = self._new_guard(len(prompts), request), 0
+        guards = self._new_guard(len(prompts), request), UnplayedGuard(len(prompts))
+        done = 0
 
         async def one(number: int, prompt: Prompt) -> Group:
             nonlocal done
             seed = request.seed and (*request.seed[:2], first + number)
-            group = await self.play(prompt, replace(request, seed=seed), guard)
+            group = await self.play(prompt, replace(request, seed=seed), *guards)
             done += 1
             tell(done, len(prompts))
             return group
@@ -126,11 +131,9 @@ class Rollouts:
         playing = all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
         return await self.pool.replacing_lost(playing)
 
-    def _new_guard(
-        self, prompts: int, request: RolloutRequest | None = None, unplayed: int = 0
-    ) -> FailureGuard:
+    def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
         samples = (request or self.settings.request).n_samples
-        return FailureGuard(prompts, samples, self.settings.max_failure_rate, unplayed)
+        return FailureGuard(prompts * samples, self.settings.max_failure_rate)
 
     # -- when engines compute ----------------------------------------------------------------------
 

@@ -18,7 +18,12 @@ from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import RewardCombiner, read_rows
 from openrl.trainer.playing.evaluation import eval_metrics
-from openrl.trainer.playing.metrics import FailureGuard, failure_notes, rollout_metrics
+from openrl.trainer.playing.metrics import (
+    FailureGuard,
+    UnplayedGuard,
+    failure_notes,
+    rollout_metrics,
+)
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.types import End, Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
@@ -361,7 +366,7 @@ def test_the_first_failures_are_shown_with_their_rows():
 
 
 def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
-    guard = FailureGuard(prompts=5, samples=2, most=0.2)
+    guard = FailureGuard(rows=10, most=0.2)
     guard(scored(DROPPED, ZERO))
     guard(scored(Score(1.0), Score(1.0)))
     with pytest.raises(UserError) as error:
@@ -371,7 +376,7 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
         in error.value.message
     )
     assert "judge: it hung" in error.value.message
-    FailureGuard(prompts=1, samples=1, most=1.0)(scored(DROPPED))
+    FailureGuard(rows=1, most=1.0)(scored(DROPPED))
 
 
 def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
@@ -379,7 +384,7 @@ def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
     broken = scored(None)
     broken.trajectories[0].end = End.ENVIRONMENT_ERROR
     broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
-    guard = FailureGuard(prompts=9, samples=1, most=0.2)
+    guard = UnplayedGuard(9)
     for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):
         guard(played)
     with pytest.raises(UserError) as error:
