@@ -31,7 +31,7 @@ _DISTRIBUTION = (
     "bad_words",
     "structured_outputs",
 )
-_OFF = {"top_k": 0, "response_format": {"type": "text"}}  # values that change nothing
+_TEXT = {"type": "text"}  # the format of a reply that may be anything
 
 
 def get(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
@@ -137,9 +137,6 @@ def distribution(
     """Return the values of a request that would change the distribution that is sampled from."""
     named = {name: body.get(name) for name in _DISTRIBUTION}
     named["tool_choice"] = None if tool_choice in ("none", "auto") else tool_choice
-    named["response_format"] = response_format
-    return {
-        name: value
-        for name, value in named.items()
-        if value is not None and value != _OFF.get(name)
-    }
+    named["response_format"] = None if response_format == _TEXT else response_format
+    named["top_k"] = -1 if named["top_k"] == 0 else named["top_k"]  # both mean off
+    return {name: value for name, value in named.items() if value is not None}

@@ -45,6 +45,22 @@ SAMPLING_VALUES = [  # path, what the request names, whether that is another dis
 ]
 
 
+def test_a_request_that_turns_a_limit_of_the_run_off_is_counted():
+    async def main():
+        async with endpoint() as server:
+            for top_k, counted in ((0, 1), (-1, 1), (20, 0)):
+                limited = replace(ROOM, top_k=20)
+                async with (
+                    server.open(PROMPT, policy_of("It is 4."), limited) as session,
+                    http(session) as client,
+                ):
+                    body = {"messages": [ASKS], "top_k": top_k}
+                    assert (await client.post(PATH, json=body)).status_code == 200
+                assert session.trajectory().metrics["sampling_overrides"] == counted, top_k
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_only_values_that_change_the_sampling_are_counted():
     async def main():
         async with endpoint() as server:
