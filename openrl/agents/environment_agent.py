@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 class EnvironmentFailure(Exception):
     """The environment failed, hung or broke its interface: the episode cannot be judged. ``kind``
-    says how in a word: that of ``CallFailed``, value (not a finite number, or no observation) or
+    says how in a word: that of ``CallFailed``, value (a number or an observation of no use) or
     length (an observation that is too long)."""
 
     def __init__(self, message: str, kind: str) -> None:

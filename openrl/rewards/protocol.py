@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openrl.errors import short
-from openrl.processes.worker import NotUsable
+from openrl.processes.worker import NotUsable, WrongValueError
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 
@@ -138,13 +138,13 @@ def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score:
 
 
 def read_verdict(score: float, reward: float | None) -> float | None:
-    """Return a score as a verdict; None if it only repeats the reward. Raises ValueError for any
-    other number outside of [0, 1]."""
+    """Return a score as a verdict; None if it only repeats the reward. Raises WrongValueError
+    for any other number outside of [0, 1]."""
     if 0 <= score <= 1:
         return score
     if score == reward:  # OpenRLHF's server repeats its rewards
         return None
-    raise ValueError(f"{SCORES} are verdicts between 0 and 1, it returned {score:g}")
+    raise WrongValueError(f"{SCORES} are verdicts between 0 and 1, it returned {score:g}")
 
 
 def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:

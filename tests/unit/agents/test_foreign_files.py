@@ -132,7 +132,7 @@ class AgentInstance:
 """
     (played,) = play(write(text), policy_of("2"))
     if isinstance(passed, str):
-        assert passed in str(played)
+        assert passed in str(played) and played.kind == "value"
         return
     assert played.score == Score(-3.0, passed)
     assert "env/sums/long" not in played.metrics and played.metrics["env/sums/short"] == 2.0
