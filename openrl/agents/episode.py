@@ -40,8 +40,8 @@ async def play_episode(
     agent: Agent, prompt: Prompt, generate: Generate, sampling: Sampling, starts: Starts
 ) -> list[Trajectory]:
     """Play an episode and return a trajectory of each agent. If the infrastructure fails, return
-    one trajectory without sampled tokens, with the reason in ``failure`` and its kind, if the error
-    has one, in ``fault``. Raises UserError for what the user has to fix."""
+    one trajectory without sampled tokens, with the reason in ``failure`` and, in ``fault``, the
+    kind of the error, or "error" if it has none. Raises UserError for what the user has to fix."""
     try:
         played = await agent.run(prompt, with_seeds(generate), sampling)
         played = played if isinstance(played, list) else [played]

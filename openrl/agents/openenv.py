@@ -38,6 +38,10 @@ WAIT_FOR_ROOM = 1800.0  # seconds; the episodes of other clients end at some tim
 LONGEST_PAUSE = 5.0  # seconds between attempts
 NO_ROOM, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
 BUSY = (429, 503)  # what a server, or a proxy before it, answers if there is no room
+_REMEDIES = {  # for a status at the start of a run
+    401: "a server that asks for no login",
+    429: "start again when the server has fewer clients",
+}
 _READ = {"integer": int, "number": float, "string": str}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
 
@@ -176,12 +180,6 @@ class Server:
             socket: websockets.ClientConnection = await attempts(_enter, self.root)
         async with socket:
             yield partial(_send, socket), attempts.statistics["attempt_number"] - 1
-
-
-_REMEDIES = {
-    401: "a server that asks for no login",
-    429: "start again when the server has fewer clients",
-}
 
 
 async def find_server(url: str) -> Server:
