@@ -124,7 +124,8 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
             kind, values, votes = "reward", [s.reward for s, _ in answers], []
         for name, of_prompt in _prompt_metrics(kind, values, votes, samples).items():
             figures[f"val-core/{source}/{kind}/{name}"] += of_prompt
-    lengths = [t.response_length for group in groups for t in group.trajectories]
+    answered = [t for group in groups for t in group.trajectories if not t.end.is_failure]
+    lengths = [t.response_length for t in answered]
     metrics: dict[str, Metric] = {
         name: Mean.of(values)
         for name, values in figures.items()

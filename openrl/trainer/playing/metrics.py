@@ -18,20 +18,23 @@ UNPLAYED = 8  # prompts in a row that may at least fail; a small batch may consi
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Return metrics of lengths, rewards, ends and zero-signal groups, as far as measured."""
+    """Return metrics of lengths, rewards, ends and zero-signal groups, as far as measured. Samples
+    that the infrastructure failed have no lengths."""
     rows = [t for g in groups for t in g.trajectories]
-    lengths = [t.response_length for t in rows]
+    sound = [t for t in rows if not t.end.is_failure]
+    lengths = [t.response_length for t in sound]
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
         "rollout/untrained_samples": Sum(
             sum(not _is_trained(t, g) for g in groups for t in g.trajectories)
         ),
         "rollout/tokens": Sum(sum(lengths)),
-        "rollout/prompt_length": Mean.of(t.segments[0].context_length for t in rows),
+        "rollout/prompt_length": Mean.of(t.segments[0].context_length for t in sound),
         "rollout/response_length": Mean.of(lengths),
-        "rollout/response_length_max": Max(max(lengths)),
-        "rollout/truncated_share": Mean.of(t.end.is_truncated for t in rows),
+        "rollout/truncated_share": Mean.of(t.end.is_truncated for t in sound),
     }
+    if lengths:
+        metrics["rollout/response_length_max"] = Max(max(lengths))
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
     others = agent_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)

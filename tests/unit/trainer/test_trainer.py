@@ -73,6 +73,18 @@ def test_rollout_metrics():
     assert isinstance(metrics["rollout/tokens"], Sum) and metrics["reward/format"] == Mean(1.5, 2)
 
 
+def test_failed_samples_shorten_no_mean():
+    """They hold no token, neither of a reply nor of what an environment shows first."""
+    lost = group("", 0, (0, None, End.ENVIRONMENT_ERROR))
+    groups = [group("a", 2, (4, Score(1.0, 1.0), End.LENGTH)), lost]
+    metrics = to_floats(rollout_metrics(groups))
+    assert metrics["rollout/samples"] == 2 and metrics["rollout/tokens"] == 4
+    assert metrics["rollout/prompt_length"] == 2 and metrics["rollout/truncated_share"] == 1
+    assert metrics["rollout/response_length"] == metrics["rollout/response_length_max"] == 4
+    assert to_floats(eval_metrics(groups))["eval/response_length"] == 4
+    assert "rollout/response_length" not in to_floats(rollout_metrics([lost]))
+
+
 def test_samples_that_cannot_be_trained_are_counted():
     """One failed, two have a greedy answer beside them that got no reward, one has no token."""
     unrated = group("b", 1, (2, Score(1.0)), (2, Score(0.0)))
