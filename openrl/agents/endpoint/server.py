@@ -22,6 +22,7 @@ from starlette.routing import Route
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.conversation import EpisodeOver, Play
 from openrl.agents.ending import deadline
+from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
 from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, session_ended
@@ -197,13 +198,16 @@ async def _disconnected(request: Request) -> None:
 
 
 def _parse(raw: bytes) -> Json:
-    """Parse the body of a request. Raises Refusal if it is not a JSON object."""
+    """Parse the body of a request. Raises Refusal if it is not a JSON object, or if what only its
+    reply needs is of the wrong type: nothing is to be sampled first."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
+    fields.get(body, "stream_options", dict, {})
+    fields.get(body, "include", list, [])
     return body
 
 

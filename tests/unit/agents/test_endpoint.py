@@ -256,6 +256,8 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
         (b'{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}', "only contain text"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "'image_url' is"),
         (b'{"messages": [], "n": 2}', "'n' must be 1"),
+        (b'{"messages": [], "stream_options": 3}', "'stream_options' is missing or of the wrong"),
+        (b'{"messages": [], "include": 3}', "'include' is missing or of the wrong type"),
         (b'{"messages": [], "max_tokens": 0}', "must be 1 or more"),
         (b'{"messages": [], "tools": [{"type": "x"}]}', "'function' is missing"),
     ],
