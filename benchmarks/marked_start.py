@@ -8,9 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from openrl.cli.run import command, leave
+from openrl.cli.run import command
 from openrl.cli.train_ppo_ray import prepare, run
 from openrl.config.commands import PPOConfig
+from openrl.processes.leave import leave
 
 MARK = "mark:"
 REWARD = "first reward"  # the last mark

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openrl.cli.run import command, leave
+from openrl.cli.run import command
 from openrl.config.commands import MergeConfig
 from openrl.errors import ErrorCollector
+from openrl.processes.leave import leave
 
 
 def prepare(config: MergeConfig) -> None:

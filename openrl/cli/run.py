@@ -15,9 +15,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli.hub import from_modelscope, settle_for_cache
@@ -92,16 +91,6 @@ def command(
             return 128 + user_error.number
         return 1 if started else 2
     return 0
-
-
-def leave(code: int) -> NoReturn:
-    """End the process with this exit code, as ``sys.exit`` does, but wait for no threads, and leave
-    out the second in which Python takes apart what libraries have built."""
-    atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # whoever reads wants no more
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
-            stream.flush()
-    os._exit(code)
 
 
 def of_module(home: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:

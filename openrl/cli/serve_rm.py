@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from openrl.cli.run import command, leave, of_module
+from openrl.cli.run import command, of_module
 from openrl.config.commands import ServeConfig
+from openrl.processes.leave import leave
 
 prepare, run = of_module("openrl.inference.serve")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from openrl.cli.run import command, leave
+from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from openrl.errors import printable
+from openrl.processes.leave import leave
 
 
 def prepare(config: PPOConfig) -> Any:

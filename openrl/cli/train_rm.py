@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from openrl.cli.run import leave
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import RMConfig
+from openrl.processes.leave import leave
 
 if __name__ == "__main__":
     leave(supervised_command(RMConfig, prog="train_rm", description=__doc__ or ""))

@@ -761,7 +761,7 @@ def test_help_loads_no_heavy_library(command_type):
 def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit():
     program = (
         "import atexit\n"
-        "from openrl.cli.run import leave\n"
+        "from openrl.processes.leave import leave\n"
         "class Late:\n"
         "    def __del__(self):\n"
         "        print('taken apart')\n"
@@ -778,7 +778,7 @@ def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit
 
 @pytest.mark.parametrize("output", ["", ">&-"])
 def test_a_process_leaves_with_its_code_where_nobody_reads_its_output(output):
-    program = "from openrl.cli.run import leave; print('output'); leave(3)"
+    program = "from openrl.processes.leave import leave; print('output'); leave(3)"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

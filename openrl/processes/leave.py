@@ -1,0 +1,19 @@
+"""The end of a process that has loaded much."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with this exit code, as ``sys.exit`` does, but wait for no threads, and leave
+    out the seconds in which Python takes apart what libraries have built."""
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # whoever reads wants no more
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
+            stream.flush()
+    os._exit(code)
