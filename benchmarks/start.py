@@ -32,6 +32,7 @@ KINDS = {
     "AsyncHost": "rollout worker",
     "PlainHost": "policy, reference",
     "openrl.rollout.vllm_imports": "engine, and the process it is forked from",
+    "openrl.cluster.fork_server": "processes that workers are forked from, and the engine",
     "/ray/": "Ray",
     "ray::": "Ray",
 }

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +19,11 @@ from typing import Any
 import psutil
 import ray
 
+from openrl.cluster.fork_server import Early, Preload
 from openrl.cluster.group import WorkerContext, iterate, maybe_await
 from openrl.registry import load_plugins
 
 BEAT_S = 5.0  # seconds between two touches of the log file
-Early = Callable[[], None]
-"""What a process does before it imports its worker."""
 
 
 class PlainHost:
@@ -62,6 +61,7 @@ class PlainHost:
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
+        gc.collect()
         gc.freeze()
         gc.enable()
 
@@ -118,7 +118,7 @@ class GroupSettings:
     env: Mapping[str, str] = field(default_factory=dict)  # overrides that of all workers
     log_dir: str = ""  # absolute; empty: no logs besides Ray's own
     stall_timeout: float = 0.0  # seconds that a worker may show no sign of life; 0: unlimited
-    early: Early | None = None  # called in every process before it imports its worker
+    preload: Preload | None = None  # what the processes do before they import their worker
 
     def log_path(self, role: str, rank: int) -> str:
         """Return the path of a worker's log; empty if there is none."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +27,7 @@ from openrl.training.distributed import init_distributed
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
 from openrl.training.updates import LossOf, Share
+from openrl.training.whole_weights import deepspeed_module
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
@@ -33,6 +37,15 @@ ProfileTool = Literal["torch", "memory"]
 ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
 ModelChoice = int | Literal["start"]
 """A model of a worker: 0 is its own, 1 and up the others, "start" its own before training."""
+
+
+def import_training() -> None:
+    """Import what a model that is trained on a CPU needs, in the process that its workers are
+    forked from."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    deepspeed_module()
+    for name in ("deepspeed.runtime.zero.muon.muon_optimizer", "transformers.optimization"):
+        import_module(name)  # DeepSpeed and transformers do so when training begins
 
 
 class ModelWorker:
@@ -54,6 +67,7 @@ class ModelWorker:
         if hasattr(self, "engine"):
             del self.engine
             # engine and hooks form a reference cycle, and the next model needs the memory
+            gc.unfreeze()
             freeze_gc_heap()
         self.engine: DeepSpeedEngine = build_engine(spec or self.spec)
         self.others = [build_engine(other) for other in self.other_specs]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,15 +41,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster import caretaker
 from openrl.cluster.address import check_address, no_cluster
+from openrl.cluster.fork_server import ForkServer, Preload
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, check_room, plan_placement
 from openrl.cluster.ray_processes import fewest_processes
+from openrl.cluster.worker_start import FORK_SERVER, PATIENCE_S, expanded
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
 
 # A Unix socket's path has at most 107 characters, and vLLM's sockets add a directory and a UUID.
 LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
+# forked workers wait for the imports of the process that forks
+PATIENT = {"worker_register_timeout_seconds": int(2 * PATIENCE_S)}
 MARK = "openrl.pid"  # file in the session directory of a cluster of our own
 RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 
@@ -122,6 +128,8 @@ class RayCluster:
     """Ray's own processes, if they were started for this run."""
     caretaker: subprocess.Popen[bytes] | None = None
     """Cleans up if this process is killed."""
+    fork_servers: dict[bytes, ForkServer] = field(default_factory=dict)
+    """By what makes their workers differ."""
 
     def nodes(self) -> list[Node]:
         """Return the living nodes with their currently free resources."""
@@ -149,6 +157,23 @@ class RayCluster:
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         return {"TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": cache}
+
+    def forked(self, environ: Mapping[str, str], preload: Preload) -> dict[str, str]:
+        """Return the variables with which workers of this environment are forked from one process,
+        instead of importing everything one by one. Empty for a joined cluster."""
+        if not self.local:
+            return {}
+        kind = repr(sorted(environ.items())).encode() + pickle.dumps(preload)
+        path = self.session_dir / f"forks-{hashlib.sha256(kind).hexdigest()[:8]}"
+        if kind not in self.fork_servers:
+            log = self.session_dir / "logs" / f"{path.name}.log"
+            added = {
+                "PYTHONPATH": os.pathsep.join(import_path()),
+                "RAY_RAYLET_PID": str(self.own["raylet"].pid),  # the caretaker's mark
+            }
+            own = {name: expanded(value) for name, value in environ.items()}
+            self.fork_servers[kind] = ForkServer(str(path), preload, added | own, log)
+        return {FORK_SERVER: str(path)}
 
     async def reserve(self, plan: PlacementPlan, timeout: float | None) -> Reservation:
         """Wait until the cluster grants every bundle of the plan. ``timeout`` is in seconds; None
@@ -235,6 +260,8 @@ class RayCluster:
     def close(self) -> None:
         """Disconnect. A cluster of our own ends, with all its processes and files."""
         ray.shutdown()
+        for server in self.fork_servers.values():
+            server.close()
         if self.local:
             shutil.rmtree(self.session_dir, ignore_errors=True)
         if self.caretaker is not None:
@@ -287,6 +314,7 @@ def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
             _system_config={
                 "prestart_worker_first_driver": False,  # or Ray starts an idle process per CPU
                 "enable_metrics_collection": False,
+                **({} if num_gpus else PATIENT),
                 # if a worker is killed, kill its children too, e.g. the processes of an engine
                 "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
             },

@@ -83,9 +83,16 @@ class RayGroup(WorkerGroup):
         A worker with coroutine methods runs its calls side by side, others one at a time. If a
         constructor raises, its error is raised here after all actors are killed."""
         size = reservation.plan.size(role)
-        env = worker_env(role, reservation.plan.device, size, cluster.local) | cluster.scratch()
+        device = reservation.plan.device
+        env = {
+            **worker_env(role, device, size, cluster.local),
+            **cluster.scratch(),
+            **settings.env,
+        }
+        if device == "cpu" and settings.preload:
+            env |= cluster.forked(env, settings.preload)
         of_ranks = (reservation.environment(role, rank) for rank in range(size))
-        envs = [{**env, **settings.env, **found} for found in await asyncio.gather(*of_ranks)]
+        envs = [env | found for found in await asyncio.gather(*of_ranks)]
         group = cls(cluster, reservation, role, settings, worker_class, args, envs)
         try:
             await group._start(range(size))
@@ -98,10 +105,11 @@ class RayGroup(WorkerGroup):
     async def _start(self, ranks: Sequence[int]) -> None:
         """Start a process for each of these ranks, side by side, and build its worker."""
         settings, here, begun = self._settings, str(Path.cwd()), {}
+        early = settings.preload and settings.preload.early
         for rank in ranks:
             self._actors[rank] = actor = self._actor(rank)
             log_path = settings.log_path(self.role, rank)
-            ref = actor.begin.remote(here, log_path, settings.early)
+            ref = actor.begin.remote(here, log_path, early)
             begun[rank] = self._answer(rank, "start", ref)
         self._places |= dict(zip(ranks, await self._gather("start", begun), strict=True))
         built = {rank: self._answer(rank, "__init__", self._build(rank)) for rank in ranks}

@@ -39,8 +39,8 @@ def memory_use(device: str) -> MemoryUse:
 def freeze_gc_heap() -> None:
     """Tell the garbage collector to leave alone everything that exists now. Call it once a process
     has started: these objects live as long as the process, and one full scan of the objects of vLLM
-    and Ray takes up to a second in the middle of a rollout."""
-    gc.unfreeze()
+    and Ray takes up to a second in the middle of a rollout. Garbage among what is frozen already
+    stays, unless ``gc.unfreeze`` is called first: in a forked process that copies its memory."""
     gc.collect()
     gc.freeze()
     atexit.unregister(gc.unfreeze)

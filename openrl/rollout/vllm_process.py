@@ -2,30 +2,54 @@
 
 vLLM starts its engine in a process that imports everything again, which takes as long as the rest
 of its start. On a CPU another process does these imports early, while the owner of the engine does
-its own, and the engine is forked from it. This module runs first, so it imports nothing heavy."""
+its own, and the engine is forked from it. If the owner was itself forked from a process that has
+imported all this, so is that process. This module runs first, so it imports nothing heavy."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import context, forkserver
+from multiprocessing import context, forkserver, reduction, resource_tracker, util
+from pathlib import Path
+from typing import Any
+
+import psutil
 
 from openrl.rollout.engine import EngineSpec
 
+IMPORTS = "openrl.rollout.vllm_imports"  # imports what an engine needs
+OWNERS_IMPORTS = ("vllm.v1.engine.async_llm", "openrl.rollout.vllm_engine")
 UNBOUND = "nobind"  # vLLM's value for threads that may run on any core
 
 
 class ForkedProcess(context.ForkServerProcess):
-    """A forked process that gets the environment of its parent, as a spawned one does."""
+    """A forked process that gets the environment, the output and the priority of its parent, as a
+    spawned one does."""
 
-    def start(self) -> None:
-        self.environment = dict(os.environ)
-        super().start()
+    environment: dict[str, str]
+    outputs: list[Any]
+    niceness: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {
+            "environment": dict(os.environ),
+            "outputs": [reduction.DupFd(number) for number in (1, 2)],
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        }
 
     def run(self) -> None:
+        for number, output in enumerate(self.outputs, 1):
+            file = output.detach()
+            os.dup2(file, number)
+            os.close(file)
+        os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
         os.environ.update(self.environment)
         super().run()
 
@@ -39,8 +63,50 @@ def preload_engine(spec: EngineSpec) -> None:
     already. Must run before vLLM is first imported."""
     _set_environment(spec)
     if is_forked(spec):
-        multiprocessing.set_forkserver_preload(["openrl.rollout.vllm_imports"])
-        forkserver.ensure_running()
+        multiprocessing.set_forkserver_preload([IMPORTS])
+        resource_tracker.ensure_running()
+        alone = psutil.Process().num_threads() == 1  # a fork has only one of the threads
+        with _forking_server() if alone and IMPORTS in sys.modules else nullcontext():
+            forkserver.ensure_running()
+
+
+def import_engine(spec: EngineSpec) -> None:
+    """Import what an engine and its owner need, in the process that both are forked from."""
+    _set_environment(spec)
+    for name in (IMPORTS, *OWNERS_IMPORTS):
+        import_module(name)
+
+
+@contextmanager
+def _forking_server() -> Iterator[None]:
+    """Make Python fork the process that engines are forked from, instead of starting it anew: this
+    process has imported everything."""
+
+    def fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        if pid := os.fork():
+            return pid
+        code = 1
+        try:
+            for file in [int(name.name) for name in Path("/proc/self/fd").iterdir()]:
+                if file not in (0, 1, 2, *passfds):
+                    with suppress(OSError):  # that of the listing is closed
+                        os.close(file)
+            # the copied lock is held by the other process
+            forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]
+            exec(args[-1], {})  # Python's own: main() of multiprocessing.forkserver
+        except SystemExit:
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)  # never on to what the other process does
+
+    pythons_own = util.spawnv_passfds
+    util.spawnv_passfds = fork
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = pythons_own
 
 
 def is_forked(spec: EngineSpec) -> bool:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,11 @@ import pytest
 import ray
 
 from openrl.cluster import caretaker
+from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.planner import RoleRequest, plan_placement
-from openrl.cluster.ray_cluster import start_cluster
+from openrl.cluster.ray_cluster import import_path, start_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.errors import UserError
 from tests.patience import PATIENCE
@@ -41,6 +44,9 @@ class PlainWorker:
 
     def count(self) -> int:
         return self.calls
+
+    def parent(self) -> int:
+        return os.getppid()
 
     def fail_on(self, rank: int) -> None:
         if self.context.rank == rank:
@@ -337,6 +343,29 @@ def test_a_cluster_has_only_the_processes_that_a_run_needs(cluster):
     workers = ("ray::PlainHost", "ray::AsyncHost", "ray::IDLE")
     of_ray = sorted(name for name in names if not name.startswith(workers))
     assert of_ray == ["gcs_server", "ray::RuntimeEnvAgent", "raylet", "sleep"]
+
+
+def test_workers_of_one_environment_are_forked_from_one_process(cluster):
+    preload = Preload(partial(import_module, "colorsys"))
+    path = os.pathsep.join(["/patched", *import_path()])
+    environments = ({}, {}, {"OPENRL_TEST_OTHER": "${HOME}/other", "PYTHONPATH": path})
+
+    settings = []
+
+    async def scenario():
+        parents = []
+        for env in environments:
+            async with ray_group(cluster, PlainWorker, preload=preload, env=env) as group:
+                parents.append(await group.call("parent"))
+                settings.append(psutil.Process(parents[-1][0]).environ())
+        return parents
+
+    one, same, other = asyncio.run(scenario())
+    assert len({*one, *same}) == len({*other}) == 1 and one[0] != other[0]
+    assert all(psutil.Process(pid).ppid() == os.getpid() for pid in (*one, *other))
+    # what libraries read at import is what the workers have
+    assert settings[2]["OPENRL_TEST_OTHER"] == f"{os.environ['HOME']}/other"
+    assert settings[2]["PYTHONPATH"] == path
 
 
 def test_a_constructor_error_arrives_as_it_was_raised(cluster):

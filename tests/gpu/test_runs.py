@@ -3,6 +3,8 @@ parameters that sleep, and a colocation with little room."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -95,5 +97,6 @@ def test_a_colocation_with_little_room(tmp_path, model_dir, record_property):
         trained(tmp_path, record_property, pretrain=model_dir, micro_train_batch_size=16, **flags)
     finally:
         del taken
+        gc.unfreeze()
         freeze_gc_heap()
         torch.cuda.empty_cache()

@@ -3,6 +3,7 @@ weights on the host. Numbers against the plain way, and memory."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,7 @@ def trained(model_dir, steps=3, **fields):
         report = engine.train_step(batch, StepPlan(ROWS, counts_of(batch)), SupervisedUpdate())
         assert report["nonfinite_steps"].value == 0
     after = column_of(engine, batch, ROWS)
+    gc.unfreeze()
     freeze_gc_heap()
     torch.cuda.empty_cache()
     return engine, before, after, (memory_use("cuda").allocated or 0) / GIB
@@ -78,6 +80,7 @@ def test_adapters_alone_take_steps(model_dir, tmp_path):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, stage):
     _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
+    gc.unfreeze()
     freeze_gc_heap()
     small = optim_spec(optimizer="adamw_8bit", **OPTIM)
     _, _, found, of_small = trained(model_dir, zero_stage=stage, optim=small)
@@ -97,6 +100,7 @@ def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, st
 )
 def test_what_waits_on_the_host_changes_no_number(model_dir, record_property, stage, flags):
     _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
+    gc.unfreeze()
     freeze_gc_heap()
     _, _, found, on_host = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM), **flags)
     record_property("GiB on the GPU, without and with", f"{of_plain:.2f}, {on_host:.2f}")

@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
+from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, RankGroup
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
-from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.model_worker import ModelWorker, import_training
 from openrl.cluster.planner import RoleRequest
 from openrl.cluster.ray_cluster import open_cluster
 from openrl.cluster.ray_group import RayGroup
@@ -278,6 +279,7 @@ async def _ray_group(
                 config.debug.plugin,
                 log_dir=str(logging_directory(config)),
                 stall_timeout=config.faults.stall_timeout,
+                preload=Preload(import_training),
             )
             group = await RayGroup.create(cluster, reservation, ROLE, settings, ModelWorker, spec)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from openrl.agents.build import AgentSetup
+from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.cluster.hosts import GroupSettings
-from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.model_worker import ModelWorker, import_training
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
@@ -30,7 +32,7 @@ from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_process import preload_engine
+from openrl.rollout.vllm_process import import_engine, preload_engine
 from openrl.tracking.progress import Stage
 from openrl.trainer.watching.profiling import MemoryLog
 from openrl.trainer.watching.supervision import logging_directory
@@ -258,6 +260,7 @@ async def start_roles(
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
                 for role in wave:
                     await residency.started(role, groups[role])
+        gc.unfreeze()  # there is garbage of the preparation, and of workers before a restart
         freeze_gc_heap()
         yield assign_roles(config, groups, residency, can_replace(plan, residency.table))
     finally:
@@ -282,8 +285,11 @@ async def _start(
     worker_class: type,
     *args: Any,
 ) -> WorkerGroup:
-    forked = role == ENGINES and args[0] == "vllm" and args[1].device == "cpu"
-    early = partial(preload_engine, args[1]) if forked else None
+    preload = None
+    if role != ENGINES:
+        preload = Preload(import_training)
+    elif args[0] == "vllm" and args[1].device == "cpu":
+        preload = Preload(partial(import_engine, args[1]), partial(preload_engine, args[1]))
     settings = GroupSettings(
         config.placement.rpc_timeout,
         1 if role == ENGINES else config.parallel.ranks_per_shard,
@@ -291,7 +297,7 @@ async def _start(
         config.placement.environment,
         str(logging_directory(config)),
         config.faults.stall_timeout,
-        early,
+        preload,
     )
     group = await RayGroup.create(cluster, reservation, role, settings, worker_class, *args)
     await group.call("start")

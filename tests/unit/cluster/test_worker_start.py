@@ -42,7 +42,7 @@ def test_a_worker_starts_as_ray_would_start_it(tmp_path, case):
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
         said, _ = process.communicate()
         pid, *start = json.loads(said)
-        assert pid == process.pid  # which Ray expects of its workers
+        assert pid == process.pid
         starts.append(start)
     ours, rays = starts
     assert ours == rays and ours[1] == words[1:]

@@ -10,6 +10,7 @@ import pytest
 from openrl.rollout import vllm_process
 from openrl.rollout.engine import EngineSpec
 from openrl.rollout.vllm_process import ForkContext, preload_engine
+from tests.patience import PATIENCE
 
 
 def test_a_worker_begins_without_the_heavy_libraries():
@@ -38,6 +39,38 @@ def test_a_forked_process_has_the_environment_of_its_start(monkeypatch):
     assert seen_by_child() is None  # the process that forks runs from here on
     monkeypatch.setenv("OPENRL_TEST_LATE", "set")
     assert seen_by_child() == "set"
+
+
+FORKS = """if True:
+    import os, psutil, sys, types
+    from multiprocessing import forkserver, resource_tracker
+    from openrl.rollout import vllm_process
+    from openrl.rollout.engine import EngineSpec
+    if sys.argv[1] == "imported":
+        sys.modules[vllm_process.IMPORTS] = types.ModuleType("imports")
+    else:
+        vllm_process.IMPORTS = "colorsys"
+    vllm_process.preload_engine(EngineSpec("model"))
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    tracker = psutil.Process(resource_tracker._resource_tracker._pid)
+    assert "resource_tracker" in str(tracker.cmdline())  # by which it is told apart
+    print(server.cmdline() == psutil.Process().cmdline(), flush=True)
+    os.nice(3)
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), 1)
+    child = vllm_process.ForkContext().Process(target=os.system, args=("nice",))
+    child.start()
+    child.join()
+    forkserver._forkserver._stop()  # waits until it has ended, which it does when told
+    sys.exit(child.exitcode)"""
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_process_that_has_imported_the_engine_forks_it(tmp_path, imported):
+    """With the output and the priority that the process has when the engine starts."""
+    words = [sys.executable, "-c", FORKS, "imported" if imported else "", str(tmp_path / "log")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, f"{imported}\n"), done.stderr
+    assert (tmp_path / "log").read_text() == f"{os.getpriority(os.PRIO_PROCESS, 0) + 3}\n"
 
 
 @pytest.mark.parametrize(
