@@ -9,8 +9,8 @@
 # make docs         regenerate the generated pages, check the links
 
 SEED ?= 0
-# as many as there are cores, if each has 8 GB of memory, and at least two, since tests wait too
-JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); n = n < cores ? n : cores; \
+# one more than there are cores, since tests wait too, if each has 8 GB of memory; at least two
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); n = n < cores + 1 ? n : cores + 1; \
 	print (n > 2 ? n : 2)}' /proc/meminfo)
 VENV := .venv
 BIN := $(VENV)/bin
