@@ -34,7 +34,6 @@ from openrl.processes.leave import leave
 
 log = logging.getLogger(__name__)
 
-
 CLOSE_S = 2.0  # how long to wait for the process to end by itself
 REQUEST_S = 10.0  # how long to wait for a request, once somebody has connected
 Early = Callable[[], Any]
@@ -93,7 +92,8 @@ def main(number: int) -> NoReturn:
     """Import what the workers need, then fork one for each request at the socket with this number,
     until stdin closes because the driver ends."""
     listening = socket.socket(fileno=number)
-    Path("/proc/self/oom_score_adj").write_text("1000")  # as Ray does for the workers it starts
+    with suppress(OSError):  # as Ray does for the workers that it starts
+        Path("/proc/self/oom_score_adj").write_text("1000")
     sys.modules["ray"] = None  # type: ignore[assignment]  # vLLM takes it as not installed
     gc.disable()  # while modules load it finds nothing and takes a fifth of the time
     preload: Preload = pickle.load(sys.stdin.buffer)
