@@ -181,6 +181,8 @@ class CountedOptions(Options):
 
 @environments.register("counted", options=CountedOptions)
 class Counted:
+    open = stepping = 0  # games of this process
+
     def __init__(self, options):
         self.options, self.seed = options, None
 
@@ -190,20 +192,27 @@ class Counted:
 
     def reset(self, seed):
         self.seed, self.left = seed, self.options.turns
+        Counted.open += 1
         self.tell("opens")
         return "digits?", {}
 
     async def step(self, action):
         self.tell("steps")
-        try:
+        Counted.stepping += 1
+        try:  # wait for another game's step, if there is another game
+            async with asyncio.timeout(60):
+                while Counted.stepping == 1 and Counted.open > 1:
+                    await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)
         finally:
+            Counted.stepping -= 1
             self.tell("stepped")
         self.left -= 1
         digits = sum(c.isdigit() for c in action) / max(len(action), 1)
         return "more", digits, not self.left, False, {"success": digits > 0.3}
 
     def close(self):
+        Counted.open -= 1
         self.tell("closes")
 """
 

@@ -219,8 +219,9 @@ def test_nothing_is_left_of_what_left_its_family(write, tmp_path):
     """The grandchild has a session of its own, and its parent is dead when the process is ended."""
     sign = tmp_path / "pid"
     daemon = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n       "
-        f" open({str(sign)!r}, 'w').write(str(os.getpid())); time.sleep(1000)\n    os._exit(0)"
+        "import os, time\nif os.fork():\n    os.wait(); os._exit(0)\nos.setsid()\n"
+        f"if pid := os.fork():\n    open({str(sign)!r}, 'w').write(str(pid)); os._exit(0)\n"
+        "time.sleep(1000)"
     )
     path = write(f"subprocess.run([sys.executable, '-c', {daemon!r}]); os._exit(0)")
 
