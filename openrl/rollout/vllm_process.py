@@ -110,10 +110,9 @@ def _forking_server() -> Iterator[None]:
 
 
 def is_forked(spec: EngineSpec) -> bool:
-    """Return whether a single forked process schedules and computes: on a CPU, unless the user
-    binds its threads to cores."""
-    unbound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == UNBOUND
-    return spec.device == "cpu" and spec.sizes.width == 1 and unbound
+    """Return whether the engine and its workers are forked: on a CPU, unless the user binds its
+    threads to cores."""
+    return spec.device == "cpu" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == UNBOUND
 
 
 @contextmanager

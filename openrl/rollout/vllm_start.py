@@ -109,9 +109,9 @@ def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the fields for an engine on a CPU.
 
-    Unless threads are bound to cores, the model runs in the scheduler's process. vLLM's default, a
-    separate worker process, keeps two cores busy: each process spins while the other computes, and
-    the worker for a second longer.
+    Unless threads are bound to cores, a model that is not divided runs in the scheduler's process.
+    vLLM's default, a separate worker process, keeps two cores busy: each process spins while the
+    other computes, and the worker for a second longer.
 
     Prompts are computed whole if they fit. For a partial prompt vLLM rewinds the random generator
     by an offset, which CPU generators lack, so a request with a seed would crash the engine."""
@@ -121,7 +121,8 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
         "kv_cache_memory_bytes": CPU_CACHE,
         "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
     }
-    return cache | ({"distributed_executor_backend": UniProcExecutor} if is_forked(spec) else {})
+    alone = is_forked(spec) and spec.sizes.width == 1
+    return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
 
 
 REQUIRED = {
