@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are impor
 EnginePart = Literal["weights", "cache"]
 """The parts of an engine that sleep and wake independently."""
 
-CPU_CACHE = 2**30  # bytes of the key-value cache on a CPU; pages are allocated on first use
+CPU_CACHE = 2**30  # bytes of the key-value cache on a CPU; vLLM fills them with zeros
 
 
 class EngineDied(UserError):

@@ -24,7 +24,7 @@ from openrl.config.groups.placement import ENGINES, HybridFlags, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
 from tests.patience import PATIENCE
-from tests.ray_forks import forking_cluster
+from tests.ray_forks import forking_cluster, import_all_but_vllm
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def address():
     """Two nodes of three CPUs each, which pass for owners of two GPUs."""
     before = psutil.Process().children(recursive=True)
     node = {"num_cpus": 3, "num_gpus": 2}
-    with forking_cluster(node, node) as cluster:
+    with forking_cluster(node, node, imports=import_all_but_vllm) as cluster:
         processes = set(psutil.Process().children(recursive=True)) - {*before}
         yield cluster.address
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE)

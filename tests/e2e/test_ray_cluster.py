@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.patience import PATIENCE
-from tests.ray_forks import forking_cluster
+from tests.ray_forks import forking_cluster, import_all_but_vllm
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,8 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with forking_cluster({"num_cpus": 2}, {"num_cpus": 2}) as nodes:
+    node = {"num_cpus": 2}
+    with forking_cluster(node, node, imports=import_all_but_vllm) as nodes:
         yield nodes
 
 
