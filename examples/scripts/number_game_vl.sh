@@ -36,7 +36,7 @@ QUESTION="Two numbers are shown. Which is larger? Answer with one digit: 1 the l
 [ -d "$DATA" ] || python examples/python/number_game/make_data.py --output_dir "$DATA" --side 512 --largest 99 --sft 0 \
     --question "$QUESTION"
 
-python -m openrl.cli.train_ppo_ray \
+exec python -m openrl.cli.train_ppo_ray \
     --pretrain "$MODEL" --apply_chat_template --max_images_per_prompt 1 \
     --image_min_pixels 262144 --image_max_pixels 4194304 \
     --prompt_data "$DATA/rl.parquet" --eval_dataset "$DATA/eval.parquet" \

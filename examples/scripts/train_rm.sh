@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A reward model from pairs. On 8 GPUs: torchrun --nproc_per_node 8 -m openrl.cli.train_rm, with the same flags.
 set -euo pipefail
-python -m openrl.cli.train_rm \
+exec python -m openrl.cli.train_rm \
     --pretrain ./checkpoint/llama3-8b-sft \
     --dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku \
     --apply_chat_template --chosen_key chosen --rejected_key rejected \
@@ -9,4 +9,4 @@ python -m openrl.cli.train_rm \
     --train_batch_size 256 --micro_train_batch_size 1 --max_epochs 1 \
     --learning_rate 9e-6 --zero_stage 3 --param_dtype bf16 --gradient_checkpointing --compute_fp32_loss \
     --save_path ./checkpoint/llama3-8b-rm --ckpt_path ./checkpoint/llama3-8b-rm/checkpoints \
-    --logging_steps 1
+    --logging_steps 1 "$@"

@@ -35,11 +35,13 @@ def commands(path: Path) -> list[tuple[str, list[str]]]:
 
 
 CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
-NUMBERS = {  # that scripts take from the environment, by their defaults
-    "$GPUS": "2", "$DIVIDED": "1", "$ENGINES": "2", "$SAMPLES": "320", "$PROMPT": "1024",
-    "$RESPONSE": "128", "$UPDATED": "1152", "$SCORED": "2304", "$PROMPTS": "128",
-    "$VALIDATED": "256", "$EPOCHS": "15", "$STEPS": "-1", "$SHARE": "0.6",
-}  # fmt: skip
+SUMS = {"$ENGINES": "2", "$SAMPLES": "320", "$UPDATED": "1152", "$SCORED": "2304"}  # of defaults
+
+
+def defaults(path: Path) -> dict[str, str]:
+    """The variables that a script takes from the environment, by their defaults."""
+    found = re.findall(r"^(\w+)=\$\{\w+:-(.*)\}$", path.read_text(), flags=re.M)
+    return {f"${name}": value for name, value in found}
 
 
 def test_the_scripts_were_found():
@@ -58,7 +60,9 @@ def test_the_scripts_were_found():
 @pytest.mark.parametrize(("source", "name", "words"), CASES)
 def test_example_parses(source, name, words):
     command = COMMANDS[name]
-    variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"} | NUMBERS
+    variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"} | SUMS
+    if source.endswith(".sh"):
+        variables |= defaults(ROOT / "examples/scripts" / source)
     words = [word for word in words if word != "$@"]
     words = [
         re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words
