@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# A run on several nodes under Slurm: a Ray cluster over all of them, and the command that follows on the first.
-#   sbatch --nodes 4 --gpus-per-node 8 --ntasks-per-node 1 --signal TERM@120 examples/scripts/slurm.sh \
-#       bash examples/scripts/dapo_math.sh --actor_num_nodes 4
-# Slurm sends SIGTERM at the end of the job's time; the run saves a checkpoint, and the same sbatch line resumes it.
+# A run over several nodes under Slurm: a Ray cluster on all nodes of the job, and any script of this folder beside it.
+#   sbatch --nodes 4 --gpus-per-node 8 --ntasks-per-node 1 --exclusive --signal B:TERM@120 examples/scripts/slurm.sh \
+#       examples/scripts/dapo_math.sh --actor_num_nodes 4
+# Two minutes before the end of the job's time Slurm sends SIGTERM: the run saves a checkpoint and ends, and the same line
+# resumes it. Python's environment must be active where sbatch is called, and under the same path on all nodes.
 set -euo pipefail
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-ADDRESS=$(srun --nodes 1 --ntasks 1 --nodelist "$HEAD" hostname --ip-address | awk '{print $1}'):${PORT:-6379}
-# vLLM's processes end with the worker that started them
+PORT=${PORT:-6379}
+HOST=$(hostname --ip-address | awk '{print $1}') # of this node: Slurm runs the script on the first of the job
+wait_for_head="until (: > /dev/tcp/$HOST/$PORT) 2> /dev/null; do
+    [ \$SECONDS -lt 300 ] || { echo 'Ray did not start on the first node within 300 s' >&2; exit 1; }
+    sleep 1
+done"
+# Only who has the token of ~/.ray/auth_token may use the cluster; all nodes of the job see this directory.
+export RAY_AUTH_MODE=token
+ray get-auth-token --generate > /dev/null 2>&1
+# vLLM's processes shall end with the worker that started them
 export RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper=1
 
-srun --nodes 1 --ntasks 1 --nodelist "$HEAD" ray start --head --port "${ADDRESS##*:}" --block &
-OTHERS=$((SLURM_JOB_NUM_NODES - 1))
-if [ "$OTHERS" -gt 0 ]; then
-    srun --nodes "$OTHERS" --ntasks "$OTHERS" --exclude "$HEAD" \
-        bash -c "until ray health-check --address $ADDRESS; do sleep 1; done; ray start --address $ADDRESS --block" &
-fi
-# exec: Slurm's signals reach the run
-RAY_ADDRESS=$ADDRESS exec srun --overlap --nodes 1 --ntasks 1 --nodelist "$HEAD" "$@"
+srun --overlap --ntasks-per-node 1 bash -c "
+    [ \$SLURM_NODEID -gt 0 ] || exec ray start --head --port $PORT --block
+    $wait_for_head
+    exec ray start --address $HOST:$PORT --block" > "ray-$SLURM_JOB_ID.log" 2>&1 &
+bash -c "$wait_for_head"
+RAY_ADDRESS=$HOST:$PORT exec bash "$@" # exec: Slurm's signal reaches the run
