@@ -6,7 +6,7 @@
 # resumes it. Python's environment must be active where sbatch is called, and under the same path on all nodes.
 set -euo pipefail
 PORT=${PORT:-6379}
-HOST=$(hostname --ip-address | awk '{print $1}') # of this node: Slurm runs the script on the first of the job
+HOST=$(hostname --all-ip-addresses | awk '{print $1}') # of this node: Slurm runs the script on the first of the job
 wait_for_head="until (: > /dev/tcp/$HOST/$PORT) 2> /dev/null; do
     [ \$SECONDS -lt 300 ] || { echo 'Ray did not start on the first node within 300 s' >&2; exit 1; }
     sleep 1
