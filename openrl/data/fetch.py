@@ -11,12 +11,13 @@ import ipaddress
 import os
 import socket
 import ssl
+import time
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from openrl.files import write_atomically
 
-SECONDS = 20.0  # for any wait for the server
+SECONDS = 20.0  # for any wait for the server, and for the whole content
 MOST_BYTES = 20 * 2**20
 REDIRECTS = 3
 
@@ -40,16 +41,16 @@ def fetch(url: str, private: bool = False, cache: Path | None = None) -> bytes:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, content)
             return content
-        at = urljoin(at, location)
+        at = location
     raise FetchError(f"{url}: more than {REDIRECTS} redirects")
 
 
 def _get(url: str, private: bool) -> tuple[bytes, str | None]:
     """Return the content, or the address it has moved to."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FetchError(f"{url}: no http or https URL")
     try:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise FetchError(f"{url}: no http or https URL")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         connection = http.client.HTTPConnection(parts.hostname, port, timeout=SECONDS)
         connection.sock = _connect(parts.hostname, port, private, parts.scheme == "https")
@@ -58,19 +59,28 @@ def _get(url: str, private: bool) -> tuple[bytes, str | None]:
             connection.request("GET", path, headers={"User-Agent": "openrl"})
             reply = connection.getresponse()
             if reply.status in (301, 302, 303, 307, 308):
-                return b"", reply.getheader("Location", "")
+                return b"", urljoin(url, reply.getheader("Location", ""))
             if reply.status != 200:
                 raise FetchError(f"{url}: the server answers {reply.status}")
-            content = reply.read(MOST_BYTES + 1)
-            if reply.length and len(content) <= MOST_BYTES:  # ``read`` takes it for the end
-                raise FetchError(f"{url}: the connection ended {reply.length} bytes early")
+            return _read(reply, url), None
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise FetchError(f"{url}: {error}") from error
-    if len(content) > MOST_BYTES:
-        raise FetchError(f"{url}: more than {MOST_BYTES} bytes")
-    return content, None
+
+
+def _read(reply: http.client.HTTPResponse, url: str) -> bytes:
+    """Return the whole content, which a server could send for ever, or byte by byte."""
+    content, deadline = bytearray(), time.monotonic() + SECONDS
+    while piece := reply.read1():
+        content += piece
+        if len(content) > MOST_BYTES:
+            raise FetchError(f"{url}: more than {MOST_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise FetchError(f"{url}: it is not complete after {SECONDS:g} s")
+    if reply.length:  # ``read1`` takes it for the end
+        raise FetchError(f"{url}: the connection ended {reply.length} bytes early")
+    return bytes(content)
 
 
 def _connect(host: str, port: int, private: bool, encrypted: bool) -> socket.socket:

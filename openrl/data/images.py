@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
 from openrl.data.shapes import binary_columns
 from openrl.errors import UserError
+from openrl.files import expanded
 from openrl.lazy import datasets
 from openrl.types import Image, Message, PlacedImage
 from openrl.vision.pictures import BadImage, is_picture, make_image, png
@@ -69,7 +69,7 @@ class RowImages:
         key, flags = self.flags.image_key, self.flags
         try:
             return make_image(self._bytes(cell), flags.image_min_pixels, flags.image_max_pixels)
-        except (BadImage, FetchError, OSError, binascii.Error) as error:
+        except (BadImage, FetchError, OSError, ValueError) as error:  # ValueError: not base64
             raise BadRow(f"{key}: {error}") from error
 
     def _bytes(self, cell: Any) -> bytes:
@@ -89,7 +89,7 @@ class RowImages:
             return base64.b64decode(content, validate=True)
         if cell.startswith(("http://", "https://")):
             return fetch(cell)
-        path = self.folder / Path(cell.removeprefix("file://")).expanduser()
+        path = self.folder / expanded(cell.removeprefix("file://"))
         if not path.is_file():
             raise BadImage(f"no such file: {path}")
         return path.read_bytes()
@@ -163,12 +163,14 @@ def flatten_parts(messages: Sequence[Message]) -> tuple[list[Message], list[Any]
     return plain, cells
 
 
-def _part_text(part: dict[str, Any], cells: list[Any]) -> str:
+def _part_text(part: Any, cells: list[Any]) -> str:
+    if not isinstance(part, dict):
+        raise BadRow("a part of the chat is not of the form {type, ...}")
     kind = part.get("type")
-    if kind == "text":
-        return str(part["text"])
+    if kind == "text" and isinstance(part.get("text"), str):
+        return part["text"]
     if kind not in ("image", "image_url"):
-        raise BadRow(f"the chat has a part of type {kind!r}, which is neither text nor image")
+        raise BadRow(f"the chat has a part of type {kind!r} that is neither text nor image")
     held = next((part[key] for key in _OF_PARTS if part.get(key)), None)
     cells += [] if held is None else [held]
     return MARK

@@ -8,8 +8,8 @@ import io
 import math
 from typing import Any
 
+from PIL import ExifTags, ImageOps, UnidentifiedImageError
 from PIL import Image as Picture
-from PIL import ImageOps, UnidentifiedImageError
 
 from openrl.types import Image
 
@@ -22,8 +22,9 @@ class BadImage(Exception):
 
 
 def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | None = None) -> Image:
-    """Return the record of an encoded picture. The bytes of an RGB picture within the limits stay
-    as they are; any other picture becomes a PNG, scaled in proportion. Raises BadImage."""
+    """Return the record of an encoded picture. The bytes of an upright, opaque RGB picture within
+    the limits stay as they are; any other picture becomes a PNG, scaled in proportion. Raises
+    BadImage."""
     try:
         with Picture.open(io.BytesIO(data)) as opened:
             width, height = opened.size
@@ -33,7 +34,10 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
                 )
             picture = ImageOps.exif_transpose(opened)
             fitting = _fitting(picture.size, min_pixels, max_pixels)
-            if opened.mode == "RGB" and picture.size == opened.size == fitting:
+            # a picture that lies on its head has the size of one that stands
+            upright = opened.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            opaque = opened.mode == "RGB" and "transparency" not in opened.info
+            if upright and opaque and opened.size == fitting:
                 picture.load()  # a truncated file fails here
                 return _image(data)
             picture = _on_white(picture)

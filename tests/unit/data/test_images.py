@@ -1,12 +1,16 @@
 """Images of rows: where they may stand, what is refused, and which tokens a prompt gets of them."""
 
 import base64
+import contextlib
 import io
+import itertools
+import json
 import pickle
 import struct
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset, Features, List, Value
@@ -143,6 +147,31 @@ def test_rgb_and_size_are_made_once(build):
     assert pixels(prompt, 1).size == (73, 54)  # 80 x 60, by sqrt(4000 / 4800)
 
 
+# EXIF orientation -> where a viewer shows the first stored pixel, of a square of 4 x 4
+CORNERS = {1: (0, 0), 2: (3, 0), 3: (3, 3), 4: (0, 3), 5: (0, 0), 6: (3, 0), 7: (3, 3), 8: (0, 3)}
+
+
+@pytest.mark.parametrize("orientation, corner", CORNERS.items())
+def test_a_picture_is_turned_as_a_viewer_turns_it(orientation, corner):
+    """Most orientations keep the size of a square."""
+    square = Picture.new("RGB", (4, 4))
+    square.putpixel((0, 0), (255, 0, 0))
+    exif, file = Picture.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    square.save(file, "PNG", exif=exif)
+    image = make_image(file.getvalue())
+    assert open_image(image).getpixel(corner) == (255, 0, 0)
+    assert (image.data == file.getvalue()) == (orientation == 1)
+
+
+def test_a_colour_that_is_transparent_becomes_white():
+    square, file = Picture.new("RGB", (4, 4)), io.BytesIO()
+    square.putpixel((0, 0), (255, 0, 0))
+    square.save(file, "PNG", transparency=(0, 0, 0))
+    seen = open_image(make_image(file.getvalue()))
+    assert [seen.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
+
+
 def bomb() -> bytes:
     """A PNG of a few bytes that says that it has 40000 x 40000 pixels."""
 
@@ -167,6 +196,12 @@ def bomb() -> bytes:
         ({"input": "<image>", "images": ["no.png"]}, "no such file: no.png"),
         ({"input": "<image>", "images": ["http://127.0.0.1:1/a"]}, "private address 127.0.0.1"),
         ({"input": "<image>", "images": ["data:image/png,raw"]}, "without base64"),
+        (
+            {"input": "<image>", "images": ["data:image/png;base64,\u00e9"]},
+            "images: string argument",
+        ),
+        ({"input": "<image>", "images": ["~nouser/a.png"]}, "no such file: ~nouser/a.png"),
+        ({"input": "<image>", "images": ["http://["]}, "images: http://[: "),
     ],
 )
 def test_a_row_that_cannot_be_shown_is_named(build, row, reason):
@@ -176,6 +211,21 @@ def test_a_row_that_cannot_be_shown_is_named(build, row, reason):
     with pytest.raises(UserError) as raised:
         build(Dataset.from_list([good, row], features=features))
     assert "row 1: " in str(raised.value) and reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ("a text", "a part of the chat is not of the form {type, ...}"),
+        ({"type": "text"}, "a part of type 'text' that is neither text nor image"),
+        ({"type": "video", "video": "a.mp4"}, "a part of type 'video' that is neither"),
+    ],
+)
+def test_a_chat_with_a_part_that_cannot_be_read_is_named(build, part, reason):
+    chat = [{"role": "user", "content": [part]}]
+    with pytest.raises(UserError) as raised:
+        build([{"input": json.dumps(chat)}])
+    assert f"row 0: input: {reason}" in str(raised.value).replace("the chat has ", "")
 
 
 def test_text_only_runs_refuse_images(build):
@@ -269,6 +319,12 @@ def server():
                 self.end_headers()
                 self.wfile.write(A)
                 return
+            if self.path == "/slow":
+                self.send_response(200)
+                self.end_headers()
+                with contextlib.suppress(OSError):  # the client has gone
+                    while True:
+                        self.wfile.write(b"x")
             asked.append(self.path)
             moved = self.path == "/moved"
             self.send_response(302 if moved else 200 if self.path != "/no" else 404)
@@ -291,6 +347,18 @@ def test_an_image_that_breaks_off_is_not_kept(server, tmp_path):
     with pytest.raises(FetchError, match=r"/torn: the connection ended 7 bytes early"):
         fetch(f"{address}/torn", private=True, cache=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_image_that_never_ends_is_given_up(server, tmp_path, monkeypatch):
+    address, _ = server
+    clock = itertools.count(step=8)  # seconds, one step for each look
+    monkeypatch.setattr("openrl.data.fetch.time", SimpleNamespace(monotonic=clock.__next__))
+    with pytest.raises(FetchError, match="/slow: it is not complete after 20 s"):
+        fetch(f"{address}/slow", private=True, cache=tmp_path)
+    assert next(clock) == 32  # three pieces, which came at 8, 16 and 24 s
+    monkeypatch.setattr("openrl.data.fetch.MOST_BYTES", 0)
+    with pytest.raises(FetchError, match="/slow: more than 0 bytes"):
+        fetch(f"{address}/slow", private=True, cache=tmp_path)
 
 
 def test_urls_are_fetched_once_and_never_from_private_addresses(server, tmp_path):
