@@ -209,16 +209,16 @@ class Conversation:
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
     ) -> list[Message]:
-        """Return the first chat that continues the last turn's row, else the first that can be
-        rendered, else the last."""
-        fitting = []
+        """Return the chat that continues the longest row, the first among equals; if none can be
+        rendered, the last."""
+        best, most = chats[-1], -1
         for chat in chats:
             with suppress(TemplateError):
                 text, images = self.chat.render(chat, tools), self.chat.images_in(chat)
-                if self._last is not None and self._last.is_continued_by(text, images):
-                    return list(chat)
-                fitting.append(chat)
-        return list(fitting[0] if fitting else chats[-1])
+                rows = (row for row in self._rows if row.is_continued_by(text, images))
+                if (held := max((len(row.text) for row in rows), default=0)) > most:
+                    best, most = chat, held
+        return list(best)
 
     def _require_turn(self) -> None:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):

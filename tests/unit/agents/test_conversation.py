@@ -113,6 +113,22 @@ def test_the_messages_that_go_on():
         assert conversation.choose(chats) == chats[0]
 
 
+def test_the_messages_that_go_on_after_the_turn_of_another_chat():
+    """Agents that share an episode take turns: a call goes back after somebody else has spoken."""
+    chat, arguments = chat_of("qwen2.5"), {"a": 2, "b": 2}
+    structured = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "add", "arguments": arguments}}],
+    }
+    call = '<tool_call>\n{"name": "add", "arguments": {"a":2,"b":2}}\n</tool_call>'
+    policy = ScriptedPolicy(chat, [call + "<|im_end|>", "It is 4.<|im_end|>"])
+    conversation, messages = play(chat, policy, [[ASKS]], TOOLS)
+    asyncio.run(conversation.reply([GOES_ON], TOOLS))
+    as_sampled = [*messages, RESULT]
+    assert conversation.choose([[ASKS, structured, RESULT], as_sampled], TOOLS) == as_sampled
+
+
 def test_what_a_template_refuses():
     chat = chat_of("gemma3")
     policy = ScriptedPolicy(chat, ["It is 4.<end_of_turn>"] * 2)
