@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from jsonschema import Draft202012Validator, SchemaError
+
 from openrl.agents.base import Toolset
 from openrl.agents.foreign.shims import install_shims
 from openrl.agents.tools import verl_modules
@@ -23,13 +25,19 @@ async def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
     """Return a function that makes the tools of an episode. ``tools`` is the value of --tools:
     files, URLs and names, separated by commas. ``timeout`` is the seconds for one call.
 
-    Raises UserError for tools that cannot be opened, and for two tools of the same name."""
+    Raises UserError for tools that cannot be opened, for two tools of the same name and for
+    parameters that no call could be checked against."""
     sources = [source for part in tools.split(",") for source in await toolsets(part.strip())]
 
     def make() -> Toolbox:
         return Toolbox([source() for source in sources], timeout)
 
-    make()  # raises if names clash
+    for function in (schema["function"] for schema in make().schemas):  # raises if names clash
+        try:
+            Draft202012Validator.check_schema(function.get("parameters") or {})
+        except SchemaError as error:
+            message = f"--tools: the parameters of {function['name']} are no JSON schema"
+            raise UserError(f"{message}: {error.message}") from error
     return make
 
 

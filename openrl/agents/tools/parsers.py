@@ -213,19 +213,28 @@ def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> To
     if not name:
         raise Malformed("a call has no name")
     functions = (schema["function"] for schema in schemas)
-    properties: dict[str, Any] = next(
-        (f["parameters"].get("properties", {}) for f in functions if f["name"] == name), {}
-    )
-    return ToolCall(name, {key: _typed(properties.get(key, {}), text) for key, text in pairs})
+    parameters = next((f.get("parameters") for f in functions if f["name"] == name), None) or {}
+    properties: Mapping[str, Any] = parameters.get("properties") or {}
+    return ToolCall(name, {key: _typed(properties.get(key), text) for key, text in pairs})
 
 
-def _typed(schema: dict[str, Any], text: str) -> Any:
-    if schema.get("type") == "string":
+def _typed(schema: Any, text: str) -> Any:
+    types = _types(schema)
+    if types == {"string"} or (types == {"string", "null"} and text.strip() != "null"):
         return text
     try:
         return _value(text)
     except Malformed:
         return text
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the types that a schema names."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type") or []
+    choices = map(_types, schema.get("anyOf") or [])
+    return {*([named] if isinstance(named, str) else named)}.union(*choices)
 
 
 def _value(text: str) -> Any:

@@ -14,7 +14,10 @@ FIND = ToolCall("find", {"text": "7", "most": 3, "tags": ["x"]})
 SCHEMAS = [
     *TOOLS,
     tool("find", text={"type": "string"}, most={"type": "integer"}, tags={"type": "array"}),
-]
+    tool("note", text={"anyOf": [{"type": "string"}, {"type": "null"}]}, day={"type": ["null", "string"]},
+         most={"anyOf": [{"type": "string"}, {"type": "integer"}]}, rest=True),
+    {"type": "function", "function": {"name": "stop"}},
+]  # fmt: skip
 
 
 def hermes(*calls):
@@ -22,6 +25,11 @@ def hermes(*calls):
         f"<tool_call>\n{json.dumps({'name': c.name, 'arguments': c.arguments})}\n</tool_call>"
         for c in calls
     )
+
+
+def glm(name, **arguments):
+    pairs = (f"<arg_key>{k}</arg_key><arg_value>{v}</arg_value>" for k, v in arguments.items())
+    return f"<tool_call>{name}{''.join(pairs)}</tool_call>"
 
 
 GLM_FIND = (
@@ -60,6 +68,12 @@ ADD_LLAMA = '{"name": "add", "parameters": {"a": 2, "b": 2}}'
         ("glm", "<tool_call>now\n</tool_call>", "", [ToolCall("now", {})]),
         ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>two</arg_value>\n</tool_call>", "",
          [ToolCall("add", {"a": "two"})]),
+        # a text that may be missing is a text, even where it looks like a number
+        ("glm", glm("note", text="7", day="null", most="7", rest="7"), "",
+         [ToolCall("note", {"text": "7", "day": None, "most": 7, "rest": 7})]),
+        ("glm", glm("note", text='"7"', day=" null "), "",
+         [ToolCall("note", {"text": '"7"', "day": None})]),
+        ("glm", glm("stop", at="7"), "", [ToolCall("stop", {"at": 7})]),
         ("qwen3_coder", f"So:\n\n{CODER}", "So:", [FIND]),
         ("qwen3_coder", f"{CODER}\n{CODER}", "", [FIND, FIND]),
         ("qwen3_coder", "<tool_call>\n<function=find>\n<parameter=text>\na\n\nb\n</parameter>\n"

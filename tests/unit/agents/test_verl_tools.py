@@ -126,6 +126,14 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_parameters_that_are_no_schema_are_refused_before_the_first_call(tmp_path):
+    """A call could only be answered with jsonschema's own error, in every episode anew."""
+    path = tmp_path / "tools.py"
+    path.write_text(FUNCTIONS.replace('"type": "object"', '"type": "any"'))
+    with pytest.raises(UserError, match="the parameters of free are no JSON schema: 'any' is not"):
+        asyncio.run(open_toolbox(str(path), 5.0))
+
+
 def row(kwargs):
     return Prompt("a", [1], "", meta={"extra_info": {"tools_kwargs": kwargs}})
 
