@@ -87,6 +87,10 @@ class MicroBatcher(Generic[Item, Result]):
             results = await loop.run_in_executor(self._thread, self._function, items)
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(results)} results for {len(batch)} items")
+        except asyncio.CancelledError:  # by ``close``
+            for _, future in batch:
+                future.cancel()
+            raise
         except Exception as error:
             for _, future in batch:
                 if not future.done():
@@ -97,7 +101,7 @@ class MicroBatcher(Generic[Item, Result]):
                 future.set_result(result)
 
     async def close(self) -> None:
-        """Stop the batcher and cancel the calls that still wait."""
+        """Stop the batcher and cancel the calls that still wait, or whose batch is computed."""
         if self._loop is not None:
             self._loop.cancel()
         for _, future in self._waiting:

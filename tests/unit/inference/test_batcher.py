@@ -132,3 +132,17 @@ def test_a_caller_that_gave_up_costs_no_work():
         assert square.batches == [[1], [4]]
 
     run(scenario)
+
+
+def test_a_call_ends_with_the_batcher_even_while_it_is_computed():
+    async def scenario(batcher, square):
+        square.gate.clear()
+        running = asyncio.create_task(batcher([1]))
+        await until(lambda: square.batches)
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.wait({running}, timeout=30)
+        assert running.cancelled()
+        square.gate.set()
+        await closing
+
+    run(scenario)
