@@ -108,12 +108,13 @@ def summarise(
     ``threshold`` on; without one it is right from the verdict 1, and answers that have only a
     reward are left out of pass@k and maj@k. Answers whose reward failed are left out. Prompts with
     fewer than k other answers are left out of the figures of k (``prompts@k`` says how many
-    remain). If no answer votes there is no maj@k.
+    remain). If no answer votes there is no maj@k. If several agents share an episode, each counts
+    as answering a prompt of its own.
     """
     voted = any(vote(row[response]) is not None for row in rows)
-    by_prompt: dict[str, list[Row]] = {}
+    by_prompt: dict[tuple[str, str | None], list[Row]] = {}
     for row in rows:
-        by_prompt.setdefault(row["id"], []).append(row)
+        by_prompt.setdefault((row["id"], row.get("agent")), []).append(row)
     figures: dict[str, dict[str, list[float]]] = {ALL: {}}  # present even if no answer has a reward
     counts: dict[str, int] = {ALL: 0}
     for answers in by_prompt.values():

@@ -112,8 +112,8 @@ def _line(row: Row) -> str:
 def rows_of(
     unit: str, group: Group, flags: EvaluateDataFlags, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
-    """Return one row per answer: prompt, response without special tokens, how it ended, and label
-    and reward if there are any, in the columns that the flags name."""
+    """Return one row per answer: prompt, response without special tokens, how it ended, and agent,
+    label and reward if there are any, in the columns that the flags name."""
     return [
         {
             "id": unit,
@@ -123,6 +123,7 @@ def rows_of(
             "finish": t.end.value,
             "source": group.prompt.source,
         }
+        | ({"agent": t.agent} if t.agent else {})
         | ({} if group.prompt.label == "" else {flags.label_key or "label": group.prompt.label})
         | reward_columns(t)
         for sample, t in enumerate(group.trajectories)

@@ -144,6 +144,18 @@ def test_a_reward_is_no_verdict_unless_a_threshold_says_so():
     assert summarise([rewarded], [1], 3.5, "output")["y"]["pass@1"] == 0
 
 
+def test_agents_that_share_an_episode_answer_prompts_of_their_own():
+    """The solver is always right and the critic never: no two answers of one agent differ."""
+    row = {"id": "a", "source": "x", "output": "5"}
+    solver, critic = (
+        row | {"agent": name, "reward": right, "passed": right}
+        for name, right in (("solver", 1.0), ("critic", 0.0))
+    )
+    figures = summarise([solver, critic] * 2, [1, 2], None, "output")["all"]
+    assert figures["prompts"] == 2
+    assert figures["pass@1"] == figures["pass@2"] == figures["maj@2"] == 0.5
+
+
 @pytest.mark.parametrize("sources", [1, 3, 20])
 def test_the_table_of_figures_fits_a_terminal(sources):
     names = [f"a source {n}" for n in range(sources)]
