@@ -1,10 +1,9 @@
 """Environments on OpenEnv's servers.
 
-WebSocket  <server>/ws, one episode per connection: {"type": "reset" | "step" | "state" | "close",
-           "data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}.
-HTTP       POST /reset {seed}, POST /step {"action": {...}}. The server keeps one environment for
-           all clients, so only one episode at a time is played there. HTTP is used only if there is
-           no /ws: servers with /ws may make a new environment for every HTTP request.
+Over the WebSocket <server>/ws, one episode per connection: {"type": "reset" | "step" | "state",
+"data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}. Servers
+without /ws have one environment for the HTTP requests of all clients, where the episodes of two
+engines would take each other's turns.
 
 An observation is {"observation": {...}, "reward": number or null, "done": bool}. The server's
 schema says how the policy's text becomes an action. Text that does not fit changes nothing, and the
@@ -14,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +41,8 @@ BUSY = (429, 503)  # what a server, or a proxy before it, answers if there is no
 _REMEDIES = {  # for a status at the start of a run
     401: "a server that asks for no login",
     429: "start again when the server has fewer clients",
+    # a server without /ws: uvicorn and others
+    **dict.fromkeys((403, 404), "a server with /ws, where every episode has its own environment"),
 }
 _READ = {"integer": int, "number": float, "string": str}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
@@ -48,9 +50,6 @@ _OURS = ("metadata",)  # fields of every action that the policy does not write
 Json = dict[str, Any]
 ReadAction = Callable[[str], Json]
 """Turns the policy's text into the fields of an action. Raises InvalidAction."""
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Json]]
-"""Sends a message (its type, its data) of an episode, and returns the "data" of the answer. Raises
-ServerError."""
 
 
 class OpenEnvAgent:
@@ -63,28 +62,36 @@ class OpenEnvAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, OSError if the server is gone,
         and InvalidStatus if it refuses the connection."""
-        async with self.server.open() as (ask, waits):
-            environment = OpenEnvEnvironment(ask, self.server.read)
+        root, read = self.server.root, self.server.read
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(ServerFull),
+            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
+        )
+        late = ServerFull(f"{root} had no room for another episode within {WAIT_FOR_ROOM:g} s")
+        async with time_limit(WAIT_FOR_ROOM, late):
+            socket: websockets.ClientConnection = await attempts(_enter, root)
+        async with socket:
+            environment = OpenEnvEnvironment(socket, read)
             agent = EnvironmentAgent(lambda _: environment, self.how, self._places)
             trajectory = await agent.run(prompt, generate, sampling)
-        trajectory.metrics["waits_for_room"] = float(waits)
+        trajectory.metrics["waits_for_room"] = attempts.statistics["attempt_number"] - 1.0
         return trajectory
 
 
 class OpenEnvEnvironment(Environment):
     """The environment of one episode. It ends with its connection."""
 
-    def __init__(self, ask: Ask, read: ReadAction) -> None:
-        self._ask, self._read = ask, read
+    def __init__(self, socket: websockets.ClientConnection, read: ReadAction) -> None:
+        self._socket, self._read = socket, read
 
     async def reset(self, seed: int, prompt: Prompt) -> str:
         row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
-        told = await self._ask("reset", row)  # a server takes the fields it knows
+        told = await _ask(self._socket, "reset", row)  # a server takes the fields it knows
         return observation_text(told["observation"])
 
     async def step(self, action: str) -> Step:
         try:
-            told = await self._ask("step", self._read(action))
+            told = await _ask(self._socket, "step", self._read(action))
         except InvalidAction as invalid:
             return Step(str(invalid), valid=False)
         except ServerError as error:
@@ -140,7 +147,7 @@ def _read_object(names: list[str], text: str) -> Json:
     return found
 
 
-# -- the protocols ---------------------------------------------------------------------------------
+# -- the protocol ----------------------------------------------------------------------------------
 
 
 class ServerError(Exception):
@@ -155,31 +162,10 @@ class ServerFull(Exception):
     """The server plays as many episodes as it can."""
 
 
+@dataclass(frozen=True)
 class Server:
-    """A server of environments. Lives in one event loop."""
-
-    def __init__(self, root: str, read: ReadAction, has_websocket: bool) -> None:
-        """``root`` is http://host:port."""
-        self.root, self.read, self.has_websocket = root, read, has_websocket
-        self._alone = asyncio.Lock()  # held by the one episode that runs over HTTP
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[Ask, int]]:
-        """Open an episode's connection. Return it, and how often the server had no room. Raises
-        ServerFull."""
-        if not self.has_websocket:
-            async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                yield partial(_post, client, self.root), 0
-            return
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(ServerFull),
-            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
-        )
-        late = ServerFull(f"{self.root} had no room for another episode within {WAIT_FOR_ROOM:g} s")
-        async with time_limit(WAIT_FOR_ROOM, late):
-            socket: websockets.ClientConnection = await attempts(_enter, self.root)
-        async with socket:
-            yield partial(_send, socket), attempts.statistics["attempt_number"] - 1
+    root: str  # http://host:port
+    read: ReadAction
 
 
 async def find_server(url: str) -> Server:
@@ -200,13 +186,11 @@ async def find_server(url: str) -> Server:
     read = action_reader(schema["action"])
     try:
         async with _connect(root):
-            return Server(root, read, True)
+            return Server(root, read)
     except websockets.InvalidStatus as error:
         status = error.response.status_code
-        if status in _REMEDIES or status >= 500:  # there may be one that lets nobody in
-            message = f"openenv: {root}/ws answers {status}"
-            raise UserError(message, _REMEDIES.get(status, remedy)) from None
-        return Server(root, read, False)  # there is no /ws
+        message = f"openenv: {root}/ws answers {status}"
+        raise UserError(message, _REMEDIES.get(status, remedy)) from None
     except (OSError, websockets.WebSocketException) as error:
         raise UserError(f"openenv: {root}/ws cannot be reached: {error!r}", remedy) from None
 
@@ -221,7 +205,7 @@ async def _enter(root: str) -> websockets.ClientConnection:
             raise ServerFull(f"{root}/ws answers {error.response.status_code}") from None
         raise
     try:
-        await _send(socket, "state", {})
+        await _ask(socket, "state", {})
     except ServerError as error:
         if error.code == NO_ROOM:
             await socket.close()
@@ -242,7 +226,8 @@ def _connect(root: str) -> websockets.connect:
     )
 
 
-async def _send(socket: websockets.ClientConnection, kind: str, data: Mapping[str, Any]) -> Json:
+async def _ask(socket: websockets.ClientConnection, kind: str, data: Mapping[str, Any]) -> Json:
+    """Send a message of an episode and return the "data" of its answer. Raises ServerError."""
     asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
     with suppress(websockets.ConnectionClosed):  # its last message may still be unread
         await socket.send(json.dumps(asked, default=str))
@@ -252,13 +237,3 @@ async def _send(socket: websockets.ClientConnection, kind: str, data: Mapping[st
         what = told.get("errors") or told.get("message", "")
         raise ServerError(str(told.get("code")), str(what))
     return told
-
-
-async def _post(client: httpx.AsyncClient, root: str, kind: str, data: Mapping[str, Any]) -> Json:
-    body = {"action": data} if kind == "step" else data
-    content, headers = json.dumps(body, default=str), {"Content-Type": "application/json"}
-    answer = await client.post(f"{root}/{kind}", content=content, headers=headers)
-    if answer.is_error:
-        code = INVALID if answer.status_code == 422 else str(answer.status_code)
-        raise ServerError(code, answer.text[:1000])
-    return answer.json()

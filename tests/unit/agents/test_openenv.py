@@ -52,7 +52,7 @@ class Echo:
 
 
 class Server:
-    """``places`` episodes at a time over WebSocket; None: HTTP alone, with one environment."""
+    """``places`` episodes at a time; None: without /ws."""
 
     def __init__(self, places=8, schema=MESSAGE):
         self.places, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
@@ -60,10 +60,6 @@ class Server:
         self.app.add_api_route("/schema", lambda: {"action": schema, "observation": {}})
         if places is not None:
             self.app.add_api_websocket_route("/ws", self.episode)
-            return
-        game = Echo()
-        self.app.add_api_route("/reset", self.reset(game), methods=["POST"])
-        self.app.add_api_route("/step", self.step(game), methods=["POST"])
 
     async def episode(self, connection: WebSocket):
         await connection.accept()
@@ -99,21 +95,6 @@ class Server:
         except RuntimeError as problem:
             return error("EXECUTION_ERROR", str(problem))
 
-    def reset(self, game):
-        async def reset(data: dict):
-            return game.reset(data)
-
-        return reset
-
-    def step(self, game):
-        async def step(data: dict):
-            try:
-                return game.step(data["action"])
-            except ValueError as problem:
-                return JSONResponse({"detail": str(problem)}, 422)
-
-        return step
-
     @asynccontextmanager
     async def serving(self):
         listener = socket.socket()
@@ -140,10 +121,10 @@ def play(server, *policies, scheme="ws", limits=TurnFlags(env_step_timeout=60.0)
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize(("places", "scheme"), [(8, "ws"), (8, "http"), (None, "http")])
-def test_an_episode(places, scheme):
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_an_episode(scheme):
     policy = policy_of("hi", "bye")
-    (played,) = play(Server(places), policy, scheme=scheme)
+    (played,) = play(Server(), policy, scheme=scheme)
     texts = [CHAT.tokenizer.decode(asked) for asked in policy.asked]
     assert "user\nhello 5 easy<|im_end|>" in texts[0]
     assert texts[1].endswith("user\nhi<|im_end|>\n<|im_start|>assistant\n")
@@ -151,10 +132,9 @@ def test_an_episode(places, scheme):
     assert played.metrics["waits_for_room"] == 0.0
 
 
-def test_episodes_of_one_environment_come_one_after_the_other():
-    """Over HTTP all would share it: each counts its own turns, from one."""
-    played = play(Server(None), *(policy_of("hi", "ho", "bye") for _ in range(4)), scheme="http")
-    assert [p.score.reward for p in played] == [6.0] * 4
+def test_a_server_whose_clients_share_an_environment_is_refused():
+    with pytest.raises(UserError, match=r"(?s)/ws answers 403.*a server with /ws, where every"):
+        play(Server(None), policy_of("bye"))
 
 
 def test_a_full_server_is_waited_for_and_that_is_counted():
