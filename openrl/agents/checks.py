@@ -64,11 +64,14 @@ def check_tags(setup: AgentSetup, chat: ChatFormat, longest: int) -> None:
     for tag in settings:
         try:
             first = asyncio.run(first_observation(tag, settings, setup.plugins, setup.flags))
+        except UserError:
+            raise
         except Exception as error:  # whatever the environment raises
-            message = (
-                f"--env_tags {tag}: it cannot start an episode: {type(error).__name__}: {error}"
-            )
-            raise UserError(message, "change its settings in --env_config") from error
+            message = f"--env_tags {tag}: it cannot start an episode"
+            raise UserError(
+                f"{message}: {type(error).__name__}: {error}",
+                "change its settings in --env_config",
+            ) from error
         check_beginning(tag, first, chat, setup.vision.max_images_per_prompt, longest)
 
 

@@ -42,7 +42,7 @@ class AgentCommand:
         async with self._places:
             with (
                 tempfile.TemporaryFile() as output,
-                tempfile.NamedTemporaryFile("w", suffix=".json") as chat,
+                tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as chat,
             ):
                 # with images the chat exceeds what an environment variable may hold
                 json.dump(messages_for_clients(prompt), chat, ensure_ascii=False)

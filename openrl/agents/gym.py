@@ -72,7 +72,8 @@ class GymEnvironment(Environment):
     async def step(self, action: str) -> Step:
         found = await user_code.result(self._game.step(action))
         if not isinstance(found, tuple) or len(found) not in (4, 5):
-            raise TypeError(f"step must return gym's 5 or 4 values, not {type(found).__name__}")
+            returned = len(found) if isinstance(found, tuple) else type(found).__name__
+            raise TypeError(f"step must return gym's 5 or 4 values, not {returned}")
         observation, reward, done, *rest = found
         info, success = rest[-1], rest[-1].get("success")
         return Step(

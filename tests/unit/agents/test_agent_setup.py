@@ -218,6 +218,17 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
         check_agents(how, hermes_chat().tokenizer, None, LONGEST)
 
 
+def test_what_helps_a_game_is_said_as_the_game_says_it(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("bandit: {pictures: true}")
+    tagged = EnvironmentFlags(env_tags=("bandit",), env_config=str(path))
+    how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
+    with pytest.raises(UserError) as refused:
+        check_agents(how, hermes_chat().tokenizer, None, LONGEST)
+    assert refused.value.message == "Bandit cannot draw pictures"
+    assert refused.value.remedy == "pictures: false in --env_config"
+
+
 @pytest.mark.parametrize(
     ("flags", "what"),
     [({"env_tags": ("bandit",)}, "--env_tags bandit: the first observation"),

@@ -74,7 +74,7 @@ def write(tmp_path):
             "success must be a number, not str",
             "error",
         ),
-        ("return 'x', 0.0", "step must return gym's 5 or 4 values, not tuple", "error"),
+        ("return 'x', 0.0", "step must return gym's 5 or 4 values, not 2", "error"),
         (
             "return None, 0.0, False, False, {}",
             "an observation must be text, a picture or .*, not NoneType",
