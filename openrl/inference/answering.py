@@ -219,6 +219,7 @@ async def open_answering(
                 played = await play_episode(agent, prompt, engine.generate, drawn, starts)
                 if not has_failed(played):
                     break
+                await engine.check()  # an agent may mistake a dead engine for a failure of its own
             return played
 
         async def work(unit: Unit) -> list[Row]:
@@ -277,9 +278,8 @@ async def open_reward(
         if reward is not None:
             await reward.close()
         for name, scorer in models.items():
-            if cut := scorer.counts.cut:
-                texts = scorer.counts.texts
-                print(f"{name}: {cut} of {texts} texts lost tokens at the start (--max_len)")
+            for line in scorer.counts.losses():
+                print(f"{name}: {line}")
 
 
 async def score(reward: CombinedReward | None, group: Group) -> Group:

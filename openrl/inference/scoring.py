@@ -45,6 +45,12 @@ class Counts:
         self.unseen += sum(map(len, rows.images))
         return replace(rows, images=[[] for _ in rows.images])
 
+    def losses(self) -> list[str]:
+        """Say what of the texts did not count."""
+        cut = f"{self.cut} of {self.texts} texts lost tokens at the start (--max_len)"
+        unseen = f"{self.unseen} images with the texts were not seen"
+        return [line for line, n in ((cut, self.cut), (unseen, self.unseen)) if n]
+
 
 class TextScorer(Protocol):
     counts: Counts
