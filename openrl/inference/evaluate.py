@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from openrl.inference.answering import (
     run_units,
 )
 from openrl.inference.output import Output, Row
-from openrl.rewards.at_k import mean_at_k, metrics_at_k, powers_of_two, vote
+from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.console import PlainConsole
 
 ALL = "all"  # the name for all data sources together
@@ -127,7 +128,7 @@ def summarise(
     return {
         source: (
             {"prompts": counts[source]}
-            | {name: mean_at_k(values) for name, values in of_source.items()}
+            | {name: fmean(values) for name, values in of_source.items()}
             | {
                 f"prompts@{k}": len(of_source[f"pass@{k}"])
                 for k in ks
@@ -149,7 +150,7 @@ def prompt_figures(
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
         return {}
-    mean = {f"mean@{max(ks)}": mean_at_k([verdict(row) for row in judged])}
+    mean = {f"mean@{max(ks)}": fmean(map(verdict, judged))}
     counted = [row for row in judged if threshold is not None or "passed" in row]
     votes, verdicts = [vote(row[response]) for row in counted], [verdict(row) for row in counted]
     return mean | metrics_at_k(ks, votes, verdicts, 1.0 if threshold is None else threshold)

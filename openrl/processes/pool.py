@@ -95,29 +95,19 @@ class ProcessPool:
     async def lease(self) -> AsyncIterator[Lease]:
         """Wait for a free process and lend it until the context ends. Raises CallFailed once the
         pool is closed."""
-        lease = await self.borrow()
-        try:
-            yield lease
-        finally:
-            self.release(lease)
-
-    async def borrow(self) -> Lease:
-        """Wait for a free process and lend it until ``release``, which the caller must call on
-        every way out. Raises CallFailed once the pool is closed."""
         lease = Lease(self, await self._idle.get())
         try:
             self.check_open()
-        except CallFailed:
-            self.release(lease)
-            raise
-        return lease
+            yield lease
+        finally:
+            self._release(lease)
 
     def check_open(self) -> None:
         """Raise CallFailed once the pool is closed."""
         if self.closed:
             raise CallFailed(f"the {self.kind} processes are closed")
 
-    def release(self, lease: Lease) -> None:
+    def _release(self, lease: Lease) -> None:
         """Return the process to the pool as soon as its last call has ended."""
         loop, process = asyncio.get_running_loop(), lease.process
 

@@ -1,11 +1,13 @@
-"""mean@k, pass@k and maj@k, which judge a model that may give k answers, from n answers to one
-prompt. They are exact expectations over the choice of k of the n answers; nothing is drawn."""
+"""pass@k and maj@k, which judge a model that may give k answers, from n answers to one prompt. They
+are exact expectations over the choice of k of the n answers; nothing is drawn. The same is true of
+mean@k, which is the mean of all n for every k."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import comb
+from statistics import fmean
 
 from openrl.rewards.verifiers.extract import after_thinking, marked_answer
 from openrl.rewards.verifiers.numeric import last_number, whole_number
@@ -26,11 +28,6 @@ def metrics_at_k(
     possible = [k for k in ks if k <= len(verdicts)]
     figures = {f"pass@{k}": pass_at_k(k, right, len(verdicts)) for k in possible}
     return figures | {f"maj@{k}": maj_at_k(k, answers, verdicts) for k in possible}
-
-
-def mean_at_k(verdicts: Sequence[float]) -> float:
-    """Return mean@k, the mean verdict, which is the same for every k."""
-    return sum(verdicts) / len(verdicts)
 
 
 def pass_at_k(k: int, right: int, n: int) -> float:
@@ -56,7 +53,7 @@ def maj_at_k(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -
     counts = Counter({answer: len(of_answer) for answer, of_answer in given.items()})
     silent = len(answers) - counts.total()
     return sum(
-        mean_at_k(of_answer)
+        fmean(of_answer)
         * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
         for answer, of_answer in given.items()
     ) / comb(len(answers), k)

@@ -1,14 +1,15 @@
-"""mean@k, pass@k, maj@k against numbers counted by hand and by listing every choice."""
+"""pass@k and maj@k against numbers counted by hand and by listing every choice."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from itertools import combinations
+from statistics import fmean
 
 import pytest
 
-from openrl.rewards.at_k import maj_at_k, mean_at_k, pass_at_k, vote
+from openrl.rewards.at_k import maj_at_k, pass_at_k, vote
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,6 @@ from openrl.rewards.at_k import maj_at_k, mean_at_k, pass_at_k, vote
 )  # fmt: skip
 def test_pass_at_k(k, right, n, expected):
     assert pass_at_k(k, right, n) == pytest.approx(expected, abs=1e-12)
-
-
-def test_mean():
-    assert mean_at_k([1.0, 0.0, 0.5, 0.5]) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def test_maj_at_k(k, answers, verdicts, expected):
 
 def maj_by_listing(k, answers, verdicts):
     verdict_of = {
-        a: mean_at_k([v for b, v in zip(answers, verdicts, strict=True) if b == a])
+        a: fmean([v for b, v in zip(answers, verdicts, strict=True) if b == a])
         for a in answers
         if a
     }
@@ -61,7 +58,7 @@ def maj_by_listing(k, answers, verdicts):
     for chosen in choices:
         votes = Counter(a for a in chosen if a)
         leaders = [a for a, n in votes.items() if n == max(votes.values())]
-        total += mean_at_k([verdict_of[a] for a in leaders]) if leaders else 0.0
+        total += fmean([verdict_of[a] for a in leaders]) if leaders else 0.0
     return total / len(choices)
 
 
