@@ -68,6 +68,7 @@ class Endpoints:
     all: list[Endpoint] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.urls = [*dict.fromkeys(self.urls)]
         self.all = [Endpoint(url) for url in self.urls]
 
     async def next(self, besides: Collection[str] = ()) -> Endpoint:

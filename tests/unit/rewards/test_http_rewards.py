@@ -13,7 +13,7 @@ import pytest
 
 from openrl.rewards import http, http_client
 from openrl.rewards.http import HttpSource
-from openrl.rewards.http_client import Endpoints, JsonClient, retry_after_seconds
+from openrl.rewards.http_client import Endpoints, JsonClient, RequestFailed, retry_after_seconds
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 from tests.tiny_vision import picture, png
@@ -393,6 +393,20 @@ def test_a_url_that_refuses_loses_nothing_while_another_answers(status):
     results, time = ask([wrong, right], *[rows(n, n) for n in range(20)], attempts=1)
     assert [rewards(r) for r in results] == [[n, n] for n in range(20)]
     assert time.pauses == []
+
+
+def test_a_url_that_is_given_twice_is_one():
+    async def main():
+        server = await Server(reply("", "404 Not Found")).start()
+        client = JsonClient(Endpoints([server.url] * 2), timeout=30.0, attempts=1)
+        try:
+            with pytest.raises(RequestFailed, match="status 404"):
+                await client.post({}, list, alone=True)
+        finally:
+            await client.close()
+            await server.stop()
+
+    asyncio.run(main())
 
 
 def test_a_models_rewards_repeated_as_scores_are_no_verdicts():
