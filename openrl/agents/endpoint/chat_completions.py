@@ -38,7 +38,8 @@ def read_message(message: Json) -> Message:
     read = fields.message(message)
     if calls := fields.objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]
-    return read | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+    names = {key: fields.get(message, key, str, None) for key in ("tool_call_id", "name")}
+    return read | {key: name for key, name in names.items() if name}
 
 
 def _read_call(call: Json) -> Json:

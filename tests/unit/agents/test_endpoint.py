@@ -255,6 +255,10 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
         (b'{"messages": [{"role": "user", "content": 3}]}', "must be text or a list"),
         (b'{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}', "only contain text"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "'image_url' is"),
+        (
+            b'{"messages": [{"role": "tool", "tool_call_id": [1]}]}',
+            "'tool_call_id' is missing or of",
+        ),
         (b'{"messages": [], "n": 2}', "'n' must be 1"),
         (b'{"messages": [], "stream_options": 3}', "'stream_options' is missing or of the wrong"),
         (b'{"messages": [], "include": 3}', "'include' is missing or of the wrong type"),
