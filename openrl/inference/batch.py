@@ -94,7 +94,10 @@ def add_target_reward(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prom
     """Return the prompt followed by the desired reward."""
     text = f"{prompt.text}{wish.strip()} "
     ids = builder.tokenizer(text, add_special_tokens=False).input_ids
-    return replace(prompt, text=text, token_ids=[*builder.templates.leading, *ids])
+    ids, images = [*builder.templates.leading, *ids], prompt.images
+    if builder.images is not None:
+        ids, images = builder.images.place(ids, [placed.image for placed in images])
+    return replace(prompt, text=text, token_ids=ids, images=images)
 
 
 def group_competing(prompts: list[Prompt]) -> list[list[Prompt]]:

@@ -9,13 +9,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
+from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.inference import RewardModelFlags
 from openrl.config.groups.model import LoadFlags
 from openrl.config.groups.vision import ImageFlags, VisionFlags
 from openrl.data.images import RowImages
+from openrl.data.prompts import PromptBuilder
+from openrl.data.tokenizer import load_tokenizer
+from openrl.inference.batch import add_target_reward
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.causal_lm import Loading
+from openrl.types import Prompt
 from openrl.vision.pictures import make_image
 from openrl.vision.processor import VisionProcessor
 from tests.tiny_vision import picture, png, tiny_vision_dir
@@ -131,3 +136,16 @@ def test_images_are_data_urls_for_each_text(checkpoint, processor, images):
     body = {"query": TEXTS, "images": images}
     (reply,), _ = ask(scorer_of(checkpoint, processor), body)
     assert reply.status_code == 400 and "'images' must hold" in reply.json()["error"]
+
+
+def test_a_prompt_with_its_wanted_reward_keeps_its_images(checkpoint, processor):
+    """Its tokens are those that the processor itself makes of the longer text."""
+    images = RowImages(ImageFlags(max_images_per_prompt=1), processor)
+    tokenizer = load_tokenizer(checkpoint, LoadFlags())
+    data, chat = PromptDataFlags(prompt_data="d"), TemplateFlags(apply_chat_template=True)
+    builder = PromptBuilder(data, chat, tokenizer, 256, images=images)
+    text, image = "u:<image><eos>a:", make_image(FILES[0])
+    ids, placed = images.place(tokenizer(text, add_special_tokens=False).input_ids, [image])
+    asked = add_target_reward(Prompt("0", ids, text, images=placed), "<rm>: 5", builder)
+    assert asked.text == f"{text}<rm>: 5 " and asked.images == placed
+    processor.check(asked.text, asked.token_ids, [image])
