@@ -99,7 +99,11 @@ def as_messages(value: Any) -> list[Message]:
     if not value:
         raise BadRow("empty")
     for message in value:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        if not (
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and "content" in message
+        ):
             raise BadRow("a chat message is not of the form {role, content}")
     return [
         {k: v for k, v in message.items() if v is not None or k == "content"} for message in value

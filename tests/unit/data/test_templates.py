@@ -120,6 +120,7 @@ def test_chats_as_json_text_and_keys_without_a_value():
         ),
         ([{"from": "user", "value": "1"}], "not of the form {role, content}"),
         ([{"content": "1"}], "not of the form {role, content}"),
+        ([{"role": None, "content": "1"}], "not of the form {role, content}"),
     ],
 )
 def test_prompts_that_cannot_be_used(value, reason):
