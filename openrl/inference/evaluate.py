@@ -113,9 +113,11 @@ def summarise(
     as answering a prompt of its own.
     """
     voted = any(vote(row[response]) is not None for row in rows)
+    shared = {row["id"] for row in rows if "agent" in row}
     by_prompt: dict[tuple[str, str | None], list[Row]] = {}
     for row in rows:
-        by_prompt.setdefault((row["id"], row.get("agent")), []).append(row)
+        if "agent" in row or row["id"] not in shared:  # an episode that failed is of no agent
+            by_prompt.setdefault((row["id"], row.get("agent")), []).append(row)
     figures: dict[str, dict[str, list[float]]] = {ALL: {}}  # present even if no answer has a reward
     counts: dict[str, int] = {ALL: 0}
     for answers in by_prompt.values():

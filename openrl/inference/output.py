@@ -64,13 +64,10 @@ class Output:
         lines = self.path.read_bytes().split(b"\n")
         torn = lines.pop() != b""  # a whole line ends with a newline
         rows = [json.loads(line) for line in lines]
-        if rows:
-            last = next(
-                list(unit) for _, unit in groupby(reversed(rows), key=lambda row: row["id"])
-            )
-            if len(last) < rows_per_unit:
-                return rows[: -len(last)], torn + len(last)
-        return rows, int(torn)
+        sizes = [len([*unit]) for _, unit in groupby(rows, key=lambda row: row["id"])]
+        # several agents leave more rows than there are samples
+        cut = sizes[-1] if rows and sizes[-1] < max(rows_per_unit, *sizes) else 0
+        return rows[: len(rows) - cut], torn + cut
 
     def _position(self, kept: list[Row]) -> int:
         """Return the position among the units of the file's last row. Raises UserError unless the

@@ -53,6 +53,20 @@ def test_wherever_a_run_dies_every_row_is_there_once_in_the_end(tmp_path):
         assert done == data[:size].count(b"\n") // 2, "whole units are not computed again"
 
 
+def test_a_unit_of_two_agents_that_was_cut_short_is_done_again(tmp_path):
+    """Each of two samples leaves two rows."""
+    path = tmp_path / "out.jsonl"
+    with Output(path, UNITS, 2, FLAGS) as output:
+        output.write(rows("row:0", 4))
+        output.write(rows("row:1", 4))
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(b"\n", 0, -1) + 1])
+    again = Output(path, UNITS, 2, FLAGS)
+    assert (again.done, again.removed, again.kept) == (1, 3, rows("row:0", 4))
+    path.write_bytes(data)
+    assert Output(path, UNITS, 2, FLAGS).done == 2
+
+
 def test_units_without_rows_are_not_asked_for_twice(tmp_path):
     path = tmp_path / "out.jsonl"
     with Output(path, UNITS, 1, FLAGS) as output:
@@ -151,8 +165,9 @@ def test_agents_that_share_an_episode_answer_prompts_of_their_own():
         row | {"agent": name, "reward": right, "passed": right}
         for name, right in (("solver", 1.0), ("critic", 0.0))
     )
-    figures = summarise([solver, critic] * 2, [1, 2], None, "output")["all"]
-    assert figures["prompts"] == 2
+    failed = row | {"reward": None, "failure": "it hung"}  # before anybody had said anything
+    figures = summarise([solver, failed, critic, solver, critic], [1, 2], None, "output")["all"]
+    assert figures["prompts"] == 2 and "prompts@1" not in figures
     assert figures["pass@1"] == figures["pass@2"] == figures["maj@2"] == 0.5
 
 
