@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from openrl.data.tokenizer import leading_ids
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage, message_text
-from openrl.vision.parts import Part, without_images
+from openrl.vision.parts import change_parts, without_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,15 +68,7 @@ class ChatFormat:
     def load_images(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with their images as engine and trainer get them. Raises BadRow for
         an image that cannot be used, and UserError if the policy only reads text."""
-        return [
-            {**message, "content": list(map(self._load_part, message["content"]))}
-            if isinstance(message["content"], list)
-            else dict(message)
-            for message in messages
-        ]
-
-    def _load_part(self, part: Part) -> Part:
-        return part if part["type"] == "text" else {"type": "image", "image": self.read_image(part)}
+        return change_parts(messages, lambda p: {"type": "image", "image": self.read_image(p)})
 
     def read_image(self, held: Any) -> Image:
         """Read an image as a row may hold it. Raises the same errors as ``load_images``."""

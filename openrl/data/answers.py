@@ -53,7 +53,7 @@ class MarkedText:
 
 @dataclass(frozen=True)
 class Draft:
-    """One row of the data: its texts as tokens, and the number that belongs to them."""
+    """One row of the data: its texts as tokens, and its margin or rating, if it has one."""
 
     rows: tuple[SupervisedRow, ...]
     whole: bool  # none of its texts was cut
@@ -90,7 +90,7 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     @abstractmethod
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
-        """Return the texts of a row and a number that belongs to them. Raises BadRow."""
+        """Return the texts of a row, and its margin or rating; 0 if it has none. Raises BadRow."""
 
     @abstractmethod
     def examples(self, drafts: list[Draft]) -> list[Example]:

@@ -278,7 +278,7 @@ async def open_reward(
         if reward is not None:
             await reward.close()
         for name, scorer in models.items():
-            for line in scorer.counts.losses():
+            for line in scorer.counts.notes():
                 print(f"{name}: {line}")
 
 

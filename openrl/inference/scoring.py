@@ -45,7 +45,7 @@ class Counts:
         self.unseen += sum(map(len, rows.images))
         return replace(rows, images=[[] for _ in rows.images])
 
-    def losses(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Say what of the texts did not count."""
         cut = f"{self.cut} of {self.texts} texts lost tokens at the start (--max_len)"
         unseen = f"{self.unseen} images with the texts were not seen"

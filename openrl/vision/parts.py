@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrl.types import Message, Prompt
@@ -51,40 +51,37 @@ def content_text(content: Any) -> str:
     return "\n".join(str(p["text"]) if p["type"] == "text" else "[image]" for p in content)
 
 
-def without_images(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages as chat templates take them, with image parts that hold no image."""
+def change_parts(messages: Sequence[Message], change: Callable[[Part], Part]) -> list[Message]:
+    """Return the messages with all parts that are no text changed."""
     return [
-        {**m, "content": [p if p["type"] == "text" else {"type": "image"} for p in m["content"]]}
+        {**m, "content": [p if p["type"] == "text" else change(p) for p in m["content"]]}
         if isinstance(m["content"], list)
         else dict(m)
         for m in messages
     ]
 
 
+def without_images(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages as chat templates take them, with image parts that hold no image."""
+    return change_parts(messages, lambda _: {"type": "image"})
+
+
 def prompt_messages(prompt: Prompt) -> list[Message]:
     """Return the prompt as a chat whose image parts hold the images."""
-    messages = [dict(message) for message in prompt.chat]
     waiting = iter(placed.image for placed in prompt.images)
-    for message in messages:
-        if isinstance(message["content"], list):
-            message["content"] = [
-                {"type": "image", "image": next(waiting)} if part["type"] == "image" else part
-                for part in message["content"]
-            ]
-    return messages
+
+    def with_image(part: Part) -> Part:
+        return {"type": "image", "image": next(waiting)} if part["type"] == "image" else part
+
+    return change_parts(prompt.chat, with_image)
 
 
 def messages_for_clients(prompt: Prompt) -> list[Message]:
     """Return the prompt as a chat that OpenAI's clients can send unchanged."""
-    return [
-        {**m, "content": list(map(_for_clients, m["content"]))}
-        if isinstance(m["content"], list)
-        else m
-        for m in prompt_messages(prompt)
-    ]
 
+    def with_url(part: Part) -> Part:
+        if part["type"] != "image":
+            return part
+        return {"type": "image_url", "image_url": {"url": data_url(part["image"].data)}}
 
-def _for_clients(part: Part) -> Part:
-    if part["type"] != "image":
-        return part
-    return {"type": "image_url", "image_url": {"url": data_url(part["image"].data)}}
+    return change_parts(prompt_messages(prompt), with_url)

@@ -125,7 +125,7 @@ def test_images_for_a_model_that_reads_text_are_counted(checkpoint, processor):
     (allow_images, without), metrics = ask(scorer, request(), {"query": TEXTS})
     assert allow_images.json()["rewards"] == without.json()["rewards"]
     assert "openrl_rm_unseen_images_total 3.0" in metrics
-    assert scorer.counts.losses() == ["3 images with the texts were not seen"]
+    assert scorer.counts.notes() == ["3 images with the texts were not seen"]
 
 
 @pytest.mark.parametrize(
