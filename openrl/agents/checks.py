@@ -12,6 +12,7 @@ from openrl.agents.build import AgentSetup, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
+from openrl.agents.foreign.calls import Facts
 from openrl.agents.openenv import find_server
 from openrl.agents.probe import QUESTION, probe, require_tools
 from openrl.agents.tagged import first_observation, tag_settings
@@ -52,7 +53,10 @@ def check_agents(
     elif kind == "verifiers":
         check_address(address)
     elif flags.agent_func_path is not None:
-        schemas = check_file(setup, chat, source) or schemas
+        facts = check_file(setup, chat, source)
+        if facts.kind in ("turns", "executor"):
+            return []  # these write what stands between their turns themselves
+        schemas = facts.schemas or schemas
     plays = flags.agent_command or flags.agent_func_path or schemas or setup.environments.env_tags
     return probe(chat, schemas) if plays else []
 
@@ -101,9 +105,9 @@ def require_room(
         raise UserError(message, f"--prompt_max_len {tokens}, or a larger --max_len")
 
 
-def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schemas:
-    """Return the tools that the file brings. Raises UserError for a file that ``recognise`` refuses
-    and for a class that this run cannot play."""
+def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Facts:
+    """Return what the file brings. Raises UserError for a file that ``recognise`` refuses and for a
+    class that this run cannot play."""
     flags, file = setup.flags, agent_file(str(setup.flags.agent_func_path))
     facts = recognise(file)
     if facts.kind == "trl":
@@ -128,4 +132,4 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
             f"{file}: {facts.class_name} returns rewards itself, but --{source} is given too",
             f"leave --{source} out",
         )
-    return facts.schemas
+    return facts

@@ -250,9 +250,13 @@ def test_a_first_turn_that_has_no_room_for_a_token_is_refused(flags, what):
         check_agents(how, tokenizer, None, needed)
 
 
-def test_a_template_that_cannot_be_continued_is_told_before_the_start():
-    """By whoever plays several turns; one turn needs nothing of it."""
-    tokenizer = family_tokenizer("qwen3")
+def test_a_template_that_cannot_be_continued_is_told_before_the_start(tmp_path):
+    """By whoever plays several turns with it; one turn, and texts of OpenRLHF's, need nothing."""
+    tokenizer, path = family_tokenizer("qwen3"), tmp_path / "agent.py"
+    path.write_text(
+        "class AgentInstance:\n    def reset(self, states): ...\n    def step(self, states): ...\n"
+    )
+    assert check_agents(setup(agent_func_path=str(path)), tokenizer, None, LONGEST) == []
     for flags in ({"env_tags": ("bandit",)}, {"tools": "python"}, {"agent_command": "true"}):
         (told,) = check_agents(setup(**flags), tokenizer, None, LONGEST)
         assert told.startswith("A user's message starts a new row")
