@@ -27,7 +27,7 @@ from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 
-PROGRAM_TIMEOUT = 3600.0  # seconds for an episode of a program, which could hang forever
+PROGRAM_TIMEOUT = 3600.0  # seconds for an episode that is played elsewhere, perhaps forever
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def play_settings(
     """Return how the flags want episodes to be played. Raises UserError for an unknown
     --tool_parser."""
     flags, templates = setup.flags, setup.templates
-    programs = flags.agent_command is not None or flags.agent_endpoint
-    if programs and not flags.episode_timeout:
+    served = flags.agent_command or flags.agent_endpoint or flags.server[0] == "verifiers"
+    if served and not flags.episode_timeout:
         flags = replace(flags, episode_timeout=PROGRAM_TIMEOUT)  # type: ignore[type-var]
     chat = ChatFormat(
         tokenizer,

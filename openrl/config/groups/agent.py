@@ -73,7 +73,7 @@ class TurnFlags:
     episode_timeout: float = flag(
         0.0,
         "Seconds for one episode, after which it is cut; an openrl agent class from a file counts"
-        " as failed. 0: no limit, but one hour for programs that use the chat endpoint.",
+        " as failed. 0: no limit, but one hour for whatever plays against the chat endpoint.",
         bounds=">= 0",
     )
     env_step_timeout: float = flag(

@@ -9,7 +9,7 @@ from textwrap import indent
 
 import pytest
 
-from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.build import AgentSetup, open_agent, play_settings
 from openrl.agents.checks import check_agents
 from openrl.agents.foreign.recognise import EXECUTE
 from openrl.algorithms.collate import collate
@@ -216,6 +216,22 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
         UserError, match=f"(?s)--env_tags {tag}: it cannot start an episode: .*--env_config"
     ):
         check_agents(how, hermes_chat().tokenizer, None, LONGEST)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ({"agent_command": "true"}, 3600),
+        ({"agent_func_path": "a.py", "agent_endpoint": True}, 3600),
+        ({"agent_func_path": "verifiers:tcp://127.0.0.1:5000"}, 3600),
+        ({"agent_func_path": "verifiers:tcp://127.0.0.1:5000", "episode_timeout": 9.0}, 9),
+        ({"agent_func_path": "openenv:ws://127.0.0.1:5000"}, 0),
+        ({}, 0),
+    ],
+)
+def test_nobody_plays_against_the_endpoint_for_ever(flags, seconds):
+    limits = play_settings(setup(**flags), hermes_chat().tokenizer).limits
+    assert limits.episode_timeout == seconds
 
 
 def test_what_helps_a_game_is_said_as_the_game_says_it(tmp_path):
