@@ -34,7 +34,7 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
                 )
             picture = ImageOps.exif_transpose(opened)
             fitting = _fitting(picture.size, min_pixels, max_pixels)
-            # a picture that lies on its head has the size of one that stands
+            # the size does not tell: a picture stored upside down has that of an upright one
             upright = opened.getexif().get(ExifTags.Base.Orientation, 1) == 1
             opaque = opened.mode == "RGB" and "transparency" not in opened.info
             if upright and opaque and opened.size == fitting:
