@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +12,7 @@ from openrl.errors import UserError
 from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.worker import Target
 
-Answerer = Callable[[Any], Awaitable[Any]]
+Answerer = Callable[[Any], Coroutine[Any, Any, Any]]
 """Answers a question that the code asks during a call."""
 
 
@@ -34,7 +34,7 @@ class Lease:
 
         def answers(question: Any) -> Future[Any]:
             assert answerer is not None
-            return asyncio.run_coroutine_threadsafe(_awaited(answerer(question)), loop)
+            return asyncio.run_coroutine_threadsafe(answerer(question), loop)
 
         return await self._do(self.process.call, value, answerer and answers, timeout)
 
@@ -63,10 +63,6 @@ class Lease:
             if not self.last.cancelled():  # the call has begun
                 self.process.interrupt()
             raise
-
-
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
 
 
 class ProcessPool:
