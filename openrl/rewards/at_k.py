@@ -50,13 +50,11 @@ def maj_at_k(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -
     for answer, verdict in zip(answers, verdicts, strict=True):
         if answer is not None:
             given[answer].append(verdict)
-    counts = Counter({answer: len(of_answer) for answer, of_answer in given.items()})
-    silent = len(answers) - counts.total()
-    return sum(
-        fmean(of_answer)
-        * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
-        for answer, of_answer in given.items()
-    ) / comb(len(answers), k)
+    sizes = Counter(map(len, given.values()))  # how many kinds of answers were given how often
+    silent = len(answers) - sum(map(len, given.values()))
+    wins = {own: _wins(k, own, [*(sizes - Counter([own])).elements()], silent) for own in sizes}
+    total = sum(fmean(of_answer) * wins[len(of_answer)] for of_answer in given.values())
+    return total / comb(len(answers), k)
 
 
 def _wins(k: int, own: int, others: list[int], silent: int) -> float:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 
+from openrl.rewards import at_k
 from openrl.rewards.at_k import maj_at_k, pass_at_k, vote
 
 
@@ -60,6 +61,23 @@ def maj_by_listing(k, answers, verdicts):
         leaders = [a for a, n in votes.items() if n == max(votes.values())]
         total += fmean([verdict_of[a] for a in leaders]) if leaders else 0.0
     return total / len(choices)
+
+
+def test_answers_that_were_given_equally_often_are_counted_once(monkeypatch):
+    """Counting one of them takes a second where there are hundreds."""
+    counted = []
+
+    def count(k, own, others, silent):
+        counted.append(own)
+        return wins(k, own, others, silent)
+
+    wins = at_k._wins
+    monkeypatch.setattr(at_k, "_wins", count)
+    answers = [*map(str, range(40)), *"0123"]  # four answers are given twice
+    right = [float(answer in "01") for answer in answers]
+    # of two answers that differ a fair draw takes one: the same as a single answer
+    assert maj_at_k(2, answers, right) == pytest.approx(4 / 44, abs=1e-12)
+    assert sorted(counted) == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
