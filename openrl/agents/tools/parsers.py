@@ -2,7 +2,10 @@
 
 ``parse(text, schemas)`` takes a whole reply without the token that ends it. Where a format writes
 arguments without their types, the tools' schemas tell them. If a call does not follow the format,
-the policy is told about the error; if one of several calls cannot be read, none is made."""
+the policy is told about the error; if one of several calls cannot be read, none is made.
+
+A policy may write anything, for as many tokens as it has, and it is read in the event loop: no
+expression here may take longer than the text is long."""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def hermes(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 def glm(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     """GLM 4: a name, then ``<arg_key>`` and ``<arg_value>`` for each argument."""
     content, blocks = _between(text, "<tool_call>", "</tool_call>")
-    pair = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+    pair = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
     calls = []
     for block in blocks:
         name, mark, rest = block.partition("<arg_key>")
@@ -137,7 +140,7 @@ def mistral(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     """Mistral: ``[TOOL_CALLS] [{..}, ..]``; later models write ``[TOOL_CALLS]name{..}`` or
     ``name[ARGS]{..}`` for each call."""
     content, *parts = text.split("[TOOL_CALLS]")
-    named = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+    named = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(\{.*)", re.DOTALL)
     calls = []
     for part in map(str.strip, parts):
         name = named.fullmatch(part)

@@ -125,6 +125,14 @@ def test_what_cannot_be_read(parser, text, says):
     assert len(parsed.error) < 300
 
 
+def test_a_reply_that_repeats_itself_is_read_at_once():
+    """An expression that tries all ends of all repetitions would take minutes."""
+    glm_never_closed = "<tool_call>f" + "<arg_key>a</arg_key><arg_value>" * 20_000
+    mistral_never_opened = "[TOOL_CALLS]f" + " " * 100_000 + "2"
+    assert "an argument is" in parser_for("glm", None)(glm_never_closed, SCHEMAS).error
+    assert "not JSON" in parser_for("mistral", None)(mistral_never_opened, SCHEMAS).error
+
+
 FORMATS = {
     "qwen2_5": "hermes",
     "qwen3": "hermes",
