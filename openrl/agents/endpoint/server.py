@@ -16,7 +16,7 @@ from functools import partial
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from openrl.agents.base import EpisodeResult, Generate
@@ -134,19 +134,19 @@ class Endpoint:
         name, repeats = name_and_repeats(dialect.path, raw, request.headers)
         reply = dialect.write(body, await _wait(request, session.ask(ask, name, repeats)))
         if not body.get("stream"):
-            return JSONResponse(reply)
+            return _json(reply)
         lines = (_line(event) for event in dialect.events(body, reply))
         content = "".join(lines) + dialect.closing
         return StreamingResponse(iter([content]), media_type="text/event-stream")
 
     async def _reward(self, request: Request) -> Response:
         self._session(request).reward(_parse(await read_body(request)))
-        return JSONResponse({"status": "ok"})
+        return _json({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
         one = {"id": MODEL, "object": "model", "created": 0, "owned_by": "openrl"}
-        return JSONResponse({"object": "list", "data": [one]})
+        return _json({"object": "list", "data": [one]})
 
     def _session(self, request: Request) -> Session:
         """Return the session whose key the request holds. Raises Refusal."""
@@ -167,11 +167,11 @@ def handler(reply: Handler, dialect: Dialect) -> Handler:
         try:
             return await reply(request)
         except Refusal as refusal:
-            return JSONResponse(dialect.error(refusal), refusal.status)
+            return _json(dialect.error(refusal), refusal.status)
         except Exception as error:
             log.exception("%s failed", request.url.path)
             failed = Refusal(500, f"{type(error).__name__}: {error}")
-            return JSONResponse(dialect.error(failed), failed.status)
+            return _json(dialect.error(failed), failed.status)
 
     return handle
 
@@ -209,6 +209,11 @@ def _parse(raw: bytes) -> Json:
     fields.get(body, "stream_options", dict, {})
     fields.get(body, "include", list, [])
     return body
+
+
+def _json(content: Json, status: int = 200) -> Response:
+    """Return a reply in ASCII, which can hold what a policy may write: half a surrogate pair."""
+    return Response(json.dumps(content), status, media_type="application/json")
 
 
 def _line(event: Json) -> str:

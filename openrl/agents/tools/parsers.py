@@ -10,6 +10,7 @@ expression here may take longer than the text is long."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ ChatTemplate = str | Mapping[str, str]
 """A chat template. Some tokenizers have several by name, one of them for tools."""
 Reader = Callable[[str, Schemas], tuple[str, list[ToolCall]]]
 _ARGUMENTS = ("arguments", "parameters")
-_JSON = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,17 @@ def _value(text: str) -> Any:
     if text[end:].strip():
         raise Malformed(f"behind the JSON stands {short(text[end:].strip())}")
     return value
+
+
+def _finite(text: str) -> float:
+    """Read a number. Raises ValueError for those that JSON cannot hold: NaN, Infinity, 1e999."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import Sampling
+from tests.chat_templates import TOOLS
 from tests.endpoint import (
     PROMPT,
     ROOM,
@@ -273,6 +275,40 @@ def test_what_is_no_request(body, said):
             assert reply.status_code == 400 and said in reply.json()["error"]["message"]
 
     assert run(talk, policy_of()).trajectory().turns == 0
+
+
+@pytest.mark.parametrize(
+    "path, body, arguments",
+    [
+        (
+            PATH,
+            {"messages": [ASKS], "tools": TOOLS},
+            lambda r: json.loads(
+                r["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+            ),
+        ),
+        (
+            "/v1/responses",
+            {"input": "?", "tools": [TOOLS[0] | TOOLS[0]["function"]]},
+            lambda r: json.loads(r["output"][0]["arguments"]),
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 99, "messages": [ASKS], "tools": [{"name": "add", "input_schema": {}}]},
+            lambda r: r["content"][0]["input"],
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_in_a_call_reaches_the_client(path, body, arguments):
+    """JSON can hold one, as an escape, and UTF-8 cannot."""
+
+    async def talk(session):
+        async with http(session) as client:
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            assert arguments(reply.json()) == {"a": "\ud83d"}
+
+    run(talk, policy_of(r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'))
 
 
 def test_a_page_of_a_browser_gets_nothing():

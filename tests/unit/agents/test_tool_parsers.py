@@ -105,6 +105,8 @@ def test_what_a_reply_calls(parser, text, content, calls):
         ("hermes", f'{hermes(ADD)}\n<tool_call>{{"nam": 1}}</tool_call>', "a call is"),
         ("hermes", '<tool_call>{"name": "add", "arguments": [2, 2]}</tool_call>', "arguments of add"),
         ("hermes", f"<tool_call>{ADD_JSON} please</tool_call>", "behind the JSON stands 'please'"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "(NaN is no finite"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": -1e999}}</tool_call>', "(-1e999 is no"),
         ("hermes", "<tool_call>", "not JSON"),
         ("hermes", "<tool_call>" + "[" * 100_000, "not JSON"),
         ("glm", "<tool_call>\n<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>", "no name"),
