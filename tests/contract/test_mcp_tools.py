@@ -52,6 +52,11 @@ def real_server():
         """Divides two numbers."""
         return f"{a / b}"
 
+    @server.tool()
+    def say(text: str) -> str:
+        """Says a text."""
+        return text
+
     return server
 
 
@@ -68,17 +73,21 @@ def test_the_server_of_the_mcp_package(as_json, stateless):
                 toolbox.call("divide", {"a": 1, "b": 4}),
                 toolbox.call("divide", {"a": 1, "b": 0}),
                 toolbox.call("add", {"a": "two"}),
+                toolbox.call("say", {"text": "\ud83d"}),
                 return_exceptions=True,
             )
+            results.append(await toolbox.call("say", {"text": "\U0001f600"}))
             await toolbox.close()
             return toolbox.schemas[0]["function"], names, results
 
-    function, names, (added, divided, failed, wrong) = asyncio.run(play())
-    assert names == ["add", "divide"] and function["description"] == "Adds two numbers."
+    function, names, (added, divided, failed, wrong, half, said) = asyncio.run(play())
+    assert names == ["add", "divide", "say"] and function["description"] == "Adds two numbers."
     assert function["parameters"]["required"] == ["a", "b"]
     assert (added, divided) == ("5", "0.25")
     assert isinstance(failed, ToolError) and "divi" in str(failed)
     assert isinstance(wrong, ToolError) and "'b' is a required property" in str(wrong)
+    assert isinstance(half, ToolError) and "half of a surrogate pair" in str(half)
+    assert said == "\U0001f600"
 
 
 def test_an_episode_with_a_server():

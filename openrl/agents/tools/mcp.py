@@ -64,6 +64,10 @@ class McpTools(Toolset):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Raises ToolError for its errors, and McpFailed for the server's."""
+        try:
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:  # which would end the session
+            raise ToolError(f"{name}: an argument holds half of a surrogate pair") from error
         if self._keeper is None:
             self._session = asyncio.Future()
             self._keeper = asyncio.create_task(self._keep_session())
