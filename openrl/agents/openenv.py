@@ -44,7 +44,7 @@ _REMEDIES = {  # for a status at the start of a run
     # a server without /ws: uvicorn and others
     **dict.fromkeys((403, 404), "a server with /ws, where every episode has its own environment"),
 }
-_READ = {"integer": int, "number": float, "string": str}
+_READ = {"integer": int, "number": partial(scalar, name="an action"), "string": str}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
 
 Json = dict[str, Any]
@@ -133,14 +133,14 @@ def action_reader(schema: Mapping[str, Any]) -> ReadAction:
 def _read_field(name: str, kind: str, text: str) -> Json:
     try:
         return {name: text if kind == "string" else _READ[kind](text.strip())}
-    except ValueError:
+    except (TypeError, ValueError):
         raise InvalidAction(f"An action is one {kind}.") from None
 
 
 def _read_object(names: list[str], text: str) -> Json:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deep
         found = None
     if not isinstance(found, dict):
         raise InvalidAction(f"An action is a JSON object of {', '.join(names)}.")

@@ -121,7 +121,7 @@ def arguments(call: Mapping[str, Any]) -> Any:
     given = call.get("arguments")
     try:
         return json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return given
 
 

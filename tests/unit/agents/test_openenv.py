@@ -203,6 +203,9 @@ def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
         ({"properties": {"action_id": {"type": "integer"}}}, " 3\n", {"action_id": 3}),
         ({"properties": {"x": {"type": "number"}}}, "0.5", {"x": 0.5}),
         ({"properties": {"x": {"type": "number"}}}, "left", InvalidAction),
+        ({"properties": {"x": {"type": "number"}}}, "nan", InvalidAction),
+        ({"properties": {"x": {"type": "integer"}}}, "9" * 5000, InvalidAction),
+        ({"properties": {"x": {"type": "array"}}}, "[" * 5000, InvalidAction),
         ({"properties": {"x": {"type": "array"}}}, '{"x": [1]}', {"x": [1]}),
         ({"properties": {"x": {"type": "array"}}}, "[1]", InvalidAction),
         (
