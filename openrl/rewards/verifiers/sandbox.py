@@ -17,11 +17,13 @@ import ctypes
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,8 @@ from openrl.rewards.verifiers.system_calls import filter_program
 Outcome = Literal["done", "error", "timeout", "memory", "output"]
 CHILD = Path(__file__).with_name("sandbox_child.py")
 LONGEST_MESSAGE = 300  # bytes of standard error
+MOST_THREADS = 256  # of a process; one of C can start twenty thousand in a second
+LOOK = 0.01  # seconds between two counts of threads
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,15 @@ def run(
     hide_memory()
     with contextlib.ExitStack() as stack:
         ends: list[Any] = [None, None]
+        running: list[subprocess.Popen[bytes]] = []
         if module is not None:
             ends = [stack.enter_context(end) for end in socket.socketpair()]
-            _start(stack, module, limits, "", ends[1])
+            running.append(_start(stack, module, limits, "", ends[1]).process)
         child = _start(stack, task, limits, stdin, ends[0])
         for end in filter(None, ends):
             end.close()  # so that each child sees when the other has ended
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(limits.seconds)
+        running.append(child.process)
+        _wait(running, limits.seconds)
         timed_out = child.process.poll() is None
         _end(child.process)
         result = _read(child.out, limits.output)
@@ -146,6 +151,25 @@ def _start(
         raise Unavailable(message) from None
     stack.callback(_end, process)
     return Child(process, stdout, stderr, out)
+
+
+def _wait(running: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait for the last process to end, and kill it if one of them has too many threads: the
+    kernel's limits count those of a user, and none of root's."""
+    last = time.monotonic() + seconds
+    while (left := last - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[-1].wait(min(left, LOOK))
+            return
+        if max(_threads(process.pid) for process in running) > MOST_THREADS:
+            _end(running[-1])
+
+
+def _threads(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^Threads:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M):
+            return int(found[1])
+    return 0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

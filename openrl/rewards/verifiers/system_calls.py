@@ -18,9 +18,10 @@ _REFUSED = (
     # network, and memory that no limit counts
     "socket 41 198, socketpair 53 199, memfd_create 319 279, shmget 29 194, msgget 68 186, "
     "semget 64 190, mq_open 240 180, memfd_secret 447 447, io_uring_setup 425 425, "
-    # memory, queues and semaphores of the user's other processes
-    "shmat 30 196, shmctl 31 195, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, "
-    "semop 65 193, semtimedop 220 192, semctl 66 191, "
+    # memory, queues and semaphores of the user's other processes, and what all of them share
+    "shmat 30 196, shmctl 31 195, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_unlink 241 181, "
+    "semop 65 193, semtimedop 220 192, semctl 66 191, migrate_pages 256 238, move_pages 279 239, "
+    "inotify_init 253 -, inotify_init1 294 26, timer_create 222 107, "
     # files: nothing is made, changed or removed
     "creat 85 -, openat2 437 437, open_by_handle_at 304 265, truncate 76 45, rename 82 -, "
     "renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -, link 86 -, "
@@ -40,7 +41,7 @@ _REFUSED = (
     "flock 73 32, fsopen 430 430, fsconfig 431 431, fsmount 432 432, open_tree 428 428, "
     "mount_setattr 442 442, clock_adjtime 305 266, iopl 172 -, ioperm 173 -, bpf 321 280, "
     "keyctl 250 219, add_key 248 217, request_key 249 218, perf_event_open 298 241, "
-    "userfaultfd 323 282, "
+    "userfaultfd 323 282, fspick 433 433, sync 162 81, syncfs 306 267, "
 )
 REFUSED = {
     name: (int(x86), None if arm == "-" else int(arm))

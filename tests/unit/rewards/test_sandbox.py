@@ -106,8 +106,15 @@ def test_how_a_program_ends(code, limits, outcome):
         "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
         "import fcntl\nfcntl.fcntl(1, fcntl.F_SETLEASE, 0)",
         "import fcntl\nfcntl.ioctl(1, 0x40086602, bytes(8))",  # a file's flags, as chattr does
-        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-        "if libc.shmctl(0, 0, None) and ctypes.get_errno() == 1: raise OSError('Error')",
+        *(
+            "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+            f"if libc.{call} and ctypes.get_errno() == 1: raise OSError('Error')"
+            for call in (
+                "shmctl(0, 0, None)",
+                "inotify_init1(0)",  # a user's processes share a few hundred
+                "syncfs(1)",
+            )
+        ),
     ],
 )
 def test_what_is_refused(code):
@@ -212,6 +219,23 @@ def test_system_calls_have_the_numbers_of_the_kernel():
 def test_threads_are_not_processes():
     code = "import threading\nt = threading.Thread(target=print, args=[7])\nt.start()\nt.join()"
     assert program(code).stdout == b"7\n"
+
+
+@contained
+def test_threads_without_number_are_killed():
+    """Those of C take little of the memory that is limited, and all of the machine's ids."""
+    code = """
+import ctypes
+libc = ctypes.CDLL(None)
+small, thread = ctypes.create_string_buffer(64), ctypes.c_ulong()
+libc.pthread_attr_init(small)
+libc.pthread_attr_setstacksize(small, ctypes.c_size_t(16384))
+for _ in range(5000):
+    libc.pthread_create(ctypes.byref(thread), small, libc.pause, None)
+libc.pause()
+"""
+    ran = program(code)
+    assert (ran.contained, ran.outcome) == (True, "error"), ran
 
 
 def test_the_environment_is_empty(monkeypatch):
@@ -459,11 +483,16 @@ LIMIT = 5
         assert verdict(fenced(code), [test]).reward == 1, test
 
 
-def test_an_object_that_equals_everything_is_no_right_value():
-    code = "class All:\n    def __eq__(self, other): return True\ndef add(a, b): return All()"
-    assert (
-        verdict(fenced(code), {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}).reward == 0
-    )
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class All:\n    def __eq__(self, other): return True\ndef add(a, b): return All()",
+        "def add(a, b): return 10**400",  # too large to be compared as a float
+    ],
+)
+def test_values_that_no_comparison_can_take_are_wrong(code):
+    label = {"inputs": ["1\n2"], "outputs": ["3.5"], "fn_name": "add"}
+    assert verdict(fenced(code), label).reward == 0
 
 
 @pytest.mark.parametrize(
