@@ -59,8 +59,11 @@ class TextScorer(Protocol):
     def waiting(self) -> int:
         """How many texts wait."""
 
+    def check_room(self, count: int) -> None:
+        """Raise Refusal unless that many more texts may wait."""
+
     async def score(self, rows: RewardRows) -> list[Score]:
-        """Return one score per row, in their order. Raises Refusal."""
+        """Return one score per row, in their order."""
 
     async def close(self) -> None:
         """Free everything; requests that still run fail."""
@@ -213,6 +216,9 @@ class ModelScorer:
     def waiting(self) -> int:
         return len(self._batcher)
 
+    def check_room(self, count: int) -> None:
+        check_room(self.waiting, count, self._batcher.most_waiting)
+
     async def score(self, rows: RewardRows) -> list[Score]:
         if not self._sees:
             rows = self.counts.without_images(rows)
@@ -244,9 +250,11 @@ class FunctionScorer:
         self.most_waiting, self.waiting = most_waiting, 0
         self.counts = Counts()
 
+    def check_room(self, count: int) -> None:
+        check_room(self.waiting, count, self.most_waiting)
+
     async def score(self, rows: RewardRows) -> list[Score]:
         rows, count = self.counts.without_images(rows), len(rows)
-        check_room(self.waiting, count, self.most_waiting)
         self.waiting += count
         try:
             scores = await self._combiner.ask(self._sources, rows)

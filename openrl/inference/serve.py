@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from openrl.config.commands import ServeConfig
 from openrl.config.groups.reward import bearer_token
@@ -160,9 +160,9 @@ class ReadyServer(uvicorn.Server):
         self._ready()
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class Connection(H11Protocol):
     """Closes a connection if the head of a request does not arrive; uvicorn itself closes idle
-    ones."""
+    ones. h11 refuses heads of more than 64 KiB; httptools would store them whatever their size."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

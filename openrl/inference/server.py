@@ -111,7 +111,7 @@ async def answer(
     """Return the scores of one request. Raises Refusal."""
     body = await read_body(request, room)
     try:
-        rows = read_request(json.loads(body))
+        rows = read_request(json.loads(body), scorer.check_room)
     # everything that json raises, even for bad UTF-8, is a ValueError
     except (ValueError, RecursionError, BadRequest) as error:
         raise Refusal(400, f"not a request: {error}") from error

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrl.errors import short
@@ -42,12 +42,16 @@ def request_body(rows: RewardRows) -> dict[str, Any]:
     return {QUERY: rows.queries, PROMPTS: rows.prompts, LABELS: rows.labels, **shown}
 
 
-def read_request(body: Any) -> RewardRows:
+def read_request(body: Any, check_room: Callable[[int], None] = lambda count: None) -> RewardRows:
     """Read the body of a request. If ``prompts`` or ``labels`` are missing, they become empty
-    texts. A response is its query without the prompt that it begins with. Raises BadRequest."""
+    texts. A response is its query without the prompt that it begins with. ``check_room`` is told
+    the number of texts before they are read, since the rows of many short texts take far more
+    memory than the body, and may raise something. Raises BadRequest."""
     if not isinstance(body, dict) or QUERY not in body:
         raise BadRequest(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]
+    if isinstance(queries, list):
+        check_room(len(queries))
     _check_texts(queries, QUERY)
     columns = {}
     for name in (PROMPTS, LABELS):

@@ -51,6 +51,7 @@ async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
     server = _Server(
         uvicorn.Config(
             endpoint.app(),
+            http="h11",  # httptools would store a head of any size
             lifespan="off",
             log_level="warning",
             access_log=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -327,6 +328,30 @@ def test_connections_that_send_no_head_are_closed_and_others_stay(monkeypatch):
             assert (await client.post(url, json=request(["a"]))).json()["rewards"] == [1.0]
 
     serve_while(conversation, monkeypatch, head_timeout=0.2)
+
+
+def test_a_head_without_end_is_refused(monkeypatch):
+    """Before it is stored, whatever its size."""
+
+    async def conversation(port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n")
+        with contextlib.suppress(ConnectionError):
+            for i in range(100):  # 10 MB
+                writer.write(b"X-%d: %s\r\n" % (i, b"x" * 100_000))
+                await writer.drain()
+            writer.write(b"\r\n")
+            assert b"400" in await reader.readline()
+
+    serve_while(conversation, monkeypatch)
+
+
+def test_more_texts_than_may_wait_are_refused_before_they_are_read():
+    async def conversation(client):
+        body = {"query": [""] * 17, "prompts": "which would be read next"}
+        assert (await client.post("/get_reward", json=body)).status_code == 413
+
+    talk(scorer_of(Gate()), conversation)
 
 
 def test_a_client_that_leaves_is_no_error_of_the_server(monkeypatch, caplog):
