@@ -137,6 +137,8 @@ class ChildProcess:
             return self._receive(timeout, answers, flag)
         except OSError:
             raise CallFailed(f"the {self.kind} process {self._ending()}", "crash") from None
+        except RecursionError:  # of pickle, which has sent nothing yet
+            raise CallFailed("what it was to get is nested too deeply to be sent") from None
         finally:
             for future in tuple(self._open):
                 future.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ class RewardCombiner:
                 verdicts.append((abs(weights[name]), score.passed))
         share = sum(weight for weight, _ in verdicts)
         passed = sum(weight * verdict for weight, verdict in verdicts) / share if share else None
+        if not math.isfinite(total.reward):
+            return Score.failed("the sum of the rewards is not finite", total.attempts)
         return replace(total, passed=passed)
 
     def add(self, score: Score, name: str, weight: float, result: Score) -> Score:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from openrl.flags.secrets import without_secrets
+
 Reply = TypeVar("Reply")
 FIRST_PAUSE = 1.0  # seconds
 GROWTH = 4.0  # pauses of 1, 4, 16 and 60 s, so that five attempts span more than a minute
@@ -151,7 +153,7 @@ class JsonClient:
                 or failures - len(refusing) >= self._attempts
                 or (failed.late if alone else failed.suspect)
             ):
-                failed.args = (f"{endpoint.url}: {failed}",)
+                failed.args = (f"{without_secrets(endpoint.url)}: {failed}",)
                 failed.attempts = failures
                 raise failed
             if failed.suspect and not failed.final:  # the URL does not rest, so this call pauses
@@ -215,5 +217,5 @@ def retry_after_seconds(header: str | None, now: float) -> float | None:
         if header is None or header.strip().isdigit():
             return None if header is None else float(header)
         return max(0.0, parsedate_to_datetime(header).timestamp() - now)
-    except ValueError:
+    except (ValueError, OverflowError):  # of a time zone, too, a server can send any number
         return None

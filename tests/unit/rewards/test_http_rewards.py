@@ -532,4 +532,5 @@ def test_retry_after_forms():
     assert retry_after_seconds("5", 0.0) == 5
     assert retry_after_seconds(formatdate(90, usegmt=True), 100.0) == 0
     assert retry_after_seconds("soon", 0.0) is None
+    assert retry_after_seconds("Wed, 21 Oct 2015 07:28:00 +99999999999999999", 0.0) is None
     assert retry_after_seconds(None, 0.0) is None

@@ -138,6 +138,16 @@ def test_an_exception_costs_its_own_row_and_shows_the_line(write):
     ]
 
 
+def test_a_label_that_cannot_be_sent_costs_its_own_group(write):
+    label = []
+    for _ in range(5000):
+        label = [label]
+    path = write("return [1.0] * len(queries)")
+    failed, scored = score(path, group("1", "2", label=label), group("1"))
+    assert [("nested too deeply" in failure) for failure in values(failed)] == [True, True]
+    assert values(scored) == [1.0]
+
+
 def test_failed_rows_are_asked_for_once_more_and_counted(write, tmp_path):
     """The first call of all fails; the rows succeed when they are asked for by themselves."""
     sign = tmp_path / "sign"

@@ -162,6 +162,10 @@ def test_the_weighted_sum_its_parts_and_its_verdict():
     )
 
 
+def test_a_sum_beyond_all_numbers_fails_its_row():
+    assert "not finite" in weigh({"a": Score(1e308)}, a=10.0).failure
+
+
 def test_one_source_keeps_its_parts():
     assert weigh({"a": Score(2.0, 1.0, {"x": 5.0})}, a=0.5) == Score(1.0, 1.0, {"x": 5.0})
 
