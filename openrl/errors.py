@@ -22,8 +22,10 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters escaped, so that a terminal does not act on them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
+    """Return the text with control characters escaped, so that a terminal does not act on them;
+    also marks that reverse text, and halves of surrogate pairs, which cannot be written."""
+    acts = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(acts, lambda m: repr(m[0])[1:-1], text)
 
 
 def short(value: object, most: int = 80) -> str:

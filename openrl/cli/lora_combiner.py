@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openrl.cli.run import command
 from openrl.config.commands import MergeConfig
-from openrl.errors import ErrorCollector
+from openrl.errors import ErrorCollector, printable
 from openrl.processes.leave import leave
 
 
@@ -32,10 +32,8 @@ def run(config: MergeConfig, inputs: None) -> None:
         merge.model_path, merge.lora_path, Path(merge.output_path), config.model, head
     )
     kind = "reward model" if merge.is_rm else "language model"
-    print(
-        f"{merge.output_path}: {kind} of {model.num_parameters() / 1e6:.1f}M parameters,"
-        f" {config.model.param_dtype}"
-    )
+    size = f"{model.num_parameters() / 1e6:.1f}M parameters, {config.model.param_dtype}"
+    print(printable(f"{merge.output_path}: {kind} of {size}"))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from functools import cached_property
 from io import StringIO
 from itertools import accumulate, chain
 
-from rich.console import Console
 from rich.table import Table
 
 from openrl.config.groups.rollout_engine import ParallelSizes
+from openrl.tracking.console import PlainConsole
 
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
 NAMED = 8  # the plan lists up to this many multi-bundle engines one by one
@@ -255,7 +255,7 @@ def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
     for row in rows:
         table.add_row(*row)
     out = StringIO()
-    Console(file=out, width=1000, color_system=None).print(table)
+    PlainConsole(file=out, width=1000, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

@@ -19,7 +19,7 @@ LEFT_OUT = "***"  # is written in place of a secret
 
 def looks_secret(name: str) -> bool:
     """Return whether a name looks like a secret's: HF_TOKEN and api-key do, max_tokens does not."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
     return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", words))
 
 
@@ -37,7 +37,7 @@ def secrets_in(value: Any) -> Iterator[str]:
             yield from secrets_in(inner)
     elif isinstance(value, str) and "://" in value:
         yield from filter(looks_secret, re.findall(r"[?&]([^=&\s]+)=", value))
-        if re.search(r"://[^/\s@]*:[^/\s@]+@", value):
+        if re.search(r"://[^/\s@]+@", value):  # a token may stand alone, as GitHub's do
             yield "a URL's password"
 
 

@@ -27,7 +27,7 @@ from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import ErrorCollector
+from openrl.errors import ErrorCollector, printable
 from openrl.flags.dump import effective_flags
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.scoring import ModelScorer, check_reward_model, load_reward_model
@@ -127,7 +127,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     check_labels(config.reward, plan, prompts, config.debug.plugin)
     longest = config.sampling.lengths.both
     for line in check_agents(agent_setup(config), tokenizer, plan.flag, longest):
-        print(line)
+        print(printable(line))
     return Inputs(device, tokenizer, plan, builder, prompts, reports)
 
 
@@ -279,7 +279,7 @@ async def open_reward(
             await reward.close()
         for name, scorer in models.items():
             for line in scorer.counts.notes():
-                print(f"{name}: {line}")
+                print(printable(f"{name}: {line}"))
 
 
 async def score(reward: CombinedReward | None, group: Group) -> Group:

@@ -416,6 +416,11 @@ def test_of_two_keys_the_last_counts_and_neither_stays(monkeypatch):
     assert "--track: expected true or false, got ''" in said("--pretrain", "m", "--track", "")
 
 
+def test_secrets_in_names_and_urls_of_several_forms():
+    held = {"HFToken": "a", "APIKey": "b", "url": "https://s3cr3t@host/v1"}
+    assert without_secrets(held) == dict.fromkeys(held, "***")
+
+
 def test_numbers_and_switches_are_no_secrets():
     kept = {"eos_token": 5, "use_auth": True, "token": None, "password": ""}
     assert without_secrets(kept) == kept and list(secrets_in(kept)) == []

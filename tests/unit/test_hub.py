@@ -18,7 +18,7 @@ from openrl.cli.hub import PROXIES, from_modelscope, hub_names, settle_for_cache
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from openrl.config.rules.machine import given_names
-from openrl.errors import UserError
+from openrl.errors import UserError, printable
 from tests.flags import PPO, settle
 
 
@@ -49,6 +49,10 @@ def test_a_name_does_not_act_on_the_terminal(capsys):
     command(PPOConfig, id, lambda *_: None, prog="p", description="", argv=flags)
     said = capsys.readouterr().err
     assert "must hold m\\x1b[31m" in said and "\x1b" not in said
+
+
+def test_text_is_shown_in_its_order_and_can_be_written():
+    assert printable("a\u202eb\ud800\n\u05d0\u00e9") == "a\\u202eb\\ud800\n\u05d0\u00e9"
 
 
 class ModelScope(BaseHTTPRequestHandler):

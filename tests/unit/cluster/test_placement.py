@@ -249,6 +249,7 @@ def test_placement_that_cannot_be_read(text, reason):
 def test_no_cell_of_a_table_is_cut():
     cells = [letter * 30 for letter in "abcdef"]
     assert text_table("Wide", cells, [cells]).split() == ["Wide", *cells, *cells]
+    assert "[/red] :smile:" in text_table("T", ["name"], [["[/red] :smile:"]])
 
 
 def test_a_plan_of_a_hundred_thousand_ranks():
