@@ -11,19 +11,28 @@ from functools import cache, lru_cache
 from typing import Any
 
 from openrl.lazy import sympy
+from openrl.rewards.verifiers.parts import DERIVATIVE
 from openrl.rewards.verifiers.plain_text import FUNCTIONS
 
 TOLERANCE = 1e-9  # relative, for decimals
+ZERO = 1e-100  # more than what \sin\pi is worked out to
 DECIMALS = 12  # to which decimals inside of expressions are compared
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 MOST_TERMS = 500  # of an answer, multiplied out
 MOST_NESTED = 12  # levels of brackets in an answer
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 # What the parser takes for something else: f'(x) for f(x), 12^T for 12, 1 234 for 235, 12_3 for 12,
-# words for products.
+# 2:3:1 for 2/3, dy/dx for 0, words for products.
 _MISREAD = re.compile(
-    r"'|\"|\$|!!|\d\s*\^\s*\{?\s*T\b|(?<!frac )(?<![\d_])\d+\s+\d|\d\s?_"
-    r"|(?<![\\{A-Za-z])[A-Za-z]{5,}"
+    r"'|\"|\$|!!|\d\s*\^\s*\{?\s*T\b|(?<!frac )(?<![\d_])\d+\s+\d|\d\s?_|:.*:"
+    rf"|(?<![\\{{A-Za-z])[A-Za-z]{{5,}}|{DERIVATIVE}"
+)
+_ARGUMENT = r"\s*(\{[^{}]*\}|\\[A-Za-z]+|\w)"
+_TWO_ARGUMENTS = re.compile(rf"(\\frac|\\[dt]?binom){_ARGUMENT}{_ARGUMENT}")
+# the parser adds integers and fractions that stand side by side, for the sake of mixed numbers
+_MIXED = re.compile(r"(?<![\d_^.])(\d+)\s*(\\frac\{\d+\}\{\d+\})")
+_PRODUCT = re.compile(
+    r"((?<![\d_^.])\d+|\)|\\binom\{[^{}]*\}\{[^{}]*\})\s*(?=\(|\\(?:frac|[dt]?binom)(?![a-z]))"
 )
 _LATEX = [
     (re.compile(pattern), command)
@@ -41,6 +50,7 @@ _LATEX = [
         (r"(?<![A-Za-z\\])tr(?![A-Za-z({])", "t r"),  # no trace
         (r"(?<![A-Za-z\\])d\s*(?=\\end|\\\\)", "{d} "),  # no differential
         (r"\\log_\{?e\}?", r"\\ln "),
+        (r"\\lg(?![a-z])", r"\\log_{10} "),
         (r"\{\s*([^{}]*?)\s*\\choose\s*([^{}]*?)\s*\}", r"\\binom{\1}{\2}"),
     ]
 ]
@@ -64,7 +74,7 @@ def same_expression(answer: str, label: str) -> bool:
     if given is None or right is None:
         return True
     # the library rounds to some decimals, which makes all small numbers equal
-    return math.isclose(given, right, rel_tol=TOLERANCE)
+    return math.isclose(given, right, rel_tol=TOLERANCE, abs_tol=ZERO)
 
 
 def too_large(text: str) -> bool:
@@ -78,12 +88,18 @@ def parsed(text: str) -> Any:
     is none."""
     for pattern, command in _LATEX:
         text = pattern.sub(command, text)
+    text = _TWO_ARGUMENTS.sub(lambda m: m[1] + _in_braces(m[2]) + _in_braces(m[3]), text)
+    text = _PRODUCT.sub(r"\1 \\cdot ", _MIXED.sub(r"(\1+\2)", text))
     if _slow_to_read(text) or _MISREAD.search(text):
         return None
     try:
         return load()(text)
     except Exception:  # whatever a parser raises for what it cannot read
         return None
+
+
+def _in_braces(argument: str) -> str:
+    return argument if argument[0] == "{" else f"{{{argument}}}"
 
 
 @cache

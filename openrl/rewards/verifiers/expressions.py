@@ -15,7 +15,7 @@ from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
 from openrl.rewards.verifiers.numeric import last_number, same_quantity, whole_number
-from openrl.rewards.verifiers.parts import split_list
+from openrl.rewards.verifiers.parts import is_name, split_list, split_name
 from openrl.rewards.verifiers.plain_text import negates, plain, without_lead, without_markup
 from openrl.rewards.verifiers.sameness import same_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
@@ -23,7 +23,7 @@ from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 # characters of an answer, and of the end that is searched if none is marked; a longer one is wrong
 LONGEST = 1000
 SECONDS = 1.0  # of processor time for one comparison; an answer that takes longer is wrong
-_CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
+_SAYS = re.compile(r"^.*(?: is| are|:)\s")
 _DISPLAYED = re.compile(r"(?:\$\$[^$]+\$\$|\\\[(?:(?!\\\[).)+\\\])\.?\Z", re.DOTALL)
 _MATHEMATICS = re.compile(r"\$\$[^$]+\$\$|\$[^$]+\$|\\\(.+?\\\)|\\\[.+?\\\]")
 
@@ -139,7 +139,8 @@ def read_label(answer: Answer) -> str:
 @lru_cache(1024)
 def _read_label(text: str) -> str:
     """Read a label, which siblings share; empty if it cannot be used."""
-    inside = plain(last_boxed(text) or text)
+    whole = plain(last_boxed(text) or text)
+    inside = without_lead(whole) or whole
     load()
     with contextlib.suppress(TooSlow, RecursionError), processor_time(SECONDS):
         return "" if too_large(inside) else inside
@@ -167,13 +168,25 @@ def _end_says(text: str, label: str) -> bool:
     displayed = _DISPLAYED.search(text)
     line = displayed[0] if displayed else text.rpartition("\n")[2]
     said = plain(line)
-    claim = _CLAIM.sub("", said)
+    claim = _SAYS.sub("", said)
     if same_answer(said, label) or same_answer(claim, label):
         return True
-    if negates(said) or len(split_list(claim)) > 1 or whole_number(claim):
+    if negates(said) or sum(map(_is_element, split_list(claim))) > 1:
+        return False
+    left, _, value = claim.rpartition("= ")
+    if left.rstrip().endswith(split_name(label)[0]) and same_answer(value, label):
+        return True
+    if whole_number(value):
         return False
     *_, mathematics = ["", *(found[0] for found in _MATHEMATICS.finditer(line))]
     if mathematics:
         return same_answer(plain(mathematics), label)
     number, wanted = last_number(line), whole_number(label)
     return number is not None and wanted is not None and same_quantity(number, wanted)
+
+
+def _is_element(text: str) -> bool:
+    """Whether the text may be one of a list of values, as in "x = 2 and x = 3"; a clause or a
+    calculation is not."""
+    name, value = split_name(text)
+    return (not name or is_name(name)) and not re.match(r"[A-Za-z]{2,}", value)

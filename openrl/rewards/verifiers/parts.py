@@ -16,9 +16,12 @@ _BOTH = re.compile(r"\A\s*(?:either|both)\b", re.IGNORECASE)
 _EQUALS = re.compile(
     r"(?<![<>!:\u2264\u2265\u2260])=|\\in(?![A-Za-z])|\\(?:approx|simeq)(?![A-Za-z])"
 )
-_SIMPLE_NAME = re.compile(
-    r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\s?\([\w, ]+\))?|\([A-Za-z]\w*(?:, ?[A-Za-z]\w*)*\))\s*"
+DERIVATIVE = r"\\frac\s?\{(?:d|\\partial)[^{}]*\}\s?\{(?:d|\\partial)\s?[A-Za-z][^{}]*\}"
+_SIMPLE_NAME = re.compile(  # x_1, f(2, 3), P(A | B), \sin\theta, \angle ABC, (x, y), dy/dx
+    r"(?:(?:\\[A-Za-z]+\s?)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\s?\([\w, \\|]+\))?"
+    rf"|\([A-Za-z]\w*(?:, ?[A-Za-z]\w*)*\)|{DERIVATIVE})\s*"
 )
+_BRACKETS = re.compile(r"[\s(){}]")
 _SIDE = r"([^<>\u2264\u2265=,]+?)"
 _RELATION = r"\s*([<>\u2264\u2265])\s*"
 _VARIABLE = r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?)"
@@ -80,6 +83,11 @@ def split_name(text: str) -> tuple[str, str]:
     if equals:
         return text[: equals[0].start()].strip(), text[equals[-1].end() :].strip()
     return _as_interval(text) or ("", text)
+
+
+def same_name(one: str, other: str) -> bool:
+    r"""Whether two left sides are the same: a_{n} is a_n, and \det(A) is \det A."""
+    return _BRACKETS.sub("", one) == _BRACKETS.sub("", other)
 
 
 def is_name(text: str) -> bool:

@@ -9,8 +9,10 @@ import unicodedata
 # Markdown around a word or number: **18**, __18__, `18`, *18*; but not the powers in 2**3**2
 _MARKUP = re.compile(r"(?<![\w)*_`])(\*\*|__|`|\*)(?=\S)([^*_`\n]{1,200}?)(?<=\S)\1(?![\w(*_`])")
 _WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|sf|it)|mbox|rm|operatorname)\s?\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|sf|it)|mbox|rm|operatorname)\s?"
+    r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
+_LETTER = re.compile(r"(\\math(?:rm|bf|sf|it))\s+([A-Za-z])(?![A-Za-z])")  # \mathbf j
 _SPACE = re.compile(
     r"(?<!\\)\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|~|\\(?:left|right|displaystyle)(?![A-Za-z])|\s+"
 )
@@ -27,7 +29,10 @@ _SIGNS = [  # one way of writing each
         (r"\\geq?(?:slant)?(?![A-Za-z])|>=", "\u2265"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\neq?(?![A-Za-z])|!=", "\u2260"),
+        (r"\\neq?(?![A-Za-z])|!=|\\not\s?=", "\u2260"),
+        (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
+        (r"\\[pb]?mod\s?(?:\{ ?(\w+) ?\}|(\w+))", r"\\pmod{\1\2}"),
+        (r"\{([:=+<>-])\}", r"\1"),
         (r"\\varnothing|\u2205|\\\{ ?\\\}", r"\\emptyset"),
         (r"\\pounds(?![A-Za-z])", "\u00a3"),
         (r"\\euro(?![A-Za-z])", "\u20ac"),
@@ -73,7 +78,8 @@ def plain(text: str) -> str:
     text = plain_digits(without_markup(text))
     if len(_DOLLAR.findall(text)) % 2 == 0:
         text = _DOLLAR.sub("", text)
-    text = _WRAPPED.sub(r" \1 ", text.replace("\\$", "$"))
+    text = _LETTER.sub(r"\1{\2}", text.replace("\\$", "$"))
+    text = _WRAPPED.sub(r" \1 ", text)
     text = _RAISED.sub(lambda found: f"^{{{_without_form(found[0])}}}", text)
     text = _VULGAR.sub(lambda found: f"\\frac{{{_without_form(found[0])}}}", text)
     for pattern, sign in _SIGNS:

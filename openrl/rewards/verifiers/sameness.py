@@ -8,11 +8,12 @@ import re
 
 from openrl.rewards.verifiers.algebra import same_expression
 from openrl.rewards.verifiers.numeric import equal, whole_number
-from openrl.rewards.verifiers.parts import in_brackets, is_name, split_list, split_name
+from openrl.rewards.verifiers.parts import in_brackets, is_name, same_name, split_list, split_name
 from openrl.rewards.verifiers.plain_text import negates, same_word, squeezed
 from openrl.rewards.verifiers.units import split_unit, units_differ
 
 MOST_ELEMENTS = 50  # of a list
+_NUMBERED = re.compile(r"\A(\\?[A-Za-z]+)_\{?\d\}?(?=\s*=)")
 _TIME = re.compile(r"\d\d?:\d\d(?::\d\d)?|\d{4}-\d\d?-\d\d?|\d\d?/\d\d?/\d{4}")
 
 
@@ -26,7 +27,7 @@ def same_answer(answer: str, label: str) -> bool:
     if len(ours) == len(theirs) == 1:
         return _same_element(ours[0], theirs[0])
     if len(ours) == len(theirs):
-        return len(ours) <= MOST_ELEMENTS and _same_elements(ours, theirs)
+        return len(ours) <= MOST_ELEMENTS and _same_elements(*_unnumbered(ours, theirs))
     if (values := (_value(ours, answer), _value(theirs, label))) != (answer, label):
         return same_answer(*values)
     return _same_in_order(answer, label)
@@ -43,6 +44,14 @@ def _without_braces(text: str) -> str:
     if inside is None or inside[0] != "\\{" or re.search(r"\||\\mid|:|\\emptyset", inside[1]):
         return text
     return inside[1]
+
+
+def _unnumbered(*lists: list[str]) -> list[list[str]]:
+    """Return two lists of solutions; if only one of them numbers these, as x_1 = 2, x_2 = 5 does,
+    without its numbers."""
+    found = [[_NUMBERED.sub(r"\1", element) for element in elements] for elements in lists]
+    numbered = [bare != elements for bare, elements in zip(found, lists, strict=True)]
+    return found if numbered[0] != numbered[1] else list(lists)
 
 
 def _same_elements(ours: list[str], theirs: list[str]) -> bool:
@@ -70,7 +79,7 @@ def _same_element(answer: str, label: str) -> bool:
     (our_name, ours), (their_name, theirs) = split_name(answer), split_name(label)
     if their_name and not our_name and not is_name(their_name):
         return False  # an equation is not its right side
-    if our_name and their_name and squeezed(our_name) != squeezed(their_name):
+    if our_name and their_name and not same_name(our_name, their_name):
         return not (is_name(our_name) and is_name(their_name) and _numbers(ours, theirs)) and (
             same_expression(answer, label)
         )

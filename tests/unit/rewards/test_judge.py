@@ -185,6 +185,12 @@ def test_a_judge_that_is_not_there(service):
         ask(service, url="http://127.0.0.1:9", attempts=2)
 
 
+def test_a_key_in_the_url_is_not_shown(service):
+    with pytest.raises(Unavailable) as caught:
+        ask(service, url="http://s3cret@127.0.0.1:9", attempts=1)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_the_token_is_sent_and_never_shown(service, monkeypatch, caplog):
     caplog.set_level("DEBUG")
     monkeypatch.setenv("OPENRL_JUDGE_TOKEN", "s3cret\n")

@@ -134,7 +134,7 @@ NOT_THE_NUMBER = [
     (r"\boxed{18/x}", 18), ("18M", 18), (r"\boxed{18...}", 18),
     (r"\boxed{12 \text{ girls}}", "12 boys"), ("It costs \u00a312.", "$12"), ("60 miles", "60 mph"),
     (r"\boxed{0.\overline{6}}", "0.6"), (r"\boxed{7 \text{ or more}}", 7),
-    ("18-x", 18), ("18-xy", 18),
+    ("18-x", 18), ("18-xy", 18), ("x = 10 or x = 18", 18),
 ]
 MARKED = [
     ("#### 18", 18), ("#### **18**", 18), ("####18", 18), ("#### $18", 18), ("#### 18 eggs", 18),
@@ -144,7 +144,7 @@ NOT_THE_MARKED = [
     ("#### 18 or 19", 18), ("#### 5!", 5), ("#### x>5", 5), (r"#### \sqrt{5}", 5),
     (r"#### 2\pi", 2), ("#### 5 million", 5), ("#### x2, so 5", 5),
     (r"#### \text{not }5", 5), ("#### 5 cm", "5 m"), ("#### 12, 13", 12), ("#### 12 and 13", 12),
-    ("#### 12:05", 12), ("#### 12--13", 12), ("#### 12-x", 12),
+    ("#### 2 hours and 15 minutes", 2), ("#### 12:05", 12), ("#### 12--13", 12), ("#### 12-x", 12),
 ]
 # Where taking an answer for an expression alone goes wrong: (answer, label).
 SAME_PARTS = [
@@ -167,7 +167,16 @@ SAME_PARTS = [
     (r"\begin{bmatrix}a&b\\c&d\end{bmatrix}", r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}"),
     ("hr^2", "r^2 h"), ("ff_{16}", "FF_{16}"), ("3e8 m/s", "3*10^8"),
     ("increasing on (0,2)", "Increasing on (0, 2)"), (r"{n \choose 2}", r"\binom{n}{2}"),
-    (r"e^{i\pi}", "-1"), ("1, 2", "(1,2)"),
+    (r"e^{i\pi}", "-1"), ("1, 2", "(1,2)"), ("2(3)", "6"), ("(2)(3)", "6"), (r"\log_2(8)", "3"),
+    (r"\frac{\binom{4}{2}\binom{6}{1}}{\binom{10}{3}}", "0.3"), (r"2\binom52", "20"),
+    (r"4\frac23\pi", r"\frac{14\pi}{3}"), (r"\frac\pi6+2k\pi", r"2\pi k+\frac{\pi}{6}"),
+    (r"\frac n{n+1}", r"\frac{n}{n+1}"), (r"\sin\pi", "0"), (r"n\equiv 3 \bmod 7", r"n \equiv 3 \pmod{7}"),
+    (r"x\not=2", r"x \neq 2"), (r"9.8\,\mathrm{m\,s^{-2}}", r"9.8 \text{ m/s}^2"),
+    (r"2\mathbf j-\mathbf i", r"-\mathbf{i}+2\mathbf{j}"), ("-5", r"\det A = -5"),
+    (r"\det(A)=-5", r"\det A = -5"), (r"72^\circ", r"\angle ACB = 72^\circ"),
+    (r"\frac16", r"P(A\cap B)=\frac16"), (r"\frac{2x}{3y}", r"\frac{dy}{dx} = \frac{2x}{3y}"),
+    (r"x_1=2,\ x_2=-5", "x=-5, x=2"), ("x=2, -5", "x_1 = 2, x_2 = -5"), (r"a_n=3n", "a_{n} = 3n"),
+    ("empty set", r"\text{the empty set}"), (r"\lg 2", r"\log_{10} 2"), ("9{:}45", "9:45"),
 ]
 DIFFERENT_PARTS = [
     ("12.5 cm", r"12.5\%"), ("15%", "15 students"), ("5 cups", "5 cm"), ("12 girls", "12 boys"),
@@ -192,6 +201,10 @@ DIFFERENT_PARTS = [
     ("x=2, z=3", "x = 2, y = 3"), ("E", "e"), ("d = Rt", "d = rt"), ("c^2", "c^2 m"),
     ("5 halves", "5"),
     ("5 maybe six", "5"), ("5 squared", "5"), (r"p \lor q", r"p \land q"), ("FF_{15}", "FF_{16}"),
+    ("2(3)", "5"), ("(2)(3)", "5"), (r"\binom42\binom61", "12"), ("2:3:1", "2/3"),
+    (r"\angle ABC = 72^\circ", r"\angle ACB = 72^\circ"), (r"\cos x = 1", r"\sin x = 1"),
+    (r"\frac{dx}{dy} = \frac{2x}{3y}", r"\frac{dy}{dx} = \frac{2x}{3y}"),
+    ("x_1=2, x_2=5", "x_1 = 5, x_2 = 2"), ("1e-31", "0"), ("y_1 = 1, y_2 = 6", "x = 1, x = 6"),
 ]
 # fmt: on
 
@@ -260,6 +273,12 @@ def test_numbers_behind_the_mark(response, label, right):
         ("Therefore\n\\[\n\\frac{3}{4}\n\\]", "0.75", 1),
         ("The answer is $12$ cents.", r"\$12", 0),
         ("Answer: 42 apples", "42 oranges", 0),
+        ("Thus, they need 12 buses in total.", "12", 1),
+        ("After selling 5 of his 12 marbles, Tom has 7 marbles.", "7", 1),
+        ("6 + 9 = 15, and 15 * 2 = 30", "30", 1),
+        ("The roots are $x = 2$ and $x = 3$.", "3", 0),
+        ("The roots are $x = 2$ and $x = 3$.", "2, 3", 1),
+        (r"So $\sin\theta = \frac{3}{5}$.", r"\cos\theta = \frac{3}{5}", 0),
     ],
 )
 def test_what_the_end_of_a_response_says(response, label, right):
