@@ -27,12 +27,13 @@ _MISREAD = re.compile(
     r"'|\"|\$|!!|\d\s*\^\s*\{?\s*T\b|(?<!frac )(?<![\d_])\d+\s+\d|\d\s?_|:.*:"
     rf"|(?<![\\{{A-Za-z])[A-Za-z]{{5,}}|{DERIVATIVE}"
 )
-_ARGUMENT = r"\s*(\{[^{}]*\}|\\[A-Za-z]+|\w)"
-_TWO_ARGUMENTS = re.compile(rf"(\\frac|\\[dt]?binom){_ARGUMENT}{_ARGUMENT}")
+_BARE = r"\s*(\\[A-Za-z]+|\w)"  # an argument without braces, as in \frac12, \frac\pi6, \binom n2
+_FIRST_BARE = re.compile(rf"(\\(?:frac|[dt]?binom)){_BARE}")
+_SECOND_BARE = re.compile(rf"(\\(?:frac|[dt]?binom)\{{[^{{}}]*\}}){_BARE}")
 # the parser adds integers and fractions that stand side by side, for the sake of mixed numbers
 _MIXED = re.compile(r"(?<![\d_^.])(\d+)\s*(\\frac\{\d+\}\{\d+\})")
 _PRODUCT = re.compile(
-    r"((?<![\d_^.])\d+|\)|\\binom\{[^{}]*\}\{[^{}]*\})\s*(?=\(|\\(?:frac|[dt]?binom)(?![a-z]))"
+    r"((?<![\d_^.])\d+|\)|\\pi|\\binom\{[^{}]*\}\{[^{}]*\})\s*(?=\(|\\(?:frac|[dt]?binom)(?![a-z]))"
 )
 _LATEX = [
     (re.compile(pattern), command)
@@ -88,7 +89,8 @@ def parsed(text: str) -> Any:
     is none."""
     for pattern, command in _LATEX:
         text = pattern.sub(command, text)
-    text = _TWO_ARGUMENTS.sub(lambda m: m[1] + _in_braces(m[2]) + _in_braces(m[3]), text)
+    for bare in (_FIRST_BARE, _SECOND_BARE):
+        text = bare.sub(r"\1{\2}", text)
     text = _PRODUCT.sub(r"\1 \\cdot ", _MIXED.sub(r"(\1+\2)", text))
     if _slow_to_read(text) or _MISREAD.search(text):
         return None
@@ -96,10 +98,6 @@ def parsed(text: str) -> Any:
         return load()(text)
     except Exception:  # whatever a parser raises for what it cannot read
         return None
-
-
-def _in_braces(argument: str) -> str:
-    return argument if argument[0] == "{" else f"{{{argument}}}"
 
 
 @cache

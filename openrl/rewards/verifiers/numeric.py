@@ -14,7 +14,7 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
-from openrl.rewards.verifiers.parts import in_brackets, split_name
+from openrl.rewards.verifiers.parts import in_brackets, split_list, split_name
 from openrl.rewards.verifiers.plain_text import plain, plain_digits, without_lead, without_markup
 from openrl.rewards.verifiers.units import Unit, split_unit, unit_behind, units_differ
 
@@ -95,8 +95,10 @@ def numbers(text: str) -> Iterator[Number]:
 def whole_number(text: str) -> Number | None:
     """Return the number that the text consists of, apart from its unit, a name before it ("x = 5")
     and words such as "the answer is"; None if the text is anything else."""
-    _, value = split_name(without_lead(plain(text)))
-    value, unit = split_unit(value)
+    text = without_lead(plain(text))
+    if "=" in text and len(split_list(text)) > 1:
+        return None  # x = 5, y = 6
+    value, unit = split_unit(split_name(text)[1])
     while (inside := in_brackets(value)) is not None:
         value = inside[1]
     return replace(number, unit=unit) if (number := _all_of(value)) else None

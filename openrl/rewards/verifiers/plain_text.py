@@ -16,6 +16,7 @@ _LETTER = re.compile(r"(\\math(?:rm|bf|sf|it))\s+([A-Za-z])(?![A-Za-z])")  # \ma
 _SPACE = re.compile(
     r"(?<!\\)\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|~|\\(?:left|right|displaystyle)(?![A-Za-z])|\s+"
 )
+_CASES = re.compile(r"\\begin\{cases\}([^&]*)\\end\{cases\}")  # a list of equations
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
 # 1\,234  1{,}234  1 234
@@ -84,6 +85,7 @@ def plain(text: str) -> str:
     text = _VULGAR.sub(lambda found: f"\\frac{{{_without_form(found[0])}}}", text)
     for pattern, sign in _SIGNS:
         text = pattern.sub(sign, text)
+    text = _CASES.sub(lambda found: found[1].replace("\\\\", ", "), text)
     return _SPACE.sub(" ", text).replace(" ^", "^").lstrip(" ,;:").rstrip(" .,;:")
 
 

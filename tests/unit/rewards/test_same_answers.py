@@ -134,7 +134,7 @@ NOT_THE_NUMBER = [
     (r"\boxed{18/x}", 18), ("18M", 18), (r"\boxed{18...}", 18),
     (r"\boxed{12 \text{ girls}}", "12 boys"), ("It costs \u00a312.", "$12"), ("60 miles", "60 mph"),
     (r"\boxed{0.\overline{6}}", "0.6"), (r"\boxed{7 \text{ or more}}", 7),
-    ("18-x", 18), ("18-xy", 18), ("x = 10 or x = 18", 18),
+    ("18-x", 18), ("18-xy", 18), ("x = 10 or x = 18", 18), (r"\boxed{x = 17, y = 18}", 18),
 ]
 MARKED = [
     ("#### 18", 18), ("#### **18**", 18), ("####18", 18), ("#### $18", 18), ("#### 18 eggs", 18),
@@ -176,7 +176,8 @@ SAME_PARTS = [
     (r"\det(A)=-5", r"\det A = -5"), (r"72^\circ", r"\angle ACB = 72^\circ"),
     (r"\frac16", r"P(A\cap B)=\frac16"), (r"\frac{2x}{3y}", r"\frac{dy}{dx} = \frac{2x}{3y}"),
     (r"x_1=2,\ x_2=-5", "x=-5, x=2"), ("x=2, -5", "x_1 = 2, x_2 = -5"), (r"a_n=3n", "a_{n} = 3n"),
-    ("empty set", r"\text{the empty set}"), (r"\lg 2", r"\log_{10} 2"), ("9{:}45", "9:45"),
+    (r"4\pi(3)^2", r"36\pi"), (r"\begin{cases}x=1\\y=2\end{cases}", "x=1, y=2"),
+    (r"\frac{\binom42}{\binom72}", "2/7"), ("empty set", r"\text{the empty set}"), (r"\lg 2", r"\log_{10} 2"), ("9{:}45", "9:45"),
 ]
 DIFFERENT_PARTS = [
     ("12.5 cm", r"12.5\%"), ("15%", "15 students"), ("5 cups", "5 cm"), ("12 girls", "12 boys"),
