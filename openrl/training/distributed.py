@@ -63,9 +63,10 @@ def init_distributed(
         timeout: seconds that a collective may take before the group aborts.
 
     The group listens on ``master_addr`` only. A second call has no effect."""
-    # DeepSpeed reads these when it is imported and when an engine is built.
-    os.environ["DS_ACCELERATOR"] = device
-    os.environ.setdefault("LOCAL_RANK", "0")
+    # DeepSpeed reads these when it is imported and when an engine is built. A job's own, which tell
+    # of other processes, would make it ask for a GPU that this one does not see.
+    own = {"DS_ACCELERATOR": device, "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
+    os.environ.update(own)
     if dist.is_initialized():
         return
     limit = timedelta(seconds=timeout)
