@@ -65,8 +65,8 @@ class ModelWorker:
             c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout
         )
         if hasattr(self, "engine"):
+            self.engine.close()  # the next model needs the memory
             del self.engine
-            # engine and hooks form a reference cycle, and the next model needs the memory
             gc.unfreeze()
             freeze_gc_heap()
         self.engine: DeepSpeedEngine = build_engine(spec or self.spec)

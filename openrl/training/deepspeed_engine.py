@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,14 @@ from openrl.models.headed import HeadedModel
 from openrl.models.logits import Columns, Output
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.masters import Masters, MovingAverage
-from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
-from openrl.training.sleep import Sleep, movable, needs
+from openrl.training.optimizers import (
+    OptimSpec,
+    build_optimizer,
+    build_scheduler,
+    check_shard,
+    clip_and_measure,
+)
+from openrl.training.sleep import Movable, Sleep, empty_cache, movable, needs, release
 from openrl.training.state import (
     WHOLE,
     Fragment,
@@ -115,6 +121,8 @@ class DeepSpeedEngine:
         self._masters = Masters(
             self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself
         )
+        largest = max(master.numel() for master in self._masters.tensors())
+        check_shard(optim.flags.optimizer, largest, self.device.type)
         self._masters.undo_stage0_effects(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
         if optim.average is not None:
@@ -141,19 +149,30 @@ class DeepSpeedEngine:
             )
         return engine
 
+    def close(self) -> None:
+        """Free the memory of the model, which cannot be used any more. To forget the engine is not
+        enough: its parameters and DeepSpeed's hooks refer to each other where the garbage collector
+        does not look."""
+        for part in get_args(ModelPart):
+            release(self._movable(part).tensors)
+        empty_cache(self.device)
+
     # ---- taking turns on a device
 
     def sleep(self, *parts: ModelPart) -> None:
         """Free the device memory of these parts. What needs them raises RuntimeError meanwhile."""
-        trained: tuple[Any, ...] = ()
-        if self.optim is not None:
-            trained = (self._inner, self._masters.tensors(), self._engine.optimizer)
         for part in parts:
-            self.sleeper.sleep(part, movable(part, self.model, *trained))
+            self.sleeper.sleep(part, self._movable(part))
 
     def wake(self, *parts: ModelPart) -> None:
         """Restore these parts bit for bit. Raises RuntimeError if one is already awake."""
         self.sleeper.wake(*parts)
+
+    def _movable(self, part: ModelPart) -> Movable:
+        trained: tuple[Any, ...] = ()
+        if self.optim is not None:
+            trained = (self._inner, self._masters.tensors(), self._engine.optimizer)
+        return movable(part, self.model, *trained)
 
     # ---- running the model
 

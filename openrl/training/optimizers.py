@@ -14,10 +14,13 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from openrl.config.groups.optimizer import OptimizerFlags
+from openrl.errors import UserError
 
 # number of elements that have fp32 copies at a time; a ZeRO shard can be one huge tensor
 CHUNK = 2**24
 STATE = ("exp_avg", "exp_avg_sq", "compensation")
+# number of elements of a tensor that bitsandbytes can step on: its CUDA kernels take it as a C int
+LARGEST_8BIT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,17 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
         case "muon" if for_muon:
             return MuonAndAdamW(matrices, groups, spec)
     return _adamw(groups, spec)
+
+
+def check_shard(optimizer: str, elements: int, device: str) -> None:
+    """Raise UserError if ``optimizer`` cannot step on a tensor of this size, a shard in ZeRO 1 and
+    2. The kernels of bitsandbytes would step on a wrong part of it, without an error."""
+    if optimizer == "adamw_8bit" and device == "cuda" and elements > LARGEST_8BIT:
+        raise UserError(
+            f"--optimizer adamw_8bit: a rank steps on {elements:,} elements at a time, and the"
+            f" kernels of bitsandbytes count to {LARGEST_8BIT:,}",
+            "--zero_stage 3, which steps on smaller pieces, or more ranks",
+        )
 
 
 def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:

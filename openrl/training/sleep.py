@@ -184,6 +184,14 @@ class Sleep:
             del self._asleep[part]
 
 
+def release(tensors: Iterable[Tensor]) -> None:
+    """Free the memory of tensors that nobody needs any more, whoever refers to them. Memory that
+    torch does not own (a mapped file) stays."""
+    for storage in [tensor.untyped_storage() for tensor in tensors]:
+        if storage.nbytes() and storage.resizable():
+            storage.resize_(0)
+
+
 def empty_cache(device: torch.device) -> None:
     """Give the allocator's free memory back to the system. Unless asked, jemalloc keeps all of it
     (``worker_env``), and glibc what lies between blocks in use."""

@@ -143,13 +143,20 @@ def deepspeed_module() -> ModuleType:
     """Import DeepSpeed on first use. It picks its accelerator at import, so ``init_distributed``
     must set the environment first; and a process that only imports this module need not load it."""
     import deepspeed
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
     # Every new installation would compile the shared-memory op, which only inference uses.
     deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
+    # In stages 1 and 2 it asks NVML, by the numbers in CUDA_VISIBLE_DEVICES, which may be UUIDs.
+    CUDA_Accelerator.available_memory = _free_memory
     warnings.filterwarnings(
         "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning
     )
     return deepspeed
+
+
+def _free_memory(accelerator: object, device_index: int | None = None) -> int:
+    return torch.cuda.mem_get_info(device_index)[0]
 
 
 STYLES = {

@@ -3,6 +3,7 @@ AdamW."""
 
 import json
 import math
+import os
 
 import psutil
 import pytest
@@ -21,8 +22,10 @@ from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
+from openrl.training.sleep import parameter_tensors
 from openrl.training.state import StateParts
 from openrl.training.updates import (
     COMPARED,
@@ -31,6 +34,7 @@ from openrl.training.updates import (
     ValueUpdate,
     balanced,
 )
+from openrl.training.whole_weights import deepspeed_module
 from openrl.weights.transport import Route
 from tests.experience import (
     alike,
@@ -42,6 +46,7 @@ from tests.experience import (
     ragged_batch,
 )
 from tests.invariance.test_preferences import batch_of_pairs
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 STAGES = (0, 1, 2, 3)
@@ -94,6 +99,35 @@ def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
         engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
         found = column_of(engine, batch, halves(batch))
         torch.testing.assert_close(found, plain_logprobs(checkpoint, batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("optim", [None, optim_spec()], ids=["evaluated", "trained"])
+def test_a_closed_engine_leaves_nothing_in_memory(checkpoint, batch, stage, optim):
+    """The next model in the process needs the room of the last one, also while something still
+    refers to that."""
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim))
+    tensors = parameter_tensors(engine.model)
+    if optim:
+        engine.train_step(batch, StepPlan([[*range(8)]], counts_of(batch)), SupervisedUpdate())
+        states = (v for state in engine._inner.state.values() for v in state.values())
+        tensors += [*engine._masters.tensors(), *filter(torch.is_tensor, states)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    assert sum(storage.nbytes() for storage in storages) > 100_000
+    engine.close()
+    assert not sum(storage.nbytes() for storage in storages)
+
+
+def test_a_jobs_variables_tell_of_other_processes(monkeypatch, checkpoint, batch):
+    """A worker of Ray inherits those of the process that started the command, on a cluster those of
+    its node. DeepSpeed would take them for its own: the GPU by its number, the ranks by theirs."""
+    for name, value in {"LOCAL_RANK": "3", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=3))
+    assert os.environ["LOCAL_RANK"] == "0"
+    found = column_of(engine, batch, halves(batch))
+    torch.testing.assert_close(found, plain_logprobs(checkpoint, batch), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -680,3 +714,14 @@ def test_a_step_of_dummies_alone_moves_nothing(checkpoint, batch):
     )
     assert metrics["grad_norm"].value == 0.0 and metrics["loss"].value is None
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())
+
+
+def test_free_memory_of_a_gpu_is_not_asked_by_its_number(monkeypatch):
+    """A scheduler may set CUDA_VISIBLE_DEVICES to UUIDs, which DeepSpeed would take for numbers."""
+    deepspeed_module()
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-6f1c0e5a")
+    monkeypatch.setattr("deepspeed.accelerator.cuda_accelerator.pynvml", object())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**30, 2**36))
+    assert CUDA_Accelerator().available_memory() == 2**30

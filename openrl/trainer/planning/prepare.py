@@ -46,6 +46,7 @@ from openrl.rewards.build import check_labels, check_prompts, check_reward_sourc
 from openrl.rollout.parallel import check_parallel
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
+from openrl.trainer.planning.memory import model_shape
 from openrl.trainer.playing.evaluation import metric_names
 from openrl.trainer.playing.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
@@ -53,6 +54,7 @@ from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
 from openrl.trainer.workers.roles import agent_setup, check_ranks, model_paths
 from openrl.training.deepspeed_config import check_device, check_overrides
+from openrl.training.optimizers import check_shard
 from openrl.training.whole_weights import check_layers
 from openrl.types import Prompt
 from openrl.vision.processor import sees
@@ -137,6 +139,7 @@ def check_training(
     collector.run(check_device, config.model.param_dtype, device)
     collector.run(check_overrides, config.deepspeed, config.model.param_dtype, device)
     collector.run(check_recompute, path, config.deepspeed, trusted)
+    collector.run(check_shards, config, device)
     collector.run(find_start, config.checkpoint, False)
     collector.run(check_places, path, config.checkpoint)
 
@@ -231,6 +234,16 @@ def check_places(pretrain: str, flags: CheckpointFlags) -> None:
     model = Path(pretrain).expanduser()
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors") if path.exists())
     require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")
+
+
+def check_shards(config: PPOConfig | SupervisedConfig, device: Device) -> None:
+    """Raise UserError if ZeRO 1 or 2 leaves a rank of the trained model with a shard that
+    --optimizer cannot step on. The engine checks again, with ranks that only the cluster knows."""
+    ranks, tp = derived.trained_ranks(config), config.parallel.ds_tensor_parallel_size
+    whole = config.deepspeed.zero_stage not in (1, 2) or config.lora.adapts
+    if config.optim.optimizer == "adamw_8bit" and ranks is not None and not whole:
+        shape = model_shape(config.model.pretrain, config.model.trust_remote_code).of_rank(tp)
+        check_shard(config.optim.optimizer, shape.parameters // (ranks // tp or 1), device)
 
 
 def check_critic_adapters(config: PPOConfig) -> None:

@@ -1,6 +1,7 @@
 """Learning rates of every schedule by hand, which parameters decay, and the steps of every
 optimizer."""
 
+import ctypes
 import math
 from dataclasses import replace
 from typing import get_args
@@ -9,7 +10,14 @@ import pytest
 import torch
 
 from openrl.config.groups.optimizer import OptimizerFlags, Scheduler
-from openrl.training.optimizers import BF16AdamW, OptimSpec, build_optimizer, build_scheduler
+from openrl.errors import UserError
+from openrl.training.optimizers import (
+    BF16AdamW,
+    OptimSpec,
+    build_optimizer,
+    build_scheduler,
+    check_shard,
+)
 
 
 def spec(**changes):
@@ -192,3 +200,15 @@ def test_bf16_adamw_is_the_same_in_chunks(monkeypatch):
     monkeypatch.setattr("openrl.training.optimizers.CHUNK", 100)
     cut = trained(lambda m: [build_optimizer(m, s)], dtype=torch.bfloat16)
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_kernels_that_count_in_32_bits_get_no_larger_tensor():
+    """bitsandbytes passes the number of elements as ctypes.c_int32, which wraps without an
+    error: of 8.2e9 parameters in two shards 4.1e9 become -2e8."""
+    assert ctypes.c_int32(2**31 - 1).value == 2**31 - 1
+    assert ctypes.c_int32(2**31).value < 0
+    check_shard("adamw_8bit", 2**31 - 1, "cuda")
+    for optimizer, device in (("adamw", "cuda"), ("adamw_8bit", "cpu")):
+        check_shard(optimizer, 2**31, device)
+    with pytest.raises(UserError, match="2,147,483,648 elements"):
+        check_shard("adamw_8bit", 2**31, "cuda")
