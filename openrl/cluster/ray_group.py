@@ -321,16 +321,18 @@ def worker_env(role: str, device: str, ranks: int, local: bool) -> dict[str, str
     """Return default environment variables for a role's processes. The user's own environment
     overrides them.
 
-    On a CPU the ranks of a role share the cores, where Ray's default is a single thread. Roles
+    The ranks of a role share the cores, where Ray's default is a single thread: on a CPU for
+    everything, on a GPU for the optimizer of --adam_offload and the trial of a loaded model. Roles
     mostly take turns; when two do run at once, threads that spin while they wait would keep the
     cores from the threads they wait for, so waiting is passive. On a cluster of our own,
     collectives stay on the loopback interface."""
     env: dict[str, str] = {}
-    if device == "cpu":
+    if device == "cpu" or role != ENGINES:
         env |= {
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
             "OMP_WAIT_POLICY": "passive",
         }
+    if device == "cpu":
         env |= {"GLIBC_TUNABLES": MAP_LARGE}
         if role != ENGINES and JEMALLOC.exists():
             env |= {"LD_PRELOAD": str(JEMALLOC), "MALLOC_CONF": KEEP}

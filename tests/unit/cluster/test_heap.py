@@ -1,4 +1,5 @@
-"""How models on a CPU manage their memory."""
+"""What the processes of a role find in their environment: how models on a CPU manage their memory,
+and how many threads they have."""
 
 import json
 import os
@@ -44,3 +45,14 @@ def test_models_put_tensors_into_the_holes_of_others_and_keep_all_until_asked(mo
     assert again == pytest.approx(full, rel=0.05)
     assert freed == pytest.approx(full, rel=0.05)
     assert asked < 0.1 * full
+
+
+def test_ranks_share_the_cores_on_a_gpu_too(monkeypatch):
+    """Ray would give an actor one thread, and a host's optimizer has billions of numbers to step
+    on."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
+    envs = [worker_env("actor", device, 8, local=True) for device in ("cuda", "cpu")]
+    assert [env["OMP_NUM_THREADS"] for env in envs] == ["12", "12"]
+    assert "LD_PRELOAD" not in envs[0] and "GLIBC_TUNABLES" not in envs[0]
+    assert "OMP_NUM_THREADS" not in worker_env("vllm", "cuda", 8, local=True)  # vLLM sets its own
