@@ -4,7 +4,8 @@
 # make number_game  a small vision-language model from nothing, supervised and then GRPO, on this machine
 # make smollm       SmolLM2-135M-Instruct, from a package of PyPI, learns to add by GRPO, on this machine
 # make test         every test that needs no GPU, JOBS files at a time
-# make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has requirements/gpu.txt
+# make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has pytest and
+#                   requirements/gpu.txt
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
 
@@ -44,7 +45,7 @@ test: $(READY)
 		--no-loadscope-reorder --max-worker-restart 1 tests
 
 gpu:
-	@$(or $(PYTHON),python) -m tests.gpu.report
+	@$(or $(PYTHON),python3) -m tests.gpu.report
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

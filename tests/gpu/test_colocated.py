@@ -10,28 +10,27 @@ import pytest
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 
+FLAGS = {
+    "device": "cuda",
+    "param_dtype": "bf16",
+    "actor_num_gpus_per_node": 1,
+    "actor_learning_rate": 1e-5,
+    "colocate_all_models": True,
+    "vllm_enable_sleep": True,
+    "deepspeed_enable_sleep": True,
+    "ref_reward_offload": True,
+    "vllm_gpu_memory_utilization": 0.3,
+    "log_memory": True,
+    "max_steps": 2,
+    "save_steps": 1,
+}
 EDGE = re.compile(r"memory after (?P<edge>[^|]+?) \|.*?(?P<free>[\d.]+) free")
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level):
     flags = ppo_flags(
-        make_task(tmp_path),
-        tmp_path / "out",
-        pretrain=model_dir,
-        device="cuda",
-        param_dtype="bf16",
-        actor_num_gpus_per_node=1,
-        actor_learning_rate=1e-5,
-        colocate_all_models=True,
-        vllm_enable_sleep=True,
-        vllm_sleep_level=level,
-        deepspeed_enable_sleep=True,
-        ref_reward_offload=True,
-        vllm_gpu_memory_utilization=0.3,
-        log_memory=True,
-        max_steps=2,
-        save_steps=1,
+        make_task(tmp_path), tmp_path / "out", pretrain=model_dir, vllm_sleep_level=level, **FLAGS
     )
     edges = [
         (found["edge"], float(found["free"]))

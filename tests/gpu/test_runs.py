@@ -1,5 +1,6 @@
 """Whole runs on one GPU: adapters sent merged and as adapters, experts, a critic and a reward model,
-parameters that sleep, and a colocation with little room."""
+parameters that sleep, and a colocation with little room. On two: NCCL between ranks and to engines,
+and what is divided among them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from openrl.models.memory import freeze_gc_heap
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 
-GIB = 2**30
+GIB, GPUS = 2**30, torch.cuda.device_count()
 ONE_GPU = {
     "device": "cuda",
     "param_dtype": "bf16",
@@ -37,6 +38,20 @@ CASES = {
     "parameters asleep": SLEEPS,
     "packed": {"packing_samples": True},
 }
+RANKS = {"actor_num_gpus_per_node": 2}
+ON_TWO = {
+    "an engine apart": {
+        "colocate_all_models": False,
+        "colocate_actor_ref": True,
+        "vllm_num_engines": 1,
+    },
+    "ZeRO 2": RANKS,
+    "ZeRO 3, asleep": RANKS | SLEEPS | {"zero_stage": 3},
+    "an engine of two": RANKS | {"zero_stage": 3, "vllm_tensor_parallel_size": 2},
+    "heads divided": RANKS | {"ulysses_size": 2},
+    "a ring": RANKS | {"ring_attn_size": 2, "packing_samples": True},
+    "layers divided": RANKS | {"ds_tensor_parallel_size": 2, "zero_stage": 1},
+}
 
 
 def trained(tmp_path, record_property, gap=0.02, **flags):
@@ -58,6 +73,12 @@ def trained(tmp_path, record_property, gap=0.02, **flags):
 @pytest.mark.parametrize("case", CASES)
 def test_two_steps(tmp_path, model_dir, record_property, case):
     trained(tmp_path, record_property, pretrain=model_dir, **CASES[case])
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("case", ON_TWO)
+def test_two_steps_on_two_gpus(tmp_path, model_dir, record_property, case):
+    trained(tmp_path, record_property, pretrain=model_dir, **ON_TWO[case])
 
 
 def test_experts(tmp_path, record_property):

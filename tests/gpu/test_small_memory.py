@@ -30,7 +30,8 @@ def one_rank():
 
 
 def trained(model_dir, steps=3, **fields):
-    """(engine, its column before and after some steps, GiB that are allocated then)"""
+    """(engine, its column before and after some steps, GiB that are allocated then); the caller
+    closes the engine before the next one is measured."""
     batch = ragged_batch()
     spec = engine_spec(model_dir, dtype="bf16", **fields)
     engine = build_engine(replace(spec, device="cuda"))
@@ -45,6 +46,13 @@ def trained(model_dir, steps=3, **fields):
     return engine, before, after, (memory_use("cuda").allocated or 0) / GIB
 
 
+def figures(model_dir, **fields):
+    """(column before and after some steps, GiB that are allocated then) of an engine that ends."""
+    engine, *found = trained(model_dir, **fields)
+    engine.close()
+    return found
+
+
 def distance(a, b):
     return float((a - b).abs().mean())
 
@@ -56,8 +64,9 @@ def test_4_bit_weights_load_onto_the_gpu_and_carry_adapters(model_dir, tmp_path,
     devices = {p.device.type for p in engine.model.parameters()}
     engine.export(tmp_path)
     start = column_of(engine, ragged_batch(), ROWS, as_reference=True)
+    engine.close()
     del engine
-    _, whole_before, _, whole = trained(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
+    whole_before, _, whole = figures(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
     record_property("GiB with 4-bit weights and with whole ones", f"{packed:.2f}, {whole:.2f}")
     record_property("mean gap of 4 bits, nats", distance(before, whole_before))
     assert devices == {"cuda"} and packed < whole
@@ -79,11 +88,9 @@ def test_adapters_alone_take_steps(model_dir, tmp_path):
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, stage):
-    _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
-    gc.unfreeze()
-    freeze_gc_heap()
+    start, plain, of_plain = figures(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
     small = optim_spec(optimizer="adamw_8bit", **OPTIM)
-    _, _, found, of_small = trained(model_dir, zero_stage=stage, optim=small)
+    _, found, of_small = figures(model_dir, zero_stage=stage, optim=small)
     record_property("GiB with AdamW and in 8 bits", f"{of_plain:.2f}, {of_small:.2f}")
     assert of_small < of_plain - 1.0  # 200 million parameters, 6 bytes of moments less for each
     assert distance(found, plain) < 0.2 * distance(start, plain)
@@ -99,10 +106,9 @@ def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, st
     ids=str,
 )
 def test_what_waits_on_the_host_changes_no_number(model_dir, record_property, stage, flags):
-    _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
-    gc.unfreeze()
-    freeze_gc_heap()
-    _, _, found, on_host = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM), **flags)
+    optim = optim_spec(**OPTIM)
+    start, plain, of_plain = figures(model_dir, zero_stage=stage, optim=optim)
+    _, found, on_host = figures(model_dir, zero_stage=stage, optim=optim, **flags)
     record_property("GiB on the GPU, without and with", f"{of_plain:.2f}, {on_host:.2f}")
     assert on_host < of_plain
     assert distance(found, plain) < 0.05 * distance(start, plain)
