@@ -11,6 +11,7 @@ from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.schema import Condition, absent, flag, given, group
 from openrl.flags.sources import read_table
+from openrl.flags.values import SECONDS_OR_0
 
 SERVERS = {"openenv": ("ws://", "wss://", "http://", "https://"), "verifiers": ("tcp://",)}
 """Kinds of servers that --agent_func_path may name -> the schemes of their addresses."""
@@ -67,27 +68,27 @@ class TurnFlags:
         0.0,
         "Seconds for one turn: the reply and the environment's step. 0: no limit. Agents that"
         " play the whole episode themselves use --episode_timeout instead.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
         only_if=(STEPS, absent("agent_endpoint")),
     )
     episode_timeout: float = flag(
         0.0,
         "Seconds for one episode, after which it is cut; an openrl agent class from a file counts"
         " as failed. 0: no limit, but one hour for whatever plays against the chat endpoint.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
     )
     env_step_timeout: float = flag(
         300.0,
         "Seconds for one environment step, after which it counts as failed and the episode is"
         " played once more; and for one tool call, after which the policy is told. 0: no limit.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
         only_if=(STEPS, absent("agent_endpoint")),
     )
     env_memory_gb: float = flag(
         8.0,
         "GiB of memory that one environment, agent or program, including the processes it starts,"
         " may use before it is killed.",
-        bounds="> 0",
+        bounds="(0, 1e6]",
         only_if=FILE | given("agent_command") | APART,
     )
     env_max_concurrency: int = flag(

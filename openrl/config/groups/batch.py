@@ -5,17 +5,20 @@ from __future__ import annotations
 from openrl.config.conditions import SEVERAL_STEPS, SIBLINGS
 from openrl.flags.schema import absent, flag, given, group
 
+BATCH = "(0, 10000000]"
+"""The bounds of a batch: rules look for its divisors."""
+
 
 @group("Batch")
 class RolloutBatchFlags:
     rollout_batch_size: int = flag(
-        1024, "Prompts per step; a step has this * n_samples_per_prompt samples.", bounds="> 0"
+        1024, "Prompts per step; a step has this * n_samples_per_prompt samples.", bounds=BATCH
     )
     n_samples_per_prompt: int = flag(
         1, "Responses generated for each prompt: the group size.", bounds="(0, 100000]"
     )
     train_batch_size: int = flag(
-        128, "Samples (not prompts) per optimizer step, over all ranks.", bounds="> 0"
+        128, "Samples (not prompts) per optimizer step, over all ranks.", bounds=BATCH
     )
     micro_train_batch_size: int = flag(
         4,
@@ -71,7 +74,7 @@ class RolloutBatchFlags:
 @group("Batch")
 class SupervisedBatchFlags:
     train_batch_size: int = flag(
-        128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0"
+        128, "Rows, or pairs, per optimizer step over all ranks.", bounds=BATCH
     )
     micro_train_batch_size: int = flag(
         8,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from openrl.config.conditions import CRITIC, EVALUATES, RAY, RESUME
 from openrl.flags.schema import absent, flag, given, group
+from openrl.flags.values import SECONDS, SECONDS_OR_0
 
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 """Glob under --ckpt_path. A checkpoint gets its name only after its manifest was written."""
@@ -123,7 +124,7 @@ class FaultFlags:
         30.0,
         "Seconds after SIGTERM or SIGINT in which the run finishes or drops its step and writes a"
         " checkpoint. A second signal ends it at once.",
-        bounds="> 0",
+        bounds=SECONDS,
     )
     max_restarts: int = flag(
         0,
@@ -135,7 +136,7 @@ class FaultFlags:
         300.0,
         "Seconds without a sign of life after which the run ends and names the stopped or frozen"
         " worker. 0: off.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
         only_if=RAY,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from openrl.config.conditions import LOGITS, RING
 from openrl.flags.schema import absent, flag, given, group
+from openrl.flags.values import SECONDS
 
 
 @group("DeepSpeed", only_if=given("gradient_checkpointing"))
@@ -75,7 +76,7 @@ class DeepSpeedFlags(RecomputeFlags):
         " 5e7}}.",
     )
     dist_timeout: int = flag(
-        1800, "Seconds that a collective may take before its process group aborts.", bounds="> 0"
+        1800, "Seconds that a collective may take before its process group aborts.", bounds=SECONDS
     )
 
 

@@ -119,6 +119,6 @@ class PlanFlags(DebugFlags):
         None,
         "GiB of memory per GPU to plan with, e.g. 80; with --device cuda this works without a GPU"
         " too. None: the memory of this machine's GPU.",
-        bounds="> 0",
+        bounds="(0, 1e6]",
         only_if=given("dry_run"),
     )

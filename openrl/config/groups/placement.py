@@ -19,6 +19,7 @@ from openrl.config.conditions import (
 )
 from openrl.errors import UserError
 from openrl.flags.schema import Conditions, flag, given, group
+from openrl.flags.values import SECONDS_OR_0
 
 ModelPart = Literal["param", "optim", "grad"]
 """The parts of a model that sleep and wake independently."""
@@ -28,6 +29,9 @@ ENGINES = "vllm"
 
 MOST_PLACES = 100_000
 """The most GPUs that a cluster may have; a larger number is a typing error."""
+
+NODES, PER_NODE = "(0, 4096]", "(0, 256]"
+"""The bounds of a role's nodes, and of its GPUs on each: planning takes memory for every place."""
 
 FLAG_NAMES = {
     "actor": "actor",
@@ -50,14 +54,14 @@ class ClusterFlags:
         3600,
         "Seconds to wait for a worker's answer before the run stops and names the missing"
         " workers. 0: no limit.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
         only_if=RAY,
     )
     placement_timeout: int = flag(
         600,
         "Seconds to wait for the cluster to grant the placement before the run stops and says"
         " what is missing. 0: no limit.",
-        bounds=">= 0",
+        bounds=SECONDS_OR_0,
         only_if=RAY,
     )
 
@@ -70,8 +74,8 @@ class ClusterFlags:
 OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
 
 
-def as_the_actor(what: str, only_if: Conditions) -> Any:
-    return flag(None, f"{what} group. None: as the actor.", bounds="> 0", only_if=only_if)
+def as_the_actor(what: str, bounds: str, only_if: Conditions) -> Any:
+    return flag(None, f"{what} group. None: as the actor.", bounds=bounds, only_if=only_if)
 
 
 @group("Placement")
@@ -81,21 +85,25 @@ class PlacementFlags(ClusterFlags):
         "Environment variables for every process of the run, e.g. NCCL_DEBUG=WARN; they override"
         " openrl's own.",
     )
-    actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds="> 0")
+    actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds=NODES)
     actor_num_gpus_per_node: int | None = flag(
         None,
         "GPUs per node of the actor group; on a CPU, worker slots. None: every GPU of the node; 1"
         " on a CPU.",
-        bounds="> 0",
+        bounds=PER_NODE,
     )
-    critic_num_nodes: int | None = as_the_actor("Nodes of the critic", CRITIC)
-    critic_num_gpus_per_node: int | None = as_the_actor("GPUs per node of the critic", CRITIC)
-    ref_num_nodes: int | None = as_the_actor("Nodes of the reference", OWN_REFERENCE)
+    critic_num_nodes: int | None = as_the_actor("Nodes of the critic", NODES, CRITIC)
+    critic_num_gpus_per_node: int | None = as_the_actor(
+        "GPUs per node of the critic", PER_NODE, CRITIC
+    )
+    ref_num_nodes: int | None = as_the_actor("Nodes of the reference", NODES, OWN_REFERENCE)
     ref_num_gpus_per_node: int | None = as_the_actor(
-        "GPUs per node of the reference", OWN_REFERENCE
+        "GPUs per node of the reference", PER_NODE, OWN_REFERENCE
     )
-    reward_num_nodes: int | None = as_the_actor("Nodes of the reward", REWARD_MODEL)
-    reward_num_gpus_per_node: int | None = as_the_actor("GPUs per node of the reward", REWARD_MODEL)
+    reward_num_nodes: int | None = as_the_actor("Nodes of the reward", NODES, REWARD_MODEL)
+    reward_num_gpus_per_node: int | None = as_the_actor(
+        "GPUs per node of the reward", PER_NODE, REWARD_MODEL
+    )
     placement: str | None = flag(
         None,
         'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles with common'
@@ -145,12 +153,12 @@ class PlacementFlags(ClusterFlags):
 class RankFlags(ClusterFlags):
     """Where the ranks of one model run: in this process alone, under a launcher, or under Ray."""
 
-    num_nodes: int = flag(1, "Ray nodes over which the ranks are spread.", bounds="> 0")
+    num_nodes: int = flag(1, "Ray nodes over which the ranks are spread.", bounds=NODES)
     num_gpus_per_node: int | None = flag(
         None,
         "Ranks per node as Ray workers, one per GPU or, on a CPU, per worker slot. None: no Ray;"
         " one rank in this process, or the ranks that torchrun started.",
-        bounds="> 0",
+        bounds=PER_NODE,
     )
     local_rank: int = flag(
         -1,

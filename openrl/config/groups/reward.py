@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from openrl.config.conditions import REWARD_MODEL
 from openrl.flags.schema import Condition, flag, given, group
+from openrl.flags.values import SECONDS
 
 FailurePolicy = Literal["drop", "zero", "fail"]
 
@@ -54,7 +55,7 @@ class RewardFunctionFlags:
         8.0,
         "GiB of memory that one reward process, including the processes it starts, may use before"
         " it is killed.",
-        bounds="> 0",
+        bounds="(0, 1e6]",
     )
 
 
@@ -77,7 +78,7 @@ class RewardSourceFlags(RewardFunctionFlags):
         180.0,
         "Seconds for one reward call, after which its process is killed or its HTTP request"
         " dropped.",
-        bounds="> 0",
+        bounds=SECONDS,
         only_if=given("reward_funcs") | given("remote_rm_url"),
     )
     normalize_reward: bool = flag(

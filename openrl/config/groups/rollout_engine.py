@@ -110,7 +110,7 @@ class SyncedEngineFlags(ChosenEngineFlags):
         1,
         "Data-parallel replicas in one engine, for mixtures of experts with"
         " --vllm_enable_expert_parallel.",
-        bounds="> 0",
+        bounds="(0, 256]",
     )
     vllm_enable_expert_parallel: bool = flag(
         False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from openrl.config.commands import (
     DPOConfig,
     PPOConfig,
@@ -96,13 +98,19 @@ def _longest_row(config: TrainingConfig) -> tuple[int, str, tuple[str, ...]]:
     return 2 * max_len, f"a pair of rows of --max_len {max_len}", ("max_len",)
 
 
+def divisors(number: int) -> list[int]:
+    """Return the divisors of ``number`` in ascending order, in the time of its square root."""
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
 def largest_divisor(number: int, limit: int) -> int:
     """Return the largest divisor of ``number`` that is at most ``limit``."""
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+    return max(d for d in divisors(number) if d <= limit)
 
 
 def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
     """Return the divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``;
     None if there is none."""
-    fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
+    fitting = [d for d in divisors(number) if d % multiple_of == 0]
     return min(fitting, key=lambda d: abs(d - wish), default=None)
