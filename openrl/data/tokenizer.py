@@ -29,9 +29,12 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
     if model.tokenizer_path is not None:
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(
-            model.pretrain, trust_remote_code=model.trust_remote_code
-        )
+        try:
+            config = AutoConfig.from_pretrained(
+                model.pretrain, trust_remote_code=model.trust_remote_code
+            )
+        except Exception:  # whoever looks at the model says why
+            return tokenizer
         rows, tokens = config.get_text_config().vocab_size, len(tokenizer)
         if tokens > rows:
             raise UserError(

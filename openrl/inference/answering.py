@@ -49,7 +49,7 @@ from openrl.rollout.build import (
     start_engine,
 )
 from openrl.rollout.engine import EngineSpec, RolloutEngine
-from openrl.rollout.parallel import check_parallel
+from openrl.rollout.parallel import check_engine
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Trajectory
@@ -104,10 +104,13 @@ class Inputs:
 def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) -> Inputs:
     """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
-    device, collector = resolve_device(config.device), ErrorCollector()
+    device: Device = "cuda"
+    collector = ErrorCollector()
+    with collector:
+        device = resolve_device(config.device)
     if VLLM.holds(config):
         path, trusted = config.model.pretrain, config.model.trust_remote_code
-        collector.run(check_parallel, path, config.engine.sizes, False, device, trusted)
+        collector.run(check_engine, path, config.engine, device, trusted)
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
         check_models(config, reward_models)

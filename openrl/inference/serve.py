@@ -57,7 +57,10 @@ class ServeInputs:
 def prepare(config: ServeConfig) -> ServeInputs:
     """Bind the port, look at the model and try the reward functions. Raises one UserError for
     everything that does not fit."""
-    device, collector = resolve_device(config.device), ErrorCollector()
+    device: Device = "cuda"
+    collector = ErrorCollector()
+    with collector:
+        device = resolve_device(config.device)
     with collector:
         sources = reward_sources(config.reward, config.rm.reward_pretrain)
         check_reward_sources(config.reward, sources, config.debug.plugin)

@@ -20,6 +20,7 @@ OWN_FLAGS = {
     "dtype": "--param_dtype",
     "torch_dtype": "--param_dtype",
     "attn_implementation": "--attn_implementation",
+    "model_type": "--pretrain",
 }
 
 

@@ -20,6 +20,7 @@ from openrl.models.towers import empty_model
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 UNDONE = ("fp8", "mxfp4")  # quantisations that transformers undoes where it has no kernels for them
 INDEX = "model.safetensors.index.json"
+POSITIONS = "max_position_embeddings"
 # bytes; the header of a file with ten thousand tensors has one million
 LONGEST_HEADER = 100_000_000
 WHOLE = "a complete copy of the model: this one may be a download that broke off"
@@ -99,13 +100,20 @@ def shapes_in(file: Path) -> dict[str, Shape]:
 
 
 def check_language_model(
-    path: str, trust_remote_code: bool, overrides: Mapping[str, Any] = MappingProxyType({})
+    path: str,
+    trust_remote_code: bool,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    head: bool = True,
 ) -> None:
-    """Raise UserError if the weights at ``path`` do not fit its config by names and shapes."""
+    """Raise UserError if the weights at ``path`` do not fit its config by names and shapes; unless
+    ``head``, those of the output head may be missing."""
     stored = stored_shapes(path)
     config = load_config(path, trust_remote_code)
     heads = config.architectures or []
-    if heads and all(name.endswith(OTHER_HEADS) for name in heads):
+    other = all(name.endswith(OTHER_HEADS) for name in heads)
+    # also said by the configs of some causal models, whose head tells them from encoders
+    decodes = vars(config).get("is_decoder") is not False
+    if heads and (other or not (decodes or any(name.endswith("ForCausalLM") for name in heads))):
         message = f"{path} is a {heads[0]}, which writes no text"
         raise UserError(message, "a model with a language head")
     own_code = getattr(config, "auto_map", None)
@@ -121,6 +129,10 @@ def check_language_model(
         fix = "leave --model_config_overrides out" if overrides else "fix its config.json"
         raise UserError(f"{what}: {type(error).__name__}: {reason}", fix) from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    prefix = f"{model.base_model_prefix}."
+    # the backbone alone, as AutoModel saves it
+    if all(prefix + name in expected for name in stored):
+        stored = {prefix + name: shape for name, shape in stored.items()}
     for name in sorted(expected.keys() & stored.keys()):
         if expected[name] != stored[name]:
             raise UserError(
@@ -128,7 +140,8 @@ def check_language_model(
                 "leave --model_config_overrides out" if overrides else "fix its config.json",
             )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    missing = sorted(expected.keys() - stored.keys() - set(tied))
+    absent = sorted(expected.keys() - stored.keys() - set(tied))
+    missing = [name for name in absent if head or name.startswith(prefix)]
     if missing and stored.keys() <= expected.keys():  # otherwise a loader may rename some
         raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
 
@@ -148,7 +161,7 @@ def check_backbone(path: str, trust_remote_code: bool) -> None:
     if heads and all(name.endswith("SequenceClassification") for name in heads):
         stored_shapes(path)
     else:
-        check_language_model(path, trust_remote_code)
+        check_language_model(path, trust_remote_code, head=False)
 
 
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
@@ -174,11 +187,12 @@ def check_length(
     trust_remote_code: bool,
     flags: str = "--prompt_max_len, --generate_max_len: prompt and response",
     fix: str = "--max_len {most}",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Raise UserError if rows may grow longer than the model's positions. A config that stretches
     its positions is taken at its word. ``flags`` says which rows, and which flags limit them."""
     text = load_config(path, trust_remote_code).get_text_config()
-    most = getattr(text, "max_position_embeddings", None)
+    most = overrides.get(POSITIONS, getattr(text, POSITIONS, None))
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if not most or "factor" in str(rope) or longest <= most:
         return

@@ -1,5 +1,5 @@
-"""Checks that vLLM can split a model as the flags ask. vLLM would only refuse after minutes; these
-checks run before anything starts."""
+"""Checks that vLLM can run a model as the flags ask, and split it. vLLM would only refuse after
+minutes; these checks run before anything starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from transformers import PretrainedConfig
 
-from openrl.config.groups.rollout_engine import ParallelSizes
+from openrl.config.groups.rollout_engine import OneEngineFlags, ParallelSizes
 from openrl.errors import ErrorCollector, UserError
 from openrl.models.experts import expert_count
 from openrl.models.stored import load_config
@@ -16,25 +16,35 @@ ON_A_CPU = {
     "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no activations between stages",
     "vllm_enable_expert_parallel": "vLLM's CPU kernel of experts crashes on a part of them",
     "vllm_data_parallel_size": "replicas exchange tokens by all_gatherv, which vLLM has on GPUs",
+    "vllm_quantization": "vLLM's CPU worker has no kernels for fp8",
 }
 """Flag -> why vLLM 0.32 does not support it on a CPU. Tensor parallelism does work there."""
 
+BLOCKS = {"cpu": 32, "cuda": 16}
+"""Device -> the number of which vLLM's blocks are a multiple."""
 
-def check_parallel(
-    model: str, sizes: ParallelSizes, expert: bool, device: str, trust_remote_code: bool
-) -> None:
-    """Raise UserError with every reason why ``model`` cannot be split this way on ``device``."""
+
+def check_engine(model: str, engine: OneEngineFlags, device: str, trust_remote_code: bool) -> None:
+    """Raise UserError with every reason why vLLM cannot run ``model`` this way on ``device``."""
     collector = ErrorCollector()
+    sizes, expert = engine.sizes, getattr(engine, "vllm_enable_expert_parallel", False)
     asked = {
         "vllm_pipeline_parallel_size": sizes.pipeline > 1,
         "vllm_enable_expert_parallel": expert,
         "vllm_data_parallel_size": sizes.data > 1,
+        "vllm_quantization": engine.vllm_quantization is not None,
     }
     for flag, reason in ON_A_CPU.items():
         if asked[flag] and device == "cpu":
             with collector:
-                remedy = "leave it out, or --vllm_tensor_parallel_size"
-                raise UserError(f"--{flag} needs GPUs: {reason}", remedy)
+                raise UserError(f"--{flag} needs GPUs: {reason}", "leave it out")
+    size, unit = engine.vllm_block_size or 0, BLOCKS[device]
+    if size % unit:
+        with collector:
+            raise UserError(
+                f"--vllm_block_size: a block of {size} tokens is not a multiple of {unit}",
+                f"--vllm_block_size {max(unit, size - size % unit)}",
+            )
     if sizes.width > 1 or expert:
         with collector:
             config = load_config(model, trust_remote_code).get_text_config()

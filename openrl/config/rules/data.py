@@ -84,7 +84,7 @@ def evaluation_has_rows_and_a_time(config: PPOConfig) -> Problems:
 
 
 @check
-def evaluation_has_a_time(config: SFTConfig | DPOConfig) -> Problems:
+def evaluation_has_a_time(config: SupervisedConfig) -> Problems:
     if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
         yield from never_evaluates()
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from openrl.config.commands import AnsweringConfig, PPOConfig
+from openrl.config.conditions import VLLM
 from openrl.config.derived import longest_sequence
 from openrl.flags.checks import Problem, Problems, check, check_environment, in_use
 from openrl.flags.schema import collect_flags
@@ -22,6 +23,9 @@ vllm_ and the field."""
 
 MOST_SERVED_RANK = 512
 """The largest adapter rank that vLLM can serve."""
+
+TOKENS_OF_A_STEP = 2048
+"""The most tokens of a step that vLLM takes by itself."""
 
 RESERVED = (
     "logprobs_mode",
@@ -71,18 +75,10 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
 
 
 @check
-def blocks_are_of_a_size_that_kernels_know(config: PPOConfig) -> Problems:
-    size, unit = config.engine.vllm_block_size, 32 if config.device.device == "cpu" else 16
-    if config.engine.rollout_backend == "vllm" and size is not None and size % unit:
-        message = f"a block of {size} tokens is not a multiple of {unit}"
-        fix = f"--vllm_block_size {max(unit, size - size % unit)}"
-        yield Problem(("vllm_block_size",), message, fix)
-
-
-@check
-def a_step_has_a_token_of_each_sequence(config: PPOConfig) -> Problems:
-    tokens, sequences = config.engine.vllm_max_num_batched_tokens, config.engine.vllm_max_num_seqs
-    if config.engine.rollout_backend == "vllm" and tokens and sequences and tokens < sequences:
+def a_step_has_a_token_of_each_sequence(config: PPOConfig | AnsweringConfig) -> Problems:
+    sequences = config.engine.vllm_max_num_seqs or 0
+    tokens = config.engine.vllm_max_num_batched_tokens or TOKENS_OF_A_STEP
+    if VLLM.holds(config) and tokens < sequences and not config.debug.full_determinism:
         message = f"{sequences} sequences at a time need {sequences} tokens per step, not {tokens}"
         names = ("vllm_max_num_batched_tokens", "vllm_max_num_seqs")
         yield Problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
@@ -105,9 +101,6 @@ def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
     engine, ours = config.engine, config.model.param_dtype
     if engine.rollout_backend == "hf":
         return
-    if engine.vllm_quantization and config.device.device == "cpu":
-        message = f"{engine.vllm_quantization} needs a GPU"
-        yield Problem(("vllm_quantization", "device"), message, "leave it out")
     if engine.vllm_dtype == "fp16" and ours == "bf16":
         message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
         fix = "--vllm_dtype auto, or --param_dtype fp16"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.flags.checks import Problem, Problems, check
 
 
@@ -18,7 +18,7 @@ def truncated_sampling(config: PPOConfig) -> Problems:
 
 
 @check
-def stop_texts_are_texts(config: PPOConfig) -> Problems:
+def stop_texts_are_texts(config: PPOConfig | AnsweringConfig) -> Problems:
     if "" in config.sampling.stop:
         yield Problem(("stop",), "an empty text would end every answer at once", "leave it out")
 

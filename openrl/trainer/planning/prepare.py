@@ -43,7 +43,7 @@ from openrl.models.stored import (
     load_config,
 )
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
-from openrl.rollout.parallel import check_parallel
+from openrl.rollout.parallel import check_engine
 from openrl.rollout.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
 from openrl.trainer.planning.memory import model_shape
@@ -90,15 +90,11 @@ def prepare(config: PPOConfig) -> Inputs:
         check_models_split(config, chain(*model_paths(config).values()))
     if VLLM.holds(config):
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
-    with collector:
-        sizes, expert = config.engine.sizes, config.engine.vllm_enable_expert_parallel
-        check_parallel(path, sizes, expert, device, trusted)
+        collector.run(check_engine, path, config.engine, device, trusted)
     with collector:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
-    with collector:
-        cost = row_cost(path, trusted)
     with collector:
         check_address(config.placement.address)
     collector.run(check_language_model, path, trusted, overrides)
@@ -106,8 +102,8 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_language_model, config.others.ref_pretrain, trusted)
     if "critic" in roles and config.others.critic_pretrain:
         collector.run(check_backbone, config.others.critic_pretrain, trusted)
-    if "max_position_embeddings" not in overrides:
-        collector.run(check_length, path, derived.longest_sequence(config), trusted)
+    with collector:
+        check_length(path, derived.longest_sequence(config), trusted, overrides=overrides)
     with collector:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag
@@ -117,7 +113,8 @@ def prepare(config: PPOConfig) -> Inputs:
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     collector.raise_all()
-    inputs = replace(inputs, row_cost=cost, reports=[*lines, *inputs.reports])
+    reports = [*lines, *inputs.reports]
+    inputs = replace(inputs, row_cost=row_cost(path, trusted), reports=reports)
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)

@@ -92,8 +92,6 @@ def prepare(config: Any) -> SupervisedInputs:
     with collector:
         if config.ranks.under_ray:
             check_address(config.ranks.address)
-    with collector:
-        cost = row_cost(path, trusted)
     collector.run(check_model, config)
     with collector:
         tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
@@ -101,9 +99,11 @@ def prepare(config: Any) -> SupervisedInputs:
         examples = load_examples(config, task)
         check_models_split(config, [path, *([task.reference] if task.reference else [])])
         longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
-        check_length(path, longest, trusted, "--max_len: a row of the data", "--max_len {most}")
+        rows, overrides = "--max_len: a row of the data", config.changes.model_config_overrides
+        check_length(path, longest, trusted, rows, overrides=overrides)
     collector.raise_all()
     steps = config.batch.total_steps(len(examples.train))
+    cost = row_cost(path, trusted)
     inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
     if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
         raise UserError("\n".join(map(str, problems)))

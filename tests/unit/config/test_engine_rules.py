@@ -49,13 +49,6 @@ def test_an_engine_in_fp16_cannot_hold_what_a_trainer_in_bf16_computes():
     assert said(PPOConfig, f"{PPO} --vllm_dtype fp16 --param_dtype fp16") == []
 
 
-def test_fp8_needs_a_gpu():
-    assert any(
-        "fp8 needs a GPU" in p
-        for p in said(PPOConfig, f"{PPO} --vllm_quantization fp8 --device cpu")
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [

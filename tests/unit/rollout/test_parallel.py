@@ -3,9 +3,9 @@
 import pytest
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from openrl.config.groups.rollout_engine import ParallelSizes
+from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout.parallel import check_parallel, shape_problems
+from openrl.rollout.parallel import check_engine, shape_problems
 from tests.tiny import tiny_model_dir
 
 DENSE = Qwen3Config(
@@ -45,10 +45,21 @@ def test_shapes(config, sizes, expert, expected):
 
 def test_all_problems_of_a_model_at_once(tmp_path):
     path = str(tiny_model_dir(tmp_path))  # two heads
-    check_parallel(path, ParallelSizes(2), False, "cpu", False)
+    check_engine(path, EngineFlags(vllm_tensor_parallel_size=2), "cpu", False)
+    check_engine(path, EngineFlags(vllm_block_size=16, vllm_quantization="fp8"), "cuda", False)
+    flags = EngineFlags(
+        vllm_tensor_parallel_size=4,
+        vllm_pipeline_parallel_size=2,
+        vllm_data_parallel_size=2,
+        vllm_enable_expert_parallel=True,
+        vllm_quantization="fp8",
+        vllm_block_size=16,
+    )
     with pytest.raises(UserError) as caught:
-        check_parallel(path, ParallelSizes(4, 2, 2), True, "cpu", False)
+        check_engine(path, flags, "cpu", False)
     text = str(caught.value)
-    for flag in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"):
+    sizes = ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
+    for flag in (*sizes, "quantization"):
         assert f"--vllm_{flag} needs GPUs" in text
+    assert "try: --vllm_block_size 32" in text
     assert "does not divide the 2 attention heads" in text and "has no experts" in text

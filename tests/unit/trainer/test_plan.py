@@ -195,7 +195,7 @@ def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
     assert resolve_device(DeviceFlags(device="cuda"), joined=True) == "cuda"
     assert resolve_device(DeviceFlags(), joined=True) == "cpu"
     with pytest.raises(UserError, match=r"finds no GPU here[\s\S]*--ray_address"):
-        resolve_device(DeviceFlags(device="cuda"))
+        resolve_device(DeviceFlags(device="cuda"), joined=False)
     spec = EngineSpec("", dtype="bf16", device="cuda", gpu_memory_utilization=0.5)
     assert engine_memory(SHAPE, spec, "vllm", None) == Memory(2000)
     capacity = gpu_memory(ppo(f"{PPO} --dry_run --gpu_memory_gb 1").debug)
