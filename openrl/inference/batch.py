@@ -154,7 +154,8 @@ def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Gro
     models were trained on, unless its row says that it ran out of tokens."""
     trajectories = []
     for prompt in unit.rows:
-        text, end = prompt.meta[key], End(prompt.meta.get("finish", End.STOP))
+        text, finish = prompt.meta[key], prompt.meta.get("finish")
+        end = End(finish) if finish in [*End] else End.STOP  # other systems have other words
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if end is End.STOP and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)

@@ -39,9 +39,10 @@ def prepare(config: EvaluateConfig) -> Inputs:
     units = make_units([prompt] for prompt in read.prompts)
     output = None
     if config.task.output_path is not None:
-        path = Path(config.task.output_path).with_suffix(".jsonl")
+        figures = Path(config.task.output_path)
         ids, settings = [unit.id for unit in units], output_settings(config, COUNTING)
-        output = Output(path, ids, config.task.n_samples_per_prompt, settings)
+        count = config.task.n_samples_per_prompt
+        output = Output(figures.with_suffix(".jsonl"), ids, count, settings, figures)
     return replace(read, units=units, output=output)
 
 

@@ -28,21 +28,32 @@ class Output:
     with other settings is refused.
     """
 
-    def __init__(self, path: Path, units: Sequence[str], rows_per_unit: int, settings: Row) -> None:
-        """``units`` are the ids of all work, in order. Raises UserError if the file holds anything
-        else."""
+    def __init__(
+        self,
+        path: Path,
+        units: Sequence[str],
+        rows_per_unit: int,
+        settings: Row,
+        figures: Path | None = None,
+    ) -> None:
+        """``units`` are the ids of all work, in order; ``figures`` is written once all is done.
+        Raises UserError if a file holds anything else."""
         self.path, self.units = path, units
         self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
-        self._check_settings()
-        kept, self.removed = self._read(rows_per_unit)
+        try:
+            self._check_settings([path, figures] if figures else [path])
+            kept, self.removed = self._read(rows_per_unit)
+        except (ValueError, KeyError, TypeError) as error:  # not JSON, or not what we wrote
+            message = f"--output_path: {path} or {self._settings_path.name} is damaged"
+            raise UserError(message, "another --output_path") from error
         self.done = self._position(kept) + 1 if kept else 0  # units that need no more work
         self.kept = kept
 
-    def _check_settings(self) -> None:
+    def _check_settings(self, written: Iterable[Path]) -> None:
         if not self._settings_path.exists():
-            if self.path.exists():
+            for path in filter(Path.exists, written):
                 raise UserError(
-                    f"--output_path: {self.path} was not written by this command",
+                    f"--output_path: {path} was not written by this command",
                     "another --output_path",
                 )
             return

@@ -149,12 +149,14 @@ def output_problems(flag: str, name: str) -> Problems:
         return
     directory = Path(name).expanduser().absolute()
     try:
-        nearest = next(path for path in (directory, *directory.parents) if path.exists())
+        above = (directory, *directory.parents)
+        nearest = next(path for path in above if path.is_symlink() or path.exists())
     except OSError as error:
         yield Problem((flag,), f"{name[:60]}...: {error.strerror}", "another path")
         return
     if not nearest.is_dir():
-        yield Problem((flag,), f"{nearest} is a file, not a directory", "another path")
+        what = "a file" if nearest.exists() else "a link to nothing"
+        yield Problem((flag,), f"{nearest} is {what}, not a directory", "another path")
         return
     try:
         tempfile.TemporaryDirectory(prefix=".openrl_", dir=nearest).cleanup()
@@ -193,21 +195,26 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags, name = config.checkpoint, config.checkpoint.save_path
     if not name or is_later_rank(config):
         return  # rank 0 of this same run may have begun
-    directory = Path(name).expanduser()
+    critic = [f"{name}_critic"] if getattr(flags, "save_value_network", False) else []
+    directories = [Path(place).expanduser() for place in (name, *critic)]
     # resolve() would raise for a link to itself
-    place = os.path.realpath(directory)
+    places = {os.path.realpath(directory) for directory in directories}
     used = [
         flag
         for flag, models in given_names(config, MODELS)
         for model in models.split(",")
-        if is_local(model) and os.path.realpath(Path(model).expanduser()) == place
+        if is_local(model) and os.path.realpath(Path(model).expanduser()) in places
     ]
-    left = any((directory / file).is_file() for file in ("metrics.jsonl", "config.json"))
+    left = [
+        str(directory)
+        for directory in directories
+        if any((directory / file).is_file() for file in ("metrics.jsonl", "config.json"))
+    ]
     if used:
         message = "the model would be written over itself"
         yield Problem(("save_path", *used), message, "another path")
     elif left and not (flags.resumes or flags.overwrite_ckpt):
-        message = f"{name} holds an earlier run or a model, which would be overwritten"
+        message = f"{left[0]} holds an earlier run or a model, which would be overwritten"
         yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
     elif left and flags.resumes and getattr(config.evaluation, "eval_only", False):
         message = f"{name} holds a run, whose metrics and summary an evaluation alone would replace"

@@ -7,9 +7,13 @@ import pytest
 from rich.console import Console
 
 from openrl.errors import UserError
+from openrl.inference.answering import Unit
+from openrl.inference.batch import given_group
 from openrl.inference.evaluate import summarise, table
 from openrl.inference.output import Output
+from openrl.types import End, Prompt
 from openrl.waiting import in_order
+from tests.tiny import tiny_tokenizer
 
 UNITS = [f"row:{i}" for i in range(5)]
 FLAGS = {"temperature": 1.0, "stop": []}
@@ -180,3 +184,12 @@ def test_the_table_of_figures_fits_a_terminal(sources):
     shown = console.export_text()
     words = ["pass@4", "0.2500", *(names if sources > 1 else []), "all"]
     assert "…" not in shown and all(word in shown for word in words)
+
+
+def test_words_of_other_systems_for_how_an_answer_ended():
+    """Only answers that ran out of tokens get no end-of-text token."""
+    tokenizer, finishes = tiny_tokenizer(), ["stop", "eos", None, "length"]
+    prompts = [Prompt("r", [3], "1", meta={"output": "2", "finish": f}) for f in finishes]
+    answers = given_group(Unit("r", 0, prompts), "output", tokenizer).trajectories
+    assert [t.end for t in answers] == [End.STOP, End.STOP, End.STOP, End.LENGTH]
+    assert [t.text.endswith(tokenizer.eos_token) for t in answers] == [True, True, True, False]
