@@ -20,6 +20,10 @@ BOOL_WORDS = {
 }
 
 
+SECONDS, SECONDS_OR_0 = "(0, 1e9]", "[0, 1e9]"
+"""The bounds of a time limit; longer ones overflow the clocks of libraries."""
+
+
 class Quoted(str):
     """A string that was quoted in a YAML file: in it, the word None is text."""
 
@@ -37,7 +41,10 @@ def convert(raw: Any, type_: Any) -> Any:
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
     text = str(raw)
     if type_ is str:
-        return text
+        if "\0" in text:  # YAML can write it, but no path may hold it
+            raise ValueError(f"expected text, got {show(text)}")
+        # a shell expands ~ only where a word begins with it, not in --flag=~/model
+        return str(expanded(text)) if text.startswith("~/") else text
     if type_ in (int, float):
         return _convert_number(text, type_)
     choices = BOOL_WORDS if type_ is bool else {str(choice): choice for choice in get_args(type_)}

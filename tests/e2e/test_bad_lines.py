@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    ViTModel,
+)
 
 from openrl.cli import batch_inference, evaluate, lora_combiner, serve_rm, supervised, train_ppo_ray
 from openrl.cli.run import command
@@ -153,9 +161,16 @@ def without_a_tensor(model: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def a_bert(model: Path) -> None:
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertForMaskedLM(BertConfig(**small)).save_pretrained(model)
+def a_model(kind: type, **settings: object) -> Callable[[Path], object]:
+    def spoil(model: Path) -> None:
+        kind(kind.config_class(**SMALL, **settings)).save_pretrained(model)
+
+    return spoil
+
+
+def without_a_head(model: Path) -> None:
+    config = AutoConfig.from_pretrained(model, tie_word_embeddings=False)
+    AutoModel.from_config(config).save_pretrained(model)
 
 
 def a_classifier(outputs: int) -> Callable[[Path], object]:
@@ -173,6 +188,7 @@ def a_link_to_nothing(model: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 123\n"
 OWN_CODE = {"AutoConfig": "conf.C", "AutoModelForCausalLM": "conf.M"}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODELS: dict[str, Callable[[Path], object]] = {
     "m_empty": with_weights(lambda weights: b""),
     "m_cut": with_weights(lambda weights: weights[:-500]),
@@ -181,7 +197,12 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_width": with_config(hidden_size=128),
     "m_layers": with_config(num_hidden_layers=3),
     "m_drop": without_a_tensor,
-    "m_bert": a_bert,
+    "m_bert": a_model(BertForMaskedLM),
+    "m_encoder": a_model(BertModel),
+    "m_pretraining": a_model(BertForPreTraining),
+    "m_image": a_model(ViTModel, image_size=16, patch_size=8),
+    "m_backbone": without_a_head,
+    "run_critic": lambda model: None,
     "m_rm": a_classifier(1),
     "m_two": a_classifier(2),
     "m_heads": with_config(num_attention_heads=3),
@@ -248,6 +269,9 @@ FILES: dict[str, str | bytes] = {
     "x.txt": "x",
     "loader.py": "x",
     "obj.json": '{"a": 1}',
+    "dir.json/a": "",
+    "damaged.jsonl": "",
+    "damaged.jsonl.flags.json": "{",
     "bad.json": '{"a": ',
     "head.csv": "input,label\n",
     "d_junk/a.bin": b"x",

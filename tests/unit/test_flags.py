@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -459,7 +460,7 @@ def test_given_tells_asked_flags_from_dumped_defaults(tmp_path):
 
 NASTY = [
     "plain", "", " ", "None", "none", "null", "~", "true", "no", "1e-6", "007", "a: b", "- x", "#c", "a #b", "{}", "[a",
-    "User: {}\nAssistant: ", "\ttab\n\n", "quote ' and \"", "back\\slash", "\x00\x07\x7f", "é 你好 🎉", "%d 100%", "a" * 300,
+    "User: {}\nAssistant: ", "\ttab\n\n", "quote ' and \"", "back\\slash", "\x07\x7f", "é 你好 🎉", "%d 100%", "a" * 300,
     " lead", "trail ", "key:", "? q", "!tag", "&anchor", "*alias", "|", ">", "@at", "`tick`", "---", "...", "\u2028", "\ufeff",
 ]  # fmt: skip
 
@@ -569,6 +570,7 @@ def test_warnings_do_not_stop(capsys):
 
 TOY_POINTS = """
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from openrl.flags.schema import flag, group
 from openrl.registry import Registry
@@ -588,6 +590,7 @@ class Toy:
 """
 TOY_PLUGIN = """
 from dataclasses import dataclass
+from pathlib import Path
 from openrl.flags.schema import flag
 from toy_points import points
 
@@ -675,6 +678,7 @@ def test_bounds(value, bounds, ok):
     [
         ("3", int, 3), ("-3", int, -3), ("1e8", int, 10**8), (str(2**63), int, 2**63), (".inf", float, float("inf")),
         ("-inf", float, float("-inf")), ("Yes", bool, True), ("None", str, "None"), ("None", str | None, None),
+        ("~/m", str | None, str(Path("~/m").expanduser())),
         ("none", Literal["none", "batch"] | None, "none"), ("None", Literal["none", "batch"] | None, None),
         ("2", Literal[0, 2], 2), (["1", "2"], tuple[int, ...], (1, 2)), ("auto", float | Literal["auto"], "auto"),
     ],
@@ -685,7 +689,8 @@ def test_convert(raw, type_, value):
 
 
 @pytest.mark.parametrize(
-    ("raw", "type_"), [("1.5", int), ("nan", float), ("", int), ("maybe", bool), (None, int)]
+    ("raw", "type_"),
+    [("1.5", int), ("nan", float), ("", int), ("maybe", bool), (None, int), ("a\0b", str)],
 )
 def test_convert_refuses(raw, type_):
     with pytest.raises(ValueError, match="expected"):
