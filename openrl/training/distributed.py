@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.errors import UserError
 
 
@@ -29,7 +30,7 @@ class Launch:
         """Read the launcher's environment; None if there is none. With ``local_rank`` -1,
         $LOCAL_RANK counts. Raises UserError for values that no launcher sets."""
         env = os.environ
-        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+        if not env.keys() >= LAUNCHER_VARIABLES:
             return None
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
             if not env.get(name, "0").isdecimal():
@@ -63,10 +64,10 @@ def init_distributed(
         timeout: seconds that a collective may take before the group aborts.
 
     The group listens on ``master_addr`` only. A second call has no effect."""
-    # DeepSpeed reads these when it is imported and when an engine is built. A job's own, which tell
-    # of other processes, would make it ask for a GPU that this one does not see.
-    own = {"DS_ACCELERATOR": device, "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
-    os.environ.update(own)
+    # DeepSpeed reads these when it is imported and when an engine is built. Those of a job that
+    # started other processes would make it ask for a GPU that this one does not see.
+    own = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    os.environ |= {"DS_ACCELERATOR": device} | own
     if dist.is_initialized():
         return
     limit = timedelta(seconds=timeout)

@@ -33,6 +33,9 @@ MOST_PLACES = 100_000
 NODES, PER_NODE = "(0, 4096]", "(0, 256]"
 """The bounds of a role's nodes, and of its GPUs on each: planning takes memory for every place."""
 
+LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""What a launcher such as torchrun sets in the environment of each process."""
+
 FLAG_NAMES = {
     "actor": "actor",
     "critic": "critic",

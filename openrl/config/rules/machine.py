@@ -22,6 +22,7 @@ from openrl.config.commands import (
 )
 from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
+from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, check_environment
@@ -166,7 +167,8 @@ def output_problems(flag: str, name: str) -> Problems:
 
 def is_later_rank(config: TrainingConfig) -> bool:
     """Return whether a launcher started this process beside one that begins the run."""
-    return isinstance(config, SupervisedConfig) and os.environ.get("RANK", "0") != "0"
+    launched = os.environ.keys() >= LAUNCHER_VARIABLES
+    return launched and isinstance(config, SupervisedConfig) and os.environ["RANK"] != "0"
 
 
 @check_environment

@@ -9,7 +9,9 @@ import pytest
 
 from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
-from openrl.training.distributed import Launch
+from openrl.config.groups.placement import LAUNCHER_VARIABLES
+from openrl.config.rules.machine import is_later_rank
+from openrl.training.distributed import Launch, init_distributed
 from tests.flags import settle
 from tests.patience import PATIENCE
 
@@ -137,12 +139,26 @@ def test_a_launcher_is_known_by_its_environment(monkeypatch):
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == ("7", "0")
 
 
+def test_variables_of_no_launcher_change_nothing(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "x")
+    config, _ = settle(SFTConfig, BASE)
+    assert Launch.from_environment() is None and not is_later_rank(config)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
+    own = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    assert own == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
 def test_a_rank_takes_its_gpu_before_anything_may_ask_cuda_for_one():
     """Losses, adapters and kernels load libraries that look for a device while they are
     imported."""
     code = """
 import sys
-from openrl.training.distributed import Launch
+from openrl.config.groups.placement import LAUNCHER_VARIABLES
+from openrl.config.rules.machine import is_later_rank
+from openrl.training.distributed import Launch, init_distributed
 
 def taken(self):
     loaded = {"bitsandbytes", "peft", "liger_kernel", "deepspeed", "vllm", "transformers"}
