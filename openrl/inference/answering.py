@@ -34,7 +34,7 @@ from openrl.inference.scoring import ModelScorer, check_reward_model, load_rewar
 from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
-from openrl.models.stored import check_language_model, check_length
+from openrl.models.stored import check_language_model, check_length, check_tokens
 from openrl.rewards.build import (
     RewardSetup,
     build_reward,
@@ -108,8 +108,8 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     collector = ErrorCollector()
     with collector:
         device = resolve_device(config.device)
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
     if VLLM.holds(config):
-        path, trusted = config.model.pretrain, config.model.trust_remote_code
         collector.run(check_engine, path, config.engine, device, trusted)
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
     with collector:
@@ -126,6 +126,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
         prompts, reports = read_prompts(config, builder)
         reports = [*reports, *image_budget(images, limit, "prompt_max_len")]
     collector.raise_all()
+    check_tokens(path, tokenizer, [p.token_ids for p in prompts], trusted)
     check_prompts(config.reward, plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
     longest = config.sampling.lengths.both

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
 from typing import Any
 from zipfile import is_zipfile
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from openrl.errors import UserError
 from openrl.files import is_lfs_pointer
@@ -178,6 +178,25 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
         raise UserError(
             f"--reward_pretrain: {path} has {outputs} outputs per text, not a single reward",
             "a model with num_labels 1, such as train_rm saves",
+        )
+
+
+def check_tokens(
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Iterable[Sequence[int]],
+    trust_remote_code: bool,
+) -> None:
+    """Raise UserError if rows of the data hold a token that the model has no embedding for. A
+    tokenizer may know such tokens, as that of Gemma 3 does."""
+    known = load_config(path, trust_remote_code).get_text_config().vocab_size
+    if len(tokenizer) <= known:
+        return
+    if (token := max(map(max, filter(None, rows)), default=0)) >= known:
+        raise UserError(
+            f"{path}: the data holds token {token}, {tokenizer.decode(token)!r}, but the embedding"
+            f" has {known} rows",
+            "a model with resize_token_embeddings, or the tokenizer that it was trained with",
         )
 
 

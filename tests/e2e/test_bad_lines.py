@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertForMaskedLM,
     BertForPreTraining,
     BertModel,
@@ -181,6 +182,12 @@ def a_classifier(outputs: int) -> Callable[[Path], object]:
     return spoil
 
 
+def with_a_token(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<new>"]})
+    tokenizer.save_pretrained(model)
+
+
 def a_link_to_nothing(model: Path) -> None:
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to("../blobs/0a1b2c")
@@ -202,6 +209,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "m_pretraining": a_model(BertForPreTraining),
     "m_image": a_model(ViTModel, image_size=16, patch_size=8),
     "m_backbone": without_a_head,
+    "m_token": with_a_token,
     "run_critic": lambda model: None,
     "m_rm": a_classifier(1),
     "m_two": a_classifier(2),
@@ -224,6 +232,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 ROWS: dict[str, dict[str, object]] = {
     "ok": {"input": "1+1=", "label": "2", "output": "2"},
     "prefs": {"chosen": "a b", "rejected": "c d", "prompt": "p"},
+    "new": {"input": "1+1=<new>", "label": "2", "output": "2"},
     "nulls": {"input": None, "label": "1"},
     "nums": {"input": 5, "label": "1"},
     "blank": {"input": "", "label": "1"},

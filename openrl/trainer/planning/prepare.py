@@ -39,6 +39,7 @@ from openrl.models.stored import (
     check_head,
     check_language_model,
     check_length,
+    check_tokens,
     check_trainable,
     load_config,
 )
@@ -118,6 +119,7 @@ def prepare(config: PPOConfig) -> Inputs:
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)
+        check_tokens(path, inputs.tokenizer, [p.token_ids for p in prompts], trusted)
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
     return inputs

@@ -30,7 +30,12 @@ from openrl.errors import ErrorCollector, UserError
 from openrl.flags.dump import effective_flags
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
-from openrl.models.stored import check_backbone, check_language_model, check_length
+from openrl.models.stored import (
+    check_backbone,
+    check_language_model,
+    check_length,
+    check_tokens,
+)
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
@@ -98,7 +103,9 @@ def prepare(config: Any) -> SupervisedInputs:
         task = task_of(config, tokenizer)
         examples = load_examples(config, task)
         check_models_split(config, [path, *([task.reference] if task.reference else [])])
-        longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
+        token_ids = [row.token_ids for example in examples.all for row in example.rows]
+        check_tokens(path, tokenizer, token_ids, trusted)
+        longest = max(map(len, token_ids))
         rows, overrides = "--max_len: a row of the data", config.changes.model_config_overrides
         check_length(path, longest, trusted, rows, overrides=overrides)
     collector.raise_all()
