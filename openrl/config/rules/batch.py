@@ -26,8 +26,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
             " step"
         )
         flags = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size")
-        fix = f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}"
-        yield Problem(flags, message, fix)
+        yield Problem(flags, message, fitting_sizes(config, trained_ranks(config) or 1))
 
 
 @check
@@ -40,30 +39,49 @@ def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
 def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     """Yield the problems of ``world`` actor ranks, at start if only the cluster knows them."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
-    each = config.parallel.ranks_per_shard
-    ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
+    ranks, called = sharing_ranks(config, world)
     flags = ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node")
-    if world % each:
+    if world % config.parallel.ranks_per_shard:
         yield from shards_divide(config.parallel, world, "actor")
-    elif config.dynamic.use_dynamic_batch and batch < ranks:
-        message = f"{batch} samples are too few: some of the {ranks} {called} would have no work"
-        yield Problem(flags, message, f"--train_batch_size {ranks}")
     elif config.dynamic.use_dynamic_batch:
-        return
+        if batch < ranks:
+            message = (
+                f"{batch} samples are too few: some of the {ranks} {called} would have no work"
+            )
+            yield Problem(flags, message, fitting_sizes(config, world))
     elif batch % ranks:
-        fitting = nearest_divisor(config.batch.samples_per_step, batch, ranks)
-        fewer = largest_divisor(batch, ranks)
         message = f"{batch} samples do not divide evenly among {ranks} {called}"
-        fix = f"a number of {called} that divides {batch}, such as {fewer}"
-        fix = f"--train_batch_size {fitting}" if fitting else fix
-        yield Problem(flags, message, fix)
+        yield Problem(flags, message, fitting_sizes(config, world))
     elif batch % (micro * ranks):
         message = (
             f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
             f" {called})"
         )
-        fix = f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}"
-        yield Problem(("train_batch_size", "micro_train_batch_size"), message, fix)
+        flags = ("train_batch_size", "micro_train_batch_size")
+        yield Problem(flags, message, fitting_sizes(config, world))
+
+
+def sharing_ranks(config: PPOConfig, world: int) -> tuple[int, str]:
+    """Return how many of ``world`` actor ranks, or blocks of them, get rows of their own, and what
+    they are called."""
+    each = config.parallel.ranks_per_shard
+    return max(1, world // each), "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
+
+
+def fitting_sizes(config: PPOConfig, world: int) -> str:
+    """Return the batch flags, nearest to those given, with which a rollout divides into optimizer
+    steps and each of these among the actor ranks; or else a number of ranks."""
+    batch, samples = config.batch, config.batch.samples_per_step
+    dynamic, (ranks, called) = config.dynamic.use_dynamic_batch, sharing_ranks(config, world)
+    sizes = [d for d in divisors(samples) if (d >= ranks if dynamic else d % ranks == 0)]
+    if not sizes:
+        fewer = largest_divisor(samples, ranks)
+        return f"a number of {called} that divides {samples}, such as {fewer}"
+    size = min(sizes, key=lambda d: abs(d - batch.train_batch_size))
+    micro = largest_divisor(size // ranks, batch.micro_train_batch_size)
+    asked = {"train_batch_size": size} | ({} if dynamic else {"micro_train_batch_size": micro})
+    changed = {name: n for name, n in asked.items() if n != getattr(batch, name)}
+    return " ".join(f"--{name} {n}" for name, n in changed.items())
 
 
 @check
@@ -107,10 +125,3 @@ def divisors(number: int) -> list[int]:
 def largest_divisor(number: int, limit: int) -> int:
     """Return the largest divisor of ``number`` that is at most ``limit``."""
     return max(d for d in divisors(number) if d <= limit)
-
-
-def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """Return the divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``;
-    None if there is none."""
-    fitting = [d for d in divisors(number) if d % multiple_of == 0]
-    return min(fitting, key=lambda d: abs(d - wish), default=None)

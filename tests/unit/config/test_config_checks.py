@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from openrl.config import derived
 from openrl.config.commands import COMMANDS, PPOConfig, SFTConfig
 from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
-from openrl.config.rules.batch import largest_divisor, nearest_divisor, ranks_share_a_step
+from openrl.config.rules.batch import largest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import is_local, output_problems
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
@@ -54,7 +56,7 @@ def test_sound_flags_have_no_problems(words):
         ("--device cpu --train_batch_size 2", "train_batch_size, --micro_train_batch_size",
          "2 samples are not a multiple of 4 * 1", "--micro_train_batch_size 2"),
         ("--actor_num_gpus_per_node 3", "train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node",
-         "128 samples do not divide evenly among 3 actor ranks", "a number of actor ranks that divides 128, such as 2"),
+         "128 samples do not divide evenly among 3 actor ranks", "a number of actor ranks that divides 1024, such as 2"),
         ("--actor_num_gpus_per_node 8 --actor_num_nodes 2 --train_batch_size 8", "train_batch_size, "
          "--actor_num_nodes, --actor_num_gpus_per_node", "8 samples do not divide evenly among 16 actor ranks",
          "--train_batch_size 16"),
@@ -181,16 +183,20 @@ def test_ppo_rules(extra, flags, message, fix):
 
 
 def test_suggested_batch_sizes_work():
-    for samples in (96, 100, 1024):
-        for world in (1, 2, 4):
-            for wish in (7, 30, 64):
-                words = (
-                    f"{PPO} --rollout_batch_size {samples} --actor_num_gpus_per_node {world}"
-                    " --micro_train_batch_size 1"
-                )
-                size = nearest_divisor(samples, wish, world)
-                assert size and not said(PPOConfig, f"{words} --train_batch_size {size}")
-    assert nearest_divisor(100, 30, 3) is None
+    """Whatever does not fit, the remedy is one that fits, or asks for other ranks."""
+
+    def refused(words: str) -> list[str]:
+        return [problem.fix for problem in settle(PPOConfig, words)[1] if problem.fatal]
+
+    fixes = Counter()
+    for samples, batch, micro, world in itertools.product((9, 24), (5, 32), (3, 8), (1, 4)):
+        words = f"{PPO} --rollout_batch_size {samples} --actor_num_gpus_per_node {world}"
+        given = f"--train_batch_size {batch} --micro_train_batch_size {micro}"
+        for dynamic in ("", " --use_dynamic_batch"):
+            for fix in refused(f"{words}{dynamic} {given}"):
+                fixes[fix.startswith("--")] += 1
+                assert "ranks" in fix or not refused(f"{words}{dynamic} {given} {fix}"), fix
+    assert fixes[True] > 20 and fixes[False] > 3
     assert [largest_divisor(12, limit) for limit in (1, 5, 7, 12, 99)] == [1, 4, 6, 12, 12]
 
 
