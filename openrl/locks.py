@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,26 +13,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from openrl.errors import UserError
 
 LOCK = ".run.lock"
 BEAT_S = 20.0  # seconds between two touches of the lock file by its owner
 DEAD_S = 120.0  # an owner on another machine counts as dead after this long without a touch
+# of Lustre that is mounted without flock, or NFS without a lock server
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def owner_of(directory: Path) -> str | None:
     """Describe the process that owns ``directory``; None if nobody does.
 
     The operating system releases the lock of a dead process. Some file systems do not share locks
-    between machines, so an owner on another machine counts as alive while it touches the file."""
+    between machines, so an owner on another machine counts as alive while it touches the file. If
+    there are no locks at all, an owner on this machine counts as alive while its process is."""
     path = directory / LOCK
     with suppress(OSError), open(path, "r+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks = _lock(file)
         except BlockingIOError:
             return _words(file.read())
-        return _elsewhere(file.read(), path)
+        return _owner(file.read(), path, locks)
     return None
 
 
@@ -42,12 +47,12 @@ def locked(directory: Path, flag: str) -> Iterator[None]:
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
-    file = _open_locked(path)
+    file, locks = _open_locked(path)
     if file is None:
         raise refusal(flag, directory, owner_of(directory) or "another process")
     with file:
         file.seek(0)
-        if (other := _elsewhere(file.read(), path)) is not None:
+        if (other := _owner(file.read(), path, locks)) is not None:
             raise refusal(flag, directory, other)
         file.seek(0)
         file.truncate()
@@ -75,19 +80,32 @@ def refusal(flag: str, directory: Path, owner: str) -> UserError:
 
 
 def _open_locked(path: Path):  # type: ignore[no-untyped-def]
-    """Open and lock the file; None if another process holds the lock. Tries again if the previous
-    owner deleted the file between the open and the lock."""
+    """Open and lock the file. Returns it, or None if another process holds the lock, and whether
+    the file system has locks. Tries again if the previous owner deleted the file between the open
+    and the lock."""
     while True:
         file = open(path, "a+")  # noqa: SIM115
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks = _lock(file)
         except BlockingIOError:
             file.close()
-            return None
+            return None, True
         with suppress(FileNotFoundError):
             if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-                return file
+                return file, locks
         file.close()
+
+
+def _lock(file: IO[str]) -> bool:
+    """Lock the file and return True; False if its file system has no locks. Raises BlockingIOError
+    if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _beat(path: Path, over: threading.Event) -> None:
@@ -96,11 +114,18 @@ def _beat(path: Path, over: threading.Event) -> None:
             os.utime(path)
 
 
-def _elsewhere(text: str, path: Path) -> str | None:
-    """Describe the owner if it is on another machine and touched the file recently; else None."""
+def _owner(text: str, path: Path, locks: bool) -> str | None:
+    """Describe the owner if it lives, as far as the file can tell; None if not. If the file system
+    has ``locks``, no process of this machine holds the one of this file."""
     with suppress(ValueError, KeyError, TypeError):
-        if json.loads(text)["host"] != socket.gethostname():
-            return _words(text) if time.time() - path.stat().st_mtime < DEAD_S else None
+        owner = json.loads(text)
+        if owner["host"] != socket.gethostname():
+            lives = time.time() - path.stat().st_mtime < DEAD_S
+        else:
+            lives = (
+                not locks and owner["pid"] != os.getpid() and Path(f"/proc/{owner['pid']}").exists()
+            )
+        return _words(text) if lives else None
     return None
 
 

@@ -1,5 +1,6 @@
 """One run, one directory: with real processes, of which some are killed."""
 
+import errno
 import json
 import os
 import signal
@@ -66,3 +67,22 @@ def test_a_run_on_another_machine_counts_while_it_touches_its_lock(tmp_path):
     assert owner_of(tmp_path) is None
     with locked(tmp_path, "ckpt_path"):
         pass
+
+
+def test_a_file_system_without_locks(tmp_path, holder, monkeypatch):
+    """Lustre without flock: the process that the file names has to do, and it must live here."""
+
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with (
+        pytest.raises(UserError, match=f"--save_path: .* process {holder.pid} on"),
+        locked(tmp_path, "save_path"),
+    ):
+        pytest.fail("two owners")
+    holder.kill()
+    holder.wait()
+    assert owner_of(tmp_path) is None
+    with locked(tmp_path, "save_path"):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
