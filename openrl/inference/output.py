@@ -3,9 +3,11 @@ order of the work. Trajectories become its rows."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +42,7 @@ class Output:
         Raises UserError if a file holds anything else."""
         self.path, self.units = path, units
         self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
+        self._size = self._whole = 0  # bytes that were read, and those of whole units
         try:
             self._check_settings([path, figures] if figures else [path])
             kept, self.removed = self._read(rows_per_unit)
@@ -72,13 +75,17 @@ class Output:
         """Return the rows of whole units, and the number of lines to remove."""
         if not self.path.exists():
             return [], 0
-        lines = self.path.read_bytes().split(b"\n")
+        read = self.path.read_bytes()
+        lines = read.split(b"\n")
         torn = lines.pop() != b""  # a whole line ends with a newline
         rows = [json.loads(line) for line in lines]
         sizes = [len([*unit]) for _, unit in groupby(rows, key=lambda row: row["id"])]
         # several agents leave more rows than there are samples
         cut = sizes[-1] if rows and sizes[-1] < max(rows_per_unit, *sizes) else 0
-        return rows[: len(rows) - cut], torn + cut
+        kept = rows[: len(rows) - cut]
+        self._size = len(read)
+        self._whole = sum(len(line) + 1 for line in lines[: len(kept)])
+        return kept, torn + cut
 
     def _position(self, kept: list[Row]) -> int:
         """Return the position among the units of the file's last row. Raises UserError unless the
@@ -96,21 +103,40 @@ class Output:
         return position
 
     def __enter__(self) -> Output:
+        """Open the file for this process alone. Raises UserError if another one writes to it, or
+        has written to it since it was read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
-        if self.removed:
-            write_atomically(self.path, "".join(_line(row) for row in self.kept))
         self._file: BinaryIO = open(self.path, "ab")
+        others = ""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            others = "is written by another run"
+        except OSError:
+            pass  # the file system has no locks
+        if not others and os.fstat(self._file.fileno()).st_size != self._size:
+            others = "was written by another run since this one has read it"
+        if others:
+            self._file.close()
+            raise UserError(f"--output_path: {self.path} {others}", "another --output_path")
+        self._file.truncate(self._whole)
         return self
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Append the rows of one unit; they are on disk when this returns."""
-        self._file.write("".join(map(_line, rows)).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Append the rows of one unit; they are on disk when this returns. Raises UserError if they
+        cannot be written; what was cut short is removed when a run resumes."""
+        try:
+            self._file.write("".join(map(_line, rows)).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            message = f"{self.path} could not be written: {error.strerror}"
+            raise UserError(message, "the same command, once there is room: it goes on") from error
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written is still in the buffer
+            self._file.close()
 
 
 def _line(row: Row) -> str:

@@ -13,6 +13,7 @@ from openrl.inference.evaluate import summarise, table
 from openrl.inference.output import Output
 from openrl.types import End, Prompt
 from openrl.waiting import in_order
+from tests.full_disk import files_of_at_most
 from tests.tiny import tiny_tokenizer
 
 UNITS = [f"row:{i}" for i in range(5)]
@@ -69,6 +70,32 @@ def test_a_unit_of_two_agents_that_was_cut_short_is_done_again(tmp_path):
     assert (again.done, again.removed, again.kept) == (1, 3, rows("row:0", 4))
     path.write_bytes(data)
     assert Output(path, UNITS, 2, FLAGS).done == 2
+
+
+def test_a_second_run_beside_the_first_is_refused(tmp_path):
+    """Whether it comes while the first writes, or has read the file before it wrote."""
+    path = tmp_path / "out.jsonl"
+    early = Output(path, UNITS, 2, FLAGS)
+    with Output(path, UNITS, 2, FLAGS) as first:
+        first.write(rows(UNITS[0]))
+        with pytest.raises(UserError, match="is written by another run"):
+            run(path)
+    with pytest.raises(UserError, match="was written by another run since"), early:
+        pytest.fail("it would write the first unit again")
+    assert whole(path) == rows(UNITS[0])
+    assert run(path) == UNITS[1:]
+
+
+def test_a_full_disk_is_told_and_the_next_run_goes_on(tmp_path):
+    path = tmp_path / "out.jsonl"
+    run(path, stop_after=1)
+    with (
+        files_of_at_most(path.stat().st_size + 10),
+        pytest.raises(UserError, match=r"out\.jsonl could not be written: File too large"),
+    ):
+        run(path)
+    assert run(path) == UNITS[1:]
+    assert whole(path) == [row for unit in UNITS for row in rows(unit)]
 
 
 def test_units_without_rows_are_not_asked_for_twice(tmp_path):
