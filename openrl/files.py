@@ -28,6 +28,9 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of a full disk names none
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ SIGTERM.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import logging
 import os
@@ -77,11 +78,15 @@ def command(
             return 2
         started = starts
         run(config, inputs)
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as ended:
+        number = signal.Signals(ended.args[0] if ended.args else signal.SIGINT)
+        nothing = "" if started else "\nnothing was started"
+        print(f"{prog}: {number.name}: ended{nothing}", file=sys.stderr)
+        return 128 + number
     except Exception as error:
         user_error = find_user_error(error)
+        if user_error is None and (full := no_room_left(error)):
+            user_error = UserError(full, "free space, then the same command")
         if user_error is None:
             raise
         said = printable(as_typed(str(user_error), collect_flags(config_type), argv))
@@ -109,7 +114,15 @@ def of_module(home: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Non
 
 
 def _end(number: int, frame: object) -> None:
-    raise Interrupted(number, f"{signal.Signals(number).name}: ended")
+    """End the process as Ctrl-C does: by what no ``except Exception`` on the way takes for the
+    failure of a row, a file or an optional package."""
+    raise KeyboardInterrupt(number)
+
+
+def no_room_left(error: BaseException) -> str:
+    """Describe a disk that is full, with the path if the error knows it; empty if none is."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return str(error) if full else ""
 
 
 def silence() -> None:

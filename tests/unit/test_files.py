@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from openrl.files import model_written_aside, write_atomically
+from tests.full_disk import files_of_at_most
 
 
 def test_a_file_is_replaced_and_nothing_stays_beside_it(tmp_path):
@@ -21,6 +22,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         write_atomically(path, ["new"])
     assert path.read_bytes() == b"old" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_full_disk_is_told_with_the_path(tmp_path):
+    path = tmp_path / "state.json"
+    with files_of_at_most(10), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        write_atomically(path, b"more than ten bytes")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):

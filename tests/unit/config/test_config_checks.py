@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +22,7 @@ from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.batch import largest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import is_local, output_problems
-from openrl.errors import UserError
+from openrl.errors import ErrorCollector, UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import Draft
@@ -762,6 +764,39 @@ def test_help_loads_no_heavy_library(command_type):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("usage: p ")
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_sigterm_is_no_failure_of_what_it_meets(capsys, started):
+    """It comes while a row is read or an optional package is tried, and ends the command at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    collector, after = ErrorCollector(), []
+
+    def met(*_):
+        try:
+            with collector:
+                os.kill(os.getpid(), signal.SIGTERM)
+        except Exception:
+            after.append("taken for a failure")
+        after.append("went on")
+
+    steps = (lambda config: None, met) if started else (met, after.append)
+    try:
+        code = command(SFTConfig, *steps, prog="p", description="", argv=SFT.split())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 143 and not after
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1 if started else -2] == "p: SIGTERM: ended"
+    assert started or said[-1] == "nothing was started"
+
+
+def test_a_full_disk_is_no_defect(capsys):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/runs/config.yaml")
+
+    assert command(SFTConfig, lambda c: None, fill, prog="p", description="", argv=SFT.split()) == 1
+    assert "p: [Errno 28] No space left on device: '/runs/config.yaml'" in capsys.readouterr().err
 
 
 def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit():
