@@ -151,8 +151,19 @@ def _beat(path: Path) -> None:
                 os.utime(path)
 
 
-def silence(path: str) -> float | None:
-    """Return the seconds since this log's process last gave a sign of life; None if unknown."""
-    with suppress(OSError):
-        return time.time() - Path(path).stat().st_mtime
-    return None
+class Pulse:
+    """How long the process of a log has given no sign of life, as far as it was looked at. Our own
+    clock counts since the file last changed: the clocks of two machines differ, and those of one
+    jump when it wakes from sleep."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._touched, self._since = Path(path), 0, time.monotonic()
+
+    def silence(self) -> float | None:
+        """Return the seconds; None if there is no such file on this machine."""
+        with suppress(OSError):
+            touched = self._path.stat().st_mtime_ns
+            if touched != self._touched:
+                self._touched, self._since = touched, time.monotonic()
+            return time.monotonic() - self._since
+        return None

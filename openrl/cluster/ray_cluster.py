@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import getpass
 import hashlib
 import os
@@ -21,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import ray
-from ray._private import auto_init_hook
+from ray._private import auto_init_hook, utils
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -54,7 +55,8 @@ from openrl.lazy import torch
 LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
 # forked workers wait for the imports of the process that forks
 PATIENT = {"worker_register_timeout_seconds": int(2 * PATIENCE_S)}
-MARK = "openrl.pid"  # file in the session directory of a cluster of our own
+CARE_S = 2 * caretaker.PATIENCE_S  # how long to wait until the caretaker has cleaned up
+MARK = "openrl.lock"  # file in the session directory of a cluster of our own, which it locks
 RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 
 
@@ -130,6 +132,10 @@ class RayCluster:
     """Cleans up if this process is killed."""
     fork_servers: dict[bytes, ForkServer] = field(default_factory=dict)
     """By what makes their workers differ."""
+    stopped_since: dict[str, float] = field(default_factory=dict)
+    """When Ray's own processes were first seen stopped, those that still are."""
+    mark: IO[bytes] | None = None  # open for as long as the session is in use
+    ended: str = ""  # which of them was killed because it was stopped for too long
 
     def nodes(self) -> list[Node]:
         """Return the living nodes with their currently free resources."""
@@ -250,12 +256,27 @@ class RayCluster:
 
     def dead(self) -> str | None:
         """Describe one of Ray's own processes that has died; None if all are alive."""
+        if self.ended:
+            return self.ended
         for name, process in self.own.items():
             with suppress(psutil.NoSuchProcess):  # it may end between the two questions
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     continue
             return f"Ray's {name} (process {process.pid}) died"
         return None
+
+    def end_stopped(self, most: float) -> None:
+        """Kill one of Ray's own processes that has been stopped (SIGSTOP) for ``most`` seconds, as
+        far as it was looked at: Ray would wait for it even in order to end."""
+        now = time.monotonic()
+        for name, process in self.own.items():
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_STOPPED:
+                    self.stopped_since.pop(name, None)
+                elif (since := now - self.stopped_since.setdefault(name, now)) > most:
+                    what = f"Ray's {name} (process {process.pid}) has not moved for {since:.0f} s"
+                    self.ended = f"{what} (--stall_timeout {most:g})"
+                    process.kill()
 
     def close(self) -> None:
         """Disconnect. A cluster of our own ends, with all its processes and files."""
@@ -264,8 +285,14 @@ class RayCluster:
             server.close()
         if self.local:
             shutil.rmtree(self.session_dir, ignore_errors=True)
+        if self.mark is not None:
+            self.mark.close()
         if self.caretaker is not None:
-            self.caretaker.communicate()  # closes its stdin: it cleans up once more and ends
+            try:
+                self.caretaker.communicate(timeout=CARE_S)  # closes its stdin: it cleans up again
+            except subprocess.TimeoutExpired:  # it was stopped, or /proc does not answer
+                self.caretaker.kill()
+                self.caretaker.wait()
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
@@ -323,20 +350,31 @@ def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
     session = Path(context.address_info["session_dir"])
     session.chmod(0o700)  # it has logs, and sockets whose processes run any code they receive
     remove_dead_sessions(session.parent)
-    (session / MARK).write_text(str(os.getpid()))
+    mark = mark_as_living(session)
     started = ray._private.worker._global_node.all_processes
     own = {name: psutil.Process(started[name][0].process.pid) for name in RAYS_OWN}
     words = [sys.executable, "-I", caretaker.__file__, str(session), str(own["raylet"].pid)]
     beside = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
-    return RayCluster(True, session, own, beside)
+    return RayCluster(True, session, own, beside, mark=mark)
+
+
+def mark_as_living(session: Path) -> IO[bytes]:
+    """Return an open file, which tells other processes as long as it is open that the session's
+    driver lives. Process ids would not: containers that share a directory have their own."""
+    named, aside = session / MARK, session / f".{MARK}"
+    mark = open(aside, "wb")  # noqa: SIM115
+    with suppress(OSError):  # of a file system without locks, where nothing is removed
+        fcntl.flock(mark, fcntl.LOCK_EX)
+    aside.rename(named)  # only now, or another start could find it unlocked
+    return mark
 
 
 def remove_dead_sessions(home: Path) -> None:
     """Remove the session directories of our clusters whose drivers were killed before that."""
-    for mark in home.glob(f"session_*/{MARK}"):
-        with suppress(OSError, ValueError):
-            if not psutil.pid_exists(int(mark.read_text())):
-                shutil.rmtree(mark.parent, ignore_errors=True)
+    for named in home.glob(f"session_*/{MARK}"):
+        with suppress(OSError), open(named, "rb") as mark:  # also where another process locks it
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(named.parent, ignore_errors=True)
 
 
 def join_cluster(address: str) -> RayCluster:
@@ -369,16 +407,21 @@ def _init(**options: Any) -> Any:
     with suppress(OSError):  # there is no token, or it belongs to another user
         (Path.home() / ".ray/auth_token").chmod(0o600)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    context = ray.init(
-        namespace=f"openrl-{uuid.uuid4().hex[:8]}",
-        log_to_driver=False,
-        logging_level="error",
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}},
-        **options,
-    )
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None  # Ray's ends the process without a word
+    try:
+        context = ray.init(
+            namespace=f"openrl-{uuid.uuid4().hex[:8]}",
+            log_to_driver=False,
+            logging_level="error",
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}},
+            **options,
+        )
+    finally:
+        utils.set_sigterm_handler = set_handler
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray's handler ends the process in C++, with a dump
+            signal.signal(number, handler)  # instead of that of its C++ code, which dumps the stack
     return context
 
 

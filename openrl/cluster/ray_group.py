@@ -26,7 +26,7 @@ from openrl.cluster.group import (
     is_async,
     raised_by,
 )
-from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, PlainHost, silence
+from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, PlainHost, Pulse
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.config.groups.placement import ENGINES
 from openrl.waiting import result_beside
@@ -65,6 +65,7 @@ class RayGroup(WorkerGroup):
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
+        self._pulses = {rank: Pulse(settings.log_path(role, rank)) for rank in range(self.size)}
         self._watcher: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 
@@ -192,11 +193,13 @@ class RayGroup(WorkerGroup):
         lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
 
     def _loss(self, most: float) -> Exception | None:
-        """Return the error if Ray died or a worker gave no sign of life for ``most`` seconds."""
+        """Return the error if Ray died, or if it or a worker gave no sign of life for ``most``
+        seconds."""
+        self._cluster.end_stopped(most)
         if dead := self._cluster.dead():
             return WorkerDied(dead)
         for rank in {*range(self.size)} - self._dead:
-            quiet = silence(self._settings.log_path(self.role, rank))
+            quiet = self._pulses[rank].silence()
             if quiet is not None and quiet > most:
                 hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
                 words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"

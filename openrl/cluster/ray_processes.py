@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, utils
 from ray._private.node import Node as RayNode
 
 from openrl.cluster import worker_start
@@ -35,6 +36,12 @@ def fewest_processes() -> Iterator[None]:
 
     Passing the address to ``ray.init`` is not enough, since Ray replaces a loopback address by the
     machine's. The switch is the one that Ray itself uses on macOS and Windows."""
+    die_with_parent = utils.set_kill_on_parent_death_linux
+
+    def in_child() -> None:
+        die_with_parent()
+        os.setsid()  # a signal to our whole process group, as of `timeout`, is for us alone
+
     kept, before = [getattr(RayNode, name) for name in UNNEEDED], ray_constants.ENABLE_RAY_CLUSTER
     start = services.start_ray_process
 
@@ -47,6 +54,7 @@ def fewest_processes() -> Iterator[None]:
 
     ray_constants.ENABLE_RAY_CLUSTER = False
     services.start_ray_process = start_process
+    utils.set_kill_on_parent_death_linux = in_child
     for name in UNNEEDED:
         setattr(RayNode, name, lambda node, **options: None)
     try:
@@ -54,5 +62,6 @@ def fewest_processes() -> Iterator[None]:
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
         services.start_ray_process = start
+        utils.set_kill_on_parent_death_linux = die_with_parent
         for name, method in zip(UNNEEDED, kept, strict=True):
             setattr(RayNode, name, method)

@@ -345,6 +345,20 @@ def test_a_cluster_has_only_the_processes_that_a_run_needs(cluster):
     assert of_ray == ["gcs_server", "ray::RuntimeEnvAgent", "raylet", "sleep"]
 
 
+def test_a_signal_to_the_drivers_process_group_is_for_the_driver_alone(cluster):
+    """`timeout` and some init processes of containers send one. It must not end Ray, since the
+    driver then has a checkpoint to write."""
+
+    async def scenario():
+        async with ray_group(cluster, PlainWorker, size=1):
+            return {p.name() for p in psutil.Process().children(recursive=True) if in_group(p)}
+
+    def in_group(process):
+        return os.getpgid(process.pid) == os.getpgrp()
+
+    assert not asyncio.run(scenario()) & {"gcs_server", "raylet", "ray::PlainHost"}
+
+
 def test_workers_of_one_environment_are_forked_from_one_process(cluster):
     preload = Preload(partial(import_module, "colorsys"))
     path = os.pathsep.join(["/patched", *import_path()])
