@@ -120,7 +120,10 @@ class _Line:
 
     def send(self, message: Reply | Failed | Question) -> None:
         with self._sending:
-            self._connection.send(message)
+            try:
+                self._connection.send(message)
+            except (BrokenPipeError, ConnectionResetError):
+                os.killpg(0, signal.SIGKILL)  # the other end has gone
 
     def ask(self, value: Any) -> Future[Any]:
         question, future = Question(next(self._ids), value), Future[Any]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -29,7 +30,36 @@ OWNERS_IMPORTS = ("vllm.v1.engine.async_llm", "openrl.rollout.vllm_engine")
 UNBOUND = "nobind"  # vLLM's value for threads that may run on any core
 
 
-class ForkedProcess(context.ForkServerProcess):
+def end_with_owner() -> None:
+    """Wait for the end of the process that started this one, then end it with its children. vLLM
+    ends its engine itself, unless the owner is killed: then the engine would wait forever, with
+    the GPU's memory."""
+    owner = multiprocessing.parent_process()
+    assert owner is not None
+    owner.join()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Owned:
+    """What the processes of an engine have in common."""
+
+    def run(self) -> None:
+        threading.Thread(target=end_with_owner, daemon=True).start()
+        super().run()  # type: ignore[misc]
+
+
+class NewProcess(Owned, context.SpawnProcess):
+    pass
+
+
+class CopiedProcess(Owned, context.ForkProcess):
+    pass
+
+
+class ForkedProcess(Owned, context.ForkServerProcess):
     """A forked process that gets the environment, the output and the priority of its parent, as a
     spawned one does."""
 
@@ -56,6 +86,18 @@ class ForkedProcess(context.ForkServerProcess):
 
 class ForkContext(context.ForkServerContext):
     Process = ForkedProcess
+
+
+class NewContext(context.SpawnContext):
+    Process = NewProcess
+
+
+class CopyContext(context.ForkContext):
+    Process = CopiedProcess
+
+
+CONTEXTS = {"spawn": NewContext, "fork": CopyContext}
+"""By the way in which vLLM starts its engine where it is not forked from a process of ours."""
 
 
 def preload_engine(spec: EngineSpec) -> None:
@@ -117,12 +159,15 @@ def is_forked(spec: EngineSpec) -> bool:
 
 @contextmanager
 def forking_engine(spec: EngineSpec) -> Iterator[None]:
-    """Make vLLM fork the engine that starts inside, if it ``is_forked``, instead of spawning it."""
+    """Make vLLM fork the engine that starts inside, if it ``is_forked``, instead of spawning it. In
+    any case it ends with this process."""
     from vllm.v1.engine import utils
 
     vllms_own = utils.get_mp_context
-    if is_forked(spec):
-        utils.get_mp_context = ForkContext
+    way = (
+        ForkContext if is_forked(spec) else CONTEXTS.get(vllms_own().get_start_method(), vllms_own)
+    )
+    utils.get_mp_context = way
     try:
         yield
     finally:

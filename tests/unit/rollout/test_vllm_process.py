@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from openrl.rollout import vllm_process
@@ -71,6 +72,27 @@ def test_a_process_that_has_imported_the_engine_forks_it(tmp_path, imported):
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, f"{imported}\n"), done.stderr
     assert (tmp_path / "log").read_text() == f"{os.getpriority(os.PRIO_PROCESS, 0) + 3}\n"
+
+
+OWNER = """if True:
+    import sys, time
+    from openrl.rollout import vllm_process
+
+    if __name__ == "__main__":
+        child = getattr(vllm_process, sys.argv[1])().Process(target=time.sleep, args=(600,))
+        child.start()
+        print(child.pid, flush=True)
+        time.sleep(600)"""
+
+
+@pytest.mark.parametrize("way", ["ForkContext", "NewContext", "CopyContext"])
+def test_an_engine_ends_with_its_owner_that_is_killed(way):
+    words = [sys.executable, "-c", OWNER, way]
+    owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    engine = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.communicate()
+    engine.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(
