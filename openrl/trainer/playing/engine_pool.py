@@ -101,15 +101,17 @@ class EnginePool:
     # -- engines that die --------------------------------------------------------------------------
 
     def _lose(self, rank: int, died: WorkerDied) -> None:
-        """Mark the rank's engine as lost. Raises ``died`` if more than this engine died, or if too
-        many have died before."""
-        if rank in self.lost:
-            return
+        """Mark the rank's engine as lost. Raises as ``_count_death`` does."""
+        if rank not in self.lost:
+            self._count_death(rank, died)
+            self.lost[rank] = died
+            self._loss.set()
+
+    def _count_death(self, rank: int, died: WorkerDied) -> None:
+        """Raise ``died`` if more than this engine died, or if too many have died before."""
         if died.rank != rank or not self.restarts_left:
             raise died
         self.restarts_left -= 1
-        self.lost[rank] = died
-        self._loss.set()
 
     async def replacing_lost(self, work: Awaitable[Result]) -> Result:
         """Return the result of ``work``, and replace engines that die meanwhile."""
@@ -138,10 +140,7 @@ class EnginePool:
             return
         ranks = [*self.lost]
         for rank in ranks:
-            self.repair.progress.note(
-                f"WARNING: {self.lost[rank]}\n  its prompts go elsewhere, and another engine takes"
-                f" its place; {self.restarts_left} of --max_engine_restarts left"
-            )
+            self._tell(self.lost[rank])
         with self.repair.progress.stage("engines"):
             await all_or_first_error(self._restart(rank) for rank in ranks)
             await self.repair.publisher.send_to_restarted(ranks)
@@ -151,13 +150,28 @@ class EnginePool:
             self._replaced += len(ranks)
             self._admitted.notify_all()
 
+    def _tell(self, died: WorkerDied) -> None:
+        assert self.repair is not None
+        self.repair.progress.note(
+            f"WARNING: {died}\n  its prompts go elsewhere, and another engine takes its place;"
+            f" {self.restarts_left} of --max_engine_restarts left"
+        )
+
     async def _restart(self, rank: int) -> None:
-        """Start a new engine in the place of a lost one, paused if the others are."""
-        await self.group.restart(rank)
-        self._lives[rank] += 1
-        await self.group.call_one(rank, "start")
-        if self.paused:
-            await self.group.call_one(rank, "pause", not self.interrupts)
+        """Start a new engine in the place of a lost one, paused if the others are; and yet another
+        one if the new one dies while it starts, as it may where memory is short."""
+        while True:
+            try:
+                await self.group.restart(rank)
+                self._lives[rank] += 1
+                await self.group.call_one(rank, "start")
+                if self.paused:
+                    await self.group.call_one(rank, "pause", not self.interrupts)
+                return
+            except WorkerDied as died:
+                self._count_death(rank, died)
+                self._replaced += 1
+                self._tell(died)
 
     def counts(self) -> dict[str, float]:
         """Return metrics that count since the last call; empty if no engine may be replaced."""

@@ -46,6 +46,7 @@ class Engine:
 
     async def start(self):
         self.run.events.append(("started", self.rank))
+        await self.check_at("start")
 
     async def check(self):
         if self.dead:
@@ -212,6 +213,16 @@ def test_both_engines_die_at_once():
     steps, logged = asyncio.run(trained(run, deaths=2))
     assert steps == first_prompts() and run.happened("served") == [("served", 0, 1)]
     assert sum(m["rollout/engines_replaced"] for m in logged) == 2
+
+
+def test_an_engine_that_dies_while_it_takes_the_place_of_another():
+    """Each of them counts."""
+    run = Run((0, 1), (0, "start"))
+    steps, logged = asyncio.run(trained(run, deaths=2))
+    assert steps == first_prompts() and run.happened("started") == [("started", 0)] * 2
+    assert sum(m["rollout/engines_replaced"] for m in logged) == 2
+    with pytest.raises(WorkerDied, match="engine 0 is dead"):
+        asyncio.run(trained(Run((0, 1), (0, "start")), deaths=1))
 
 
 def test_rays_own_death_is_not_made_good():
