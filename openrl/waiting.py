@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -54,6 +56,33 @@ async def in_order(
             yield await running.popleft()
     finally:
         await cancel_all(running)
+
+
+async def in_daemon(work: Callable[..., Result], *args: Any) -> Result:
+    """Return ``work(*args)``, done in a thread. Unlike that of ``asyncio.to_thread`` it holds up
+    nothing if this call is cancelled: neither the end of the event loop nor that of the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = work(*args)
+        except BaseException as error:
+            raised = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, raised)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

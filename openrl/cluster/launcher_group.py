@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from openrl.cluster.group import WorkerContext, check_shards, maybe_await, raised_by
-from openrl.training.distributed import Launch, close_distributed, init_distributed
+from openrl.cluster.group import WorkerContext, WorkerDied, check_shards, maybe_await, raised_by
+from openrl.training.distributed import Launch, close_distributed
 
 
 class LauncherGroup:
@@ -31,9 +31,7 @@ class LauncherGroup:
     ) -> None:
         self.role, self.size, self.rank = role, launch.world_size, launch.rank
         self.ranks_per_shard = ranks_per_shard
-        init_distributed(
-            self.rank, self.size, launch.master_addr, launch.master_port, device, timeout
-        )
+        launch.join(device, timeout)
         address = launch.master_addr, launch.master_port
         self._worker = worker_class(
             WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args
@@ -49,16 +47,15 @@ class LauncherGroup:
 
     async def any_rank(self, asked: bool) -> bool:
         await asyncio.sleep(0)  # lets signal handlers run: the worker blocks this thread
-        answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, asked)
-        return any(answers)
+        return any(self._exchange("any_rank", asked))
 
     async def close(self) -> None:
         close_distributed()
 
     async def _together(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call the method on all ranks. If any failed, all raise the error of the lowest one."""
-        dist.barrier()
+        await asyncio.sleep(0)  # a place to be cancelled
+        self._exchange(method, None)
         error: Exception | None = None
         result = None
         try:
@@ -66,9 +63,20 @@ class LauncherGroup:
         except Exception as raised:
             raised.add_note(raised_by(self.role, self.rank, method))
             error = raised
-        answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, (result, error))
+        answers = self._exchange(method, (result, error))
         for _, failed in answers:
             if failed is not None:
                 raise failed
         return [answer for answer, _ in answers]
+
+    def _exchange(self, method: str, answer: Any) -> list[Any]:
+        """Return the answers of all ranks. Raises WorkerDied if one of them has gone, which may
+        have failed the method too."""
+        answers: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(answers, answer)
+        except RuntimeError as error:
+            others = f"{self.role} rank {self.rank} of {self.size} lost the others in {method}"
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise WorkerDied(f"{others}: {said[0]}") from error
+        return answers

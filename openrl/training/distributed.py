@@ -43,6 +43,11 @@ class Launch:
             raise UserError(problem, "unset both, or start with torchrun, which sets them")
         return cls(rank, world_size, own, env["MASTER_ADDR"], port)
 
+    def join(self, device: str, timeout: int) -> None:
+        """Join the process group of all ranks, see ``init_distributed``."""
+        address = self.master_addr, self.master_port
+        init_distributed(self.rank, self.world_size, *address, device, timeout)
+
     def take_own_gpu(self) -> None:
         """Make this process see only its own GPU, as number 0, as Ray does, before CUDA is used."""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -4,6 +4,7 @@ Computed by hand."""
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import is_due
 from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
-from openrl.waiting import all_or_first_error
+from openrl.waiting import all_or_first_error, in_daemon
 from tests.batches import outcome_batch
 
 
@@ -346,3 +347,19 @@ def test_the_first_error_of_an_engine_ends_the_rest():
     assert groups == [] and len(told) < 4
     assert "row bad has no answer" in log[-1]
     assert "hang ended" in log  # before the error is raised: nobody generates on
+
+
+def test_a_thread_that_never_returns_holds_up_nothing():
+    """Who waits for it can be cancelled, and the event loop ends."""
+
+    async def scenario():
+        assert await in_daemon(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await in_daemon(divmod, 7, 0)
+        forever = asyncio.ensure_future(in_daemon(threading.Event().wait))
+        await asyncio.sleep(0)
+        forever.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever
+
+    asyncio.run(scenario())
