@@ -44,7 +44,7 @@ from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.profiling import Profiling
-from openrl.trainer.watching.supervision import StopRequest, raise_worker_lost, supervise
+from openrl.trainer.watching.supervision import StopRequest, explain_end, supervise
 from openrl.trainer.workers.publisher import Publisher
 from openrl.trainer.workers.roles import Roles, Stage, start_roles
 from openrl.types import Group, Sampling
@@ -83,7 +83,7 @@ async def train_once(
     done, every = checkpoints.saved, config.logging.logging_steps
     with (
         Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
-        raise_worker_lost(progress, config.checkpoint),
+        explain_end(progress, checkpoints, stop),
     ):
         async with start(config, device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)

@@ -92,10 +92,16 @@ class RLTrainer:
         await self.run_steps()
         if self.stop.signal and self.step < self.progress.total:
             await self.save_and_stop()
-        await self.export(Path(self.settings.checkpoint.save_path))
-        if self.settings.checkpoint.save_value_network:
-            await self.export(Path(f"{self.settings.checkpoint.save_path}_critic"), "critic")
+        try:
+            await self.export(Path(self.settings.checkpoint.save_path))
+            if self.settings.checkpoint.save_value_network:
+                await self.export(Path(f"{self.settings.checkpoint.save_path}_critic"), "critic")
+        except DiskFull:
+            if self.step > self.checkpoints.saved:
+                await self.save()  # --ckpt_path may be on another disk
+            raise
         await self.checkpoints.finish()
+        self.stop.lift_deadline()
 
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
@@ -105,7 +111,7 @@ class RLTrainer:
             await self.save()
         await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.progress.total}"
-        raise self.stop.interrupted(what, how_to_resume(self.settings.checkpoint))
+        raise self.stop.interrupted(what, how_to_resume(self.checkpoints))
 
     async def begin(self) -> None:
         """Resume if asked to, and publish the weights: engines generate with nothing else."""

@@ -87,7 +87,8 @@ class End:
 
 
 def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **changes: object):
-    """A run whose file ``after`` exists."""
+    """A run whose file ``after`` exists, which is a path of its own or a pattern of its temporary
+    directory."""
     flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
     flags |= {"rollout_backend": "hf"} | changes
     said = out.parent / f"{out.name}.txt"
@@ -103,7 +104,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
             env={**os.environ, "TMPDIR": folder.name},
         )
     deadline = time.monotonic() + PATIENCE
-    while not (out / after).exists():
+    while not (out / after).exists() and not any(Path(folder.name).glob(after)):
         assert process.poll() is None, said.read_text()
         assert time.monotonic() < deadline, "the run never got there"
         time.sleep(0.02)  # polling a file of another process

@@ -49,6 +49,11 @@ def send(*numbers):
     return inject
 
 
+def send_group(number):
+    """As `timeout` does."""
+    return lambda run: os.killpg(run.process.pid, number)
+
+
 def kill(role):
     return lambda run: run.kill(role)
 
@@ -97,6 +102,7 @@ def test_a_death_is_told_in_a_few_lines(task, tmp_path, case):
 
 SIGNALS = {
     "SIGTERM": (send(signal.SIGTERM), 143, "SIGTERM: stopped after step"),
+    "SIGTERM to the group": (send_group(signal.SIGTERM), 143, "SIGTERM: stopped after step"),
     "SIGINT": (send(signal.SIGINT), 130, "SIGINT: stopped after step"),
     "SIGTERM twice": (send(signal.SIGTERM, signal.SIGTERM), 143, "ended at once"),
 }
@@ -118,9 +124,11 @@ def test_a_signal_leaves_a_checkpoint(task, tmp_path, case, way):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="on demand")
-def test_a_signal_during_the_start_ends_it(task, tmp_path):
-    end = ended(begun(task, tmp_path / "out", after="logs/actor-0.log"), send(signal.SIGTERM))
-    tell("SIGTERM during the start", end)
+@pytest.mark.parametrize("after", ["ray/session_*/logs/gcs_server.out", "logs/actor-0.log"])
+def test_a_signal_during_the_start_ends_it(task, tmp_path, after):
+    """While Ray starts, and while its workers do."""
+    end = ended(begun(task, tmp_path / "out", after=after), send(signal.SIGTERM))
+    tell(f"SIGTERM during the start, once there is {after}", end)
     assert end.code == 143 and "the run had not begun to train" in end.said and not end.left
 
 
@@ -136,20 +144,29 @@ def test_a_killed_driver_leaves_nothing(task, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="on demand")
-@pytest.mark.parametrize("case", ["actor", "vllm", "vllm's children"])
+@pytest.mark.parametrize("case", ["actor", "vllm", "vllm's children", "gcs_server", "raylet"])
 def test_a_hang_is_named(task, tmp_path, case):
     """Whoever waits for a stopped child, such as a worker of rewards, counts as hanging."""
     role = case.partition("'")[0]
+    rays = case in ("gcs_server", "raylet")
 
     def stop(run):
-        for process in workers_of(run, role) if case != role else [psutil.Process(run.pid(role))]:
+        if rays:
+            processes = [run.named(case)]
+        elif case == role:
+            processes = [psutil.Process(run.pid(role))]
+        else:
+            processes = workers_of(run, role)
+        for process in processes:
             process.suspend()
 
     end = ended(begun(task, tmp_path / "out", stall_timeout=15), stop)
     tell(f"SIGSTOP of {case}", end)
-    assert end.code == 1 and f"{role} rank 0 has not moved for" in end.said
+    assert end.code == 1 and "has not moved for" in end.said
+    assert (f"Ray's {case} (process" if rays else f"{role} rank 0 has") in end.said
     assert "(--stall_timeout 15)" in end.said and "during " in end.said
-    assert len(end.said.splitlines()) <= LINES and not end.left
+    most = LINES + RAYS_LINES * (case == "raylet")
+    assert len(end.said.splitlines()) <= most and not end.left
 
 
 @pytest.mark.slow
@@ -160,6 +177,20 @@ def test_a_run_restarts_itself(task, tmp_path):
     tell("policy, --max_restarts 1", end)
     assert end.code == 0 and "restarting; 0 of --max_restarts left" in end.output
     assert [m["step"] for m in metrics(tmp_path / "out")] == list(range(1, 9)) and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_restart_does_not_take_up_the_run_that_is_overwritten(task, tmp_path):
+    """The policy dies before the first checkpoint of its own run."""
+    changes = {"max_steps": 8, "save_steps": 6, "max_restarts": 1, "overwrite_ckpt": True}
+    out = tmp_path / "out"
+    run("train_ppo_ray", ppo_flags(task, out, rollout_backend="hf", max_steps=4, save_steps=2))
+    (out / "metrics.jsonl").unlink()
+    end = ended(begun(task, out, after="metrics.jsonl", **changes), kill("actor"))
+    tell("policy, --overwrite_ckpt --max_restarts 1", end)
+    assert end.code == 0 and "resumed from" not in end.output and not end.left
+    assert [m["step"] for m in metrics(out)] == list(range(1, 9))
 
 
 @pytest.mark.slow
@@ -200,6 +231,25 @@ def test_an_engine_is_replaced(task, tmp_path, case):
     assert sum(m["rollout/engines_replaced"] for m in steps) == len(died) == 1 + ("both" in case)
     if "async" not in case:
         assert all(m["rollout/policy_version_min"] == m["step"] for m in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_an_engine_that_dies_in_its_start_is_replaced_too(task, tmp_path):
+    def kill_two_in_a_row(run):
+        first = run.pid("vllm")
+        run.kill("vllm")
+        deadline = time.monotonic() + PATIENCE
+        while run.pid("vllm") == first:
+            assert time.monotonic() < deadline, "no new engine starts"
+            time.sleep(0.005)  # polling a file of another process
+        run.kill("vllm")
+
+    end = ended(begun(task, tmp_path / "out", max_steps=12), kill_two_in_a_row)
+    tell("an engine, and the next one in its start", end)
+    assert end.code == 0 and not end.left
+    steps = metrics(tmp_path / "out")
+    assert sum(m["rollout/engines_replaced"] for m in steps) == 2
 
 
 DIES_IN_A_SYNC = """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 from openrl.config.conditions import CRITIC, EVALUATES, RAY, RESUME
 from openrl.flags.schema import absent, flag, given, group
 from openrl.flags.values import SECONDS, SECONDS_OR_0
 
+CHECKPOINT_NAME = re.compile(r"step_\d+")
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 """Glob under --ckpt_path. A checkpoint gets its name only after its manifest was written."""
 

@@ -20,7 +20,7 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS
+from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.config.groups.reward import split
@@ -185,7 +185,8 @@ def no_other_run_writes_there(config: TrainingConfig) -> Problems:
 @check_environment
 def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
-    found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
+    manifests = Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)
+    found = sum(CHECKPOINT_NAME.fullmatch(path.parent.name) is not None for path in manifests)
     if found and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
         fix = "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
@@ -229,7 +230,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
     if name is None:
         return
     path = Path(name).expanduser()
-    if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
+    if not CHECKPOINT_NAME.fullmatch(path.name) or not (path / "manifest.json").is_file():
         message = f"{name} is not a complete checkpoint"
         fix = "a directory step_N with a manifest.json"
         yield Problem(("resume_from_checkpoint",), message, fix)

@@ -13,22 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openrl.config.groups.checkpoint import COMPLETE_CHECKPOINTS, CheckpointFlags
+from openrl.config.groups.checkpoint import CHECKPOINT_NAME, CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line, require_room
-from openrl.trainer.saving.integrity import MANIFEST, add_checksum, find_damage, fingerprints
+from openrl.trainer.saving.integrity import (
+    MANIFEST,
+    add_checksum,
+    find_damage,
+    fingerprints,
+    read_manifest,
+)
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
+log = logging.getLogger(__name__)
 AnyRank = Callable[[bool], Awaitable[bool]]
 SaveState = Callable[[Path, StateParts], Awaitable[None]]
 Export = Callable[[Path], Awaitable[None]]
@@ -55,6 +64,7 @@ class Checkpoints:
         self, flags: CheckpointFlags, run_flags: Mapping[str, Any], is_rank_0: bool = True
     ) -> None:
         """``run_flags`` are the effective flags of the run, saved with each checkpoint."""
+        self.flags, self.wrote = flags, False
         self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
         self.run_flags = dict(run_flags)
         self.is_rank_0 = is_rank_0
@@ -110,7 +120,7 @@ class Checkpoints:
             require_room(self.directory, self._bytes, "a checkpoint")
             if self.is_rank_0:
                 for left_over in self.directory.glob(".writing_*"):
-                    shutil.rmtree(left_over)
+                    remove(left_over)
                 aside.mkdir(parents=True)
 
         async def complete() -> None:
@@ -129,7 +139,7 @@ class Checkpoints:
             if self.is_rank_0:
                 shutil.rmtree(aside, ignore_errors=True)
             raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
-        self.saved = step
+        self.saved, self.wrote = step, True
         return final
 
     async def _write(self, directory: Path, save: SaveState, export: Export) -> None:
@@ -144,7 +154,7 @@ class Checkpoints:
         if final.exists():
             final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
             aside.rename(final)
-            shutil.rmtree(replaced)
+            remove(replaced)
         else:
             aside.rename(final)
         sync(self.directory)
@@ -155,6 +165,16 @@ class Checkpoints:
         if self.uploads:
             self.uploads.begin(final)
 
+    def resume_flags(self) -> CheckpointFlags:
+        """Return the flags with which the run continues from its newest checkpoint. Before it has
+        written one these are its own flags: what lies there is of an earlier run, or later than
+        where this one began."""
+        if not self.wrote:
+            return self.flags
+        wanted = self.flags.load_checkpoint or True
+        fresh = {"resume_from_checkpoint": None, "overwrite_ckpt": False}
+        return replace(self.flags, load_checkpoint=wanted, **fresh)
+
     async def finish(self) -> None:
         """Wait until complete checkpoints are copied to --ckpt_upload_dir, if there is one."""
         if self.uploads:
@@ -162,18 +182,18 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
-        return sorted((p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS)), key=step_of)
+        return [path for path in checkpoints_in(self.directory) if os.path.exists(path / MANIFEST)]
 
     def _retain(self, newest: Path) -> None:
         """Remove stale checkpoints of an earlier run. Of the others keep the ``keep`` newest (0:
         all) and the best by metric, then remove the oldest until the rest fits ``most_bytes``."""
         for path in self._stale:
             if path != newest:
-                shutil.rmtree(path)
+                remove(path)
         self._stale = []
         found = self.complete()
         sound = [path for path in found if not find_damage(path, False)]
-        metrics = {path: manifest_of(path)["metric"] for path in sound}
+        metrics = {path: read_manifest(path).get("metric") for path in sound}
         measured = [path for path, metric in metrics.items() if metric is not None]
         best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]
@@ -181,7 +201,7 @@ class Checkpoints:
             kept.remove(next(path for path in kept if path != newest))
         for path in found:
             if path not in kept:
-                shutil.rmtree(path)
+                remove(path)
 
 
 async def if_all_have_room(work: Awaitable[None], any_rank: AnyRank) -> None:
@@ -227,7 +247,7 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> tuple[Path | None, 
         return None, []
     notes: list[str] = []
     directory = Path(flags.ckpt_path).expanduser()
-    for path in sorted(directory.glob("step_*"), key=step_of, reverse=True):
+    for path in reversed(checkpoints_in(directory)):
         if wrong := find_damage(path, deep):
             notes.append(f"{path}: {wrong}")
             if flags.load_checkpoint == "strict":
@@ -245,6 +265,25 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> tuple[Path | None, 
     return None, [note]
 
 
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Return what has the name of a checkpoint, complete or not, oldest first. A copy that somebody
+    named step_000004.old is none."""
+    named = (path for path in directory.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name))
+    return sorted(named, key=step_of)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint that is no longer needed. Of a link, only the link goes. What cannot be
+    removed stays: it takes space, and no more."""
+    try:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    except OSError as error:
+        log.warning("%s could not be removed: %s", path, error)
+
+
 def directory_size(directory: Path) -> int:
     """Return the total size in bytes of the files below ``directory``."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
@@ -252,7 +291,7 @@ def directory_size(directory: Path) -> int:
 
 def manifest_of(checkpoint: Path) -> dict[str, Any]:
     """Read a checkpoint's manifest. Raises UserError if it has another schema version."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest = read_manifest(checkpoint)
     if manifest["schema_version"] != SCHEMA_VERSION:
         found = manifest["schema_version"]
         raise UserError(

@@ -11,6 +11,8 @@ from pathlib import Path
 from openrl.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# a disk that takes no more writes, or is gone: training need not end with it
+BROKEN = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EACCES)
 WORDS = (  # messages of libraries that do not write through Python
     "no space left on device",
     "disk quota exceeded",
@@ -24,18 +26,19 @@ UNITS = ((2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
 
 
 class DiskFull(UserError):
-    """Something could not be written because the disk is full, or would be."""
+    """Something could not be written because the disk is full, would be, or takes no writes."""
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Return whether ``error``, or one of its causes, says that the disk is full."""
+    """Return whether ``error``, or one of its causes, says that the disk is full or takes no
+    writes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         e = waiting.pop()
         if e is None or id(e) in seen:
             continue
-        if isinstance(e, DiskFull) or (isinstance(e, OSError) and e.errno in FULL):
+        if isinstance(e, DiskFull) or (isinstance(e, OSError) and e.errno in FULL + BROKEN):
             return True
         if any(words in str(e).lower() for words in WORDS):
             return True
@@ -70,7 +73,9 @@ def model_has_room(directory: Path) -> Iterator[None]:
             raise
         where = f"{directory}, where {format_bytes(free_bytes(directory))} is free"
         message = f"the model could not be written to {where}: {first_line(error)}"
-        raise DiskFull(message, "free space, then resume from the last checkpoint") from error
+        raise DiskFull(
+            message, "make room, or give another --save_path; then resume from the last checkpoint"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

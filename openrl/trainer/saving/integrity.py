@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,29 +43,53 @@ def _seal(manifest: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
+def read_manifest(directory: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
+    return manifest
+
+
 def find_damage(directory: Path, deep: bool = True) -> str | None:
     """Describe what is wrong with a checkpoint, naming the file; None if it is undamaged. Without
     ``deep`` only the manifest and the sizes of files are checked, not their contents."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest = read_manifest(directory)
         files = manifest["files"]
     except FileNotFoundError:
         return f"{MANIFEST} is missing: the checkpoint was never complete"
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
     if manifest.get("seal") != _seal(manifest):
         return f"{MANIFEST} is not what was written"
     for name, (size, _) in files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (found := path.stat().st_size) != size:
-            return f"{name} has {found} bytes instead of {size}"
+        if wrong := _wrong_size(directory / name, size):
+            return f"{name} {wrong}"
     if not deep:
         return None
     with ThreadPoolExecutor(READERS) as pool:
-        found_sums = pool.map(lambda name: checksum(directory / name), files)
-        for (name, (_, expected)), actual in zip(files.items(), found_sums, strict=True):
-            if actual != expected:
-                return f"{name} is not what was written: its checksum differs"
+        damages = pool.map(
+            lambda name, entry: _wrong_content(directory / name, entry[1]), files, files.values()
+        )
+        found_damages = zip(files, damages, strict=True)
+        return next((f"{name} {wrong}" for name, wrong in found_damages if wrong), None)
+
+
+def _wrong_size(path: Path, expected: int) -> str | None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if not stat.S_ISREG(found.st_mode):
+        return "is no file"
+    if found.st_size != expected:
+        return f"has {found.st_size} bytes instead of {expected}"
     return None
+
+
+def _wrong_content(path: Path, expected: int) -> str | None:
+    try:
+        actual = checksum(path)
+    except OSError as error:  # of a bad disk, or of a file that belongs to somebody else
+        return f"cannot be read ({error.strerror})"
+    return None if actual == expected else "is not what was written: its checksum differs"

@@ -50,14 +50,15 @@ from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_
 from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.supervision import (
     StopRequest,
+    explain_end,
     logging_directory,
-    raise_worker_lost,
     supervise,
 )
 from openrl.trainer.workers.roles import model_spec
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
+from openrl.waiting import in_daemon
 
 ROLE = "model"
 
@@ -175,7 +176,7 @@ async def train_once(
     spec = trained_spec(config, task, inputs.device, inputs.steps)
     with (
         Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
-        raise_worker_lost(progress, config.checkpoint),
+        explain_end(progress, checkpoints, stop),
     ):
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
@@ -257,6 +258,8 @@ async def start_ranks(
             yield group
     elif launch is not None:
         timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
+        # a signal ends the wait for ranks that do not come
+        await in_daemon(launch.join, spec.device, timeout)
         group = LauncherGroup(
             ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,15 @@ class SupervisedModel:
             metrics | work_metrics(RowSizes.of(batch, self.batching.cost), plan, self.batching)
         )
 
-    async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
-        """Return the task's metrics over all examples, under eval/."""
+    async def evaluate(
+        self, examples: Sequence[Any], tell: Tell, stops: Callable[[], Awaitable[bool]]
+    ) -> dict[str, float] | None:
+        """Return the task's metrics over all examples, under eval/; None if ``stops`` says that
+        the run is asked to stop meanwhile."""
         parts = []
         for batch in self._batches(examples, tell):
+            if await stops():
+                return None
             batch, plan = await self._planned(batch)
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))

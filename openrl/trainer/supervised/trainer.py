@@ -70,13 +70,17 @@ class SupervisedTrainer:
         self.progress.lap()
         while self.step < self.progress.total:
             await self.train_step()
-            if await self.model.group.any_rank(bool(self.stop.signal)):
+            if await self.asked_to_stop():
                 break
         if self.step < self.progress.total:
             await self.save_and_stop()
-        with self.progress.stage("export"):
-            await self.export(Path(self.checkpoint.save_path))
+        await self.export_or_save()
         await self.checkpoints.finish()
+        self.stop.lift_deadline()
+
+    async def asked_to_stop(self) -> bool:
+        """Return whether any rank is asked to stop. All ranks must ask at the same time."""
+        return await self.model.group.any_rank(bool(self.stop.signal))
 
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
@@ -84,7 +88,7 @@ class SupervisedTrainer:
             await self.save()
         await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.progress.total}"
-        raise self.stop.interrupted(what, how_to_resume(self.checkpoint))
+        raise self.stop.interrupted(what, how_to_resume(self.checkpoints))
 
     async def train_step(self) -> None:
         step = self.step + 1
@@ -100,8 +104,10 @@ class SupervisedTrainer:
         evaluated = self.examples.evaluation
         if evaluated and is_due(step, self.evaluation.eval_steps, self.progress.total):
             with self.progress.stage("evaluation") as tell:
-                self.measured = await self.model.evaluate(evaluated, tell)
-            values |= self.measured
+                measured = await self.model.evaluate(evaluated, tell, self.asked_to_stop)
+            if measured is not None:
+                self.measured = measured
+                values |= measured
         # a run that is killed before its checkpoint is complete logs the step again on resume
         self.trackers.log(step, values)
         if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
@@ -109,6 +115,20 @@ class SupervisedTrainer:
         self.progress.advance(step, values)
 
     # -- leaving and returning ---------------------------------------------------------------------
+
+    async def export_or_save(self) -> None:
+        """Write the trained model. Raises DiskFull on every rank if one has no room, after a
+        checkpoint was tried, which may be on another disk."""
+        full: DiskFull | None = None
+        with self.progress.stage("export"):
+            try:
+                await self.export(Path(self.checkpoint.save_path))
+            except DiskFull as error:
+                full = error
+        if await self.model.group.any_rank(full is not None):
+            if self.step > self.checkpoints.saved:
+                await self.save()
+            raise full or DiskFull("another rank could not write the model")
 
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}

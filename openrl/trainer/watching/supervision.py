@@ -11,18 +11,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import Interrupted, UserError, printable
 from openrl.tracking.progress import Progress
-from openrl.trainer.saving.checkpoints import find_start, own_directories
+from openrl.trainer.saving.checkpoints import Checkpoints, find_start, own_directories
 from openrl.waiting import cancel_all
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -50,24 +50,36 @@ class StopRequest:
             return
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+
+        def heard(number: int, frame: object) -> None:
+            self._on_signal(signal.Signals(number), loop, task)
+
+        # not by the event loop, which a step of a model in this process keeps busy
+        before = {number: signal.signal(number, heard) for number in SIGNALS}
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number, task)
+            signal.siginterrupt(number, False)  # as an event loop does
         try:
             yield
         finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _on_signal(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
+    def _on_signal(
+        self, number: signal.Signals, loop: asyncio.AbstractEventLoop, task: asyncio.Task[object]
+    ) -> None:
+        """Run between any two instructions of the main thread, which may be writing to stderr."""
         if self.signal:
-            print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
+            tell_directly(f"{number.name} again: ended at once")
             os._exit(128 + number)
         self.signal = number
+        if self.saves:
+            tell_directly(f"{number.name}: the run saves what it has and ends")
+        loop.call_soon_threadsafe(self._answer, loop.time() + self.grace, task)
+
+    def _answer(self, deadline: float, task: asyncio.Task[object]) -> None:
         self._signalled.set()
         if self.saves:
-            print(f"{number.name}: the run saves what it has and ends", file=sys.stderr, flush=True)
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self.grace, task.cancel)
+            self._deadline = asyncio.get_running_loop().call_at(deadline, task.cancel)
         else:
             task.cancel()
 
@@ -80,17 +92,30 @@ class StopRequest:
         finally:
             await cancel_all([task, came])
 
-    def interrupted(self, what: str, remedy: str = "") -> Interrupted:
-        """Return the exception that ends the run, for the caller to raise. Lifts the deadline, so
-        that the clean-up has all the time it needs."""
+    def lift_deadline(self) -> None:
+        """Give the clean-up all the time it needs: everything is saved."""
         if self._deadline:
             self._deadline.cancel()
+
+    def interrupted(self, what: str, remedy: str = "") -> Interrupted:
+        """Return the exception that ends the run, for the caller to raise. Lifts the deadline."""
+        self.lift_deadline()
         number = self.signal or signal.SIGTERM  # without a signal of our own another rank got it
         return Interrupted(number, f"{signal.Signals(number).name}: {what}", remedy)
 
 
+def tell_directly(line: str) -> None:
+    with suppress(OSError):  # the terminal is gone
+        os.write(2, f"{line}\n".encode())
+
+
 class WorkerLost(UserError):
-    """A worker died or hangs: which, when, in which stage, its last words, how to continue."""
+    """A worker died or hangs: which, when, in which stage, its last words, how to continue.
+    ``resume`` are the checkpoint flags that continue the run."""
+
+    def __init__(self, message: str, remedy: str, resume: CheckpointFlags) -> None:
+        super().__init__(message, remedy)
+        self.resume = resume
 
 
 async def supervise(
@@ -104,15 +129,7 @@ async def supervise(
         with stop.listening():
             return await once(config, stop)
     with own_directories(config.checkpoint), driver_log(config), stop.listening():
-        try:
-            return await with_restarts(config, stop, once)
-        except asyncio.CancelledError:
-            if not stop.signal:
-                raise
-            what = "the run had not begun to train"
-            if stop.saves:
-                what = f"nothing new could be saved within --grace_period {stop.grace:g}"
-            raise stop.interrupted(what, how_to_resume(config.checkpoint)) from None
+        return await with_restarts(config, stop, once)
 
 
 async def with_restarts(
@@ -130,40 +147,75 @@ async def with_restarts(
             again = f"restarting; {left} of --max_restarts left"
             print(printable(f"{lost.message}\n  {again}"), flush=True)
             stop.saves = False
-            config = replace(config, checkpoint=resume_flags(config.checkpoint))
+            config = replace(config, checkpoint=lost.resume)
 
 
 @contextmanager
-def raise_worker_lost(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
-    """Turn the loss of a worker into WorkerLost inside the with block."""
+def explain_end(progress: Progress, checkpoints: Checkpoints, stop: StopRequest) -> Iterator[None]:
+    """Inside the with block, turn the loss of a worker into WorkerLost, and a cancellation that
+    follows a signal into Interrupted."""
     try:
         yield
     except (WorkerDied, WorkerTimeout) as error:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         stage = f", during {progress.failed_in}" if progress.failed_in else ""
         message = f"{error}\n  noticed {when} in step {progress.done + 1}{stage}"
-        raise WorkerLost(message, how_to_resume(flags)) from error
+        resume = checkpoints.resume_flags()
+        raise WorkerLost(message, how_to_resume(checkpoints), resume) from error
+    except asyncio.CancelledError:
+        if not stop.signal:
+            raise
+        what = "the run had not begun to train"
+        if stop.saves:
+            what = f"the run was not done with what it had to save (--grace_period {stop.grace:g})"
+        raise stop.interrupted(what, how_to_resume(checkpoints)) from None
 
 
-def resume_flags(flags: Any) -> Any:
-    """Return these checkpoint flags, changed so that the run resumes from the newest checkpoint."""
-    wanted = flags.load_checkpoint or True
-    return replace(flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False)
-
-
-def how_to_resume(flags: CheckpointFlags) -> str:
-    """Return the command that resumes from the last checkpoint."""
-    words = [word for word in sys.argv[1:] if word != "--overwrite_ckpt"]
-    command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
+def how_to_resume(checkpoints: Checkpoints) -> str:
+    """Return the command that continues the run from its newest checkpoint or, before it has
+    written one, from where it began. Empty on all ranks of a launcher but the first."""
+    if not checkpoints.is_rank_0:
+        return ""
+    flags, resume, words = checkpoints.flags, checkpoints.resume_flags(), sys.argv[1:]
     try:
-        last, _ = find_start(resume_flags(flags), deep=False)
+        last, _ = find_start(resume, deep=False)
     except UserError as error:  # what there is cannot be resumed from
         return f"{error.remedy}: {error.message}"
     if last is None:
-        return f"the same command; no checkpoint was written (--save_steps {flags.save_steps})"
-    if "--load_checkpoint" not in words:
-        command.append("--load_checkpoint")
-    return f"{shlex.join(command)}\n       which continues from {last}"
+        trained = (Path(flags.save_path).expanduser() / "metrics.jsonl").exists()
+        refused = trained and not (flags.resumes or flags.overwrite_ckpt)
+        again = "the same command" + (" with --overwrite_ckpt" if refused else "")
+        return f"{again}; no checkpoint was written (--save_steps {flags.save_steps})"
+    if resume.resume_from_checkpoint is not None:
+        return f"the same command, which continues from {last}"
+    begins_elsewhere = [
+        (("overwrite_ckpt", "overwrite"), flags.overwrite_ckpt, "--no_overwrite_ckpt"),
+        (
+            ("resume_from_checkpoint",),
+            flags.resume_from_checkpoint is not None,
+            "--resume_from_checkpoint=None",
+        ),
+    ]
+    for names, on, off in begins_elsewhere:
+        kept = without_flag(words, *names)
+        in_a_file = on and kept == words
+        words = [*kept, off] if in_a_file else kept
+    if without_flag(words, "load_checkpoint") == words:
+        words.append("--load_checkpoint")
+    command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
+    launcher = "with the same launcher: " if "RANK" in os.environ else ""
+    return f"{launcher}{shlex.join(command)}\n       which continues from {last}"
+
+
+def without_flag(words: Sequence[str], *names: str) -> list[str]:
+    """Return the words of a command line without the flag that has these names, and its value."""
+    kept, inside = [], False
+    for word in words:
+        if word.startswith("--"):
+            inside = word[2:].partition("=")[0] in names
+        if not inside:
+            kept.append(word)
+    return kept
 
 
 def logging_directory(config: TrainingConfig) -> Path:

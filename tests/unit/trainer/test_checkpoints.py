@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from openrl.cluster.group import WorkerTimeout
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.trainer.saving import checkpoints as module
@@ -179,7 +182,29 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-3])
 
 
+def unreadable(path):
+    """As on a bad disk: a read fails, and it has the size that it should have."""
+    manifest = json.loads((path.parents[1] / "manifest.json").read_text())
+    manifest["files"]["actor/rank0"][0] = 0
+    (path.parents[1] / "manifest.json").write_text(json.dumps(add_checksum(manifest)))
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def loop(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
 DAMAGE = {
+    "unreadable": (unreadable, "actor/rank0", "actor/rank0 cannot be read (Input/output error)"),
+    "a link to itself": (loop, "actor/rank0", "actor/rank0 cannot be read (Too many levels"),
+    "empty": (lambda path: path.write_bytes(b""), "manifest.json", "manifest.json cannot be read"),
+    "nested": (
+        lambda path: path.write_text("[" * 100_000),
+        "manifest.json",
+        "manifest.json cannot be read (RecursionError",
+    ),
     "flipped": (flip, "actor/rank0", "actor/rank0 is not what was written: its checksum differs"),
     "cut": (cut, "actor/rank0", "actor/rank0 has 4 bytes instead of 7"),
     "gone": (Path.unlink, "actor/rank0", "actor/rank0 is missing"),
@@ -208,6 +233,47 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_is_used(tmp_path
     with pytest.raises(UserError, match="every checkpoint is damaged") as caught:
         opened(tmp_path, load_checkpoint=True)
     assert caught.value.message.count("\n") == 3 and "--overwrite_ckpt" in caught.value.remedy
+
+
+def test_what_somebody_put_beside_the_checkpoints_is_none(tmp_path):
+    """A copy under another name, and a file."""
+    path = save(opened(tmp_path), 2)
+    shutil.copytree(path, tmp_path / "step_000002.old")
+    shutil.copytree(path, tmp_path / "step_best")
+    (tmp_path / "step_000009").write_text("a file")
+    resumed = opened(tmp_path, load_checkpoint=True, max_ckpt_num=1)
+    assert resumed.start_from == path and len(resumed.notes) == 1
+    save(resumed, 4)
+    left = ["step_000002.old", "step_000004", "step_000009", "step_best"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
+
+
+def test_a_checkpoint_that_is_a_link_goes_without_what_it_points_to(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    path = save(opened(tmp_path / "here"), 2)
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    resumed = opened(tmp_path / "here", load_checkpoint=True, max_ckpt_num=1)
+    assert resumed.start_from == path
+    save(resumed, 4)
+    assert steps(tmp_path / "here") == [4] and (elsewhere / "manifest.json").exists()
+
+
+def test_a_checkpoint_that_cannot_be_removed_stays_and_the_run_goes_on(
+    tmp_path, monkeypatch, caplog
+):
+    checkpoints = opened(tmp_path, max_ckpt_num=1)
+    save(checkpoints, 2)
+
+    def busy(path):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", busy)  # as NFS does with files that are open
+        save(checkpoints, 4)
+    assert "step_000002 could not be removed: [Errno 16]" in caplog.text
+    save(checkpoints, 6)
+    assert steps(tmp_path) == [6]
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):
@@ -239,6 +305,18 @@ def test_full_disks_are_known_by_what_libraries_raise(tmp_path, write):
         write(torch.zeros(10**6), tmp_path / "file")
     assert disk_is_full(caught.value), repr(caught.value)
     assert not disk_is_full(RuntimeError("shapes differ"))
+    assert not disk_is_full(WorkerTimeout("no answer"))  # an OSError too
+
+
+def test_a_disk_that_takes_no_more_writes_costs_the_checkpoint_alone(tmp_path):
+    """As when the kernel makes a file system read-only that has failed."""
+    checkpoints = opened(tmp_path)
+    error = OSError(errno.EROFS, "Read-only file system")
+    with pytest.raises(
+        DiskFull, match=r"step_000002 could not be written: .*Read-only file system"
+    ):
+        save(checkpoints, 2, error=error)
+    assert steps(tmp_path) == []
 
 
 def test_an_error_without_words_is_named():
