@@ -44,13 +44,25 @@ def written_files(process: Path) -> Iterator[str]:
                 yield str(file.readlink())
 
 
+def is_cleaner(pid: int) -> bool:
+    """Return whether this is Python's resource tracker, which removes the shared memory of its
+    processes when all of them have ended, and then ends itself."""
+    with suppress(OSError):
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def end(session: str, raylet: int, driver: int) -> None:
     """Kill every process of the cluster but the driver: if still alive, it ends by itself."""
     deadline = time.monotonic() + PATIENCE_S
-    while (alive := {*cluster_pids(session, raylet)} - {driver}) and time.monotonic() < deadline:
+    while alive := {*cluster_pids(session, raylet)} - {driver}:
+        late = time.monotonic() >= deadline
         for pid in alive:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if late or not is_cleaner(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if late:
+            return
         time.sleep(0.1)
 
 

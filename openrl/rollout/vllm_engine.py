@@ -73,6 +73,8 @@ class VLLMEngine(RolloutEngine):
         sockets = TemporaryDirectory(prefix="v", ignore_cleanup_errors=True)
         try:
             engine = cls(spec, start_llm(spec, sockets.name), sockets)
+            if spec.device == "cpu" and spec.sizes.width > 1:
+                await engine._llm.collective_rpc("openrl_unlink_shared_memory")
             if spec.keep_cache_on_pause:
                 await engine._llm.update_weight_version("0")
             return engine

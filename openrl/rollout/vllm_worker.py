@@ -5,6 +5,8 @@ worker class. The import also registers the weight-transfer engine there (``vllm
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +38,13 @@ class WorkerExtension:
         from openrl.weights.cuda_ipc import gpu_uuid
 
         return gpu_uuid(self.device)
+
+    def openrl_unlink_shared_memory(self) -> None:
+        """Remove the names of the shared memory through which the workers of a divided engine talk
+        on a CPU, since vLLM leaves them behind. All workers have opened it."""
+        engine = os.environ.get("VLLM_DIST_IDENT", "")
+        for path in Path("/dev/shm").glob(f"{engine}-*-cpushm_*") if engine else ():
+            path.unlink(missing_ok=True)
 
     def openrl_load_weights(
         self, messages: list[dict[str, Any]], first: bool, last: bool

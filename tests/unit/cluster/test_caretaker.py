@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 
@@ -35,6 +36,14 @@ def asleep(stdin=None, stderr=None, **env):
     return process
 
 
+SHARES = """
+from multiprocessing.shared_memory import SharedMemory
+import time
+print(SharedMemory(create=True, size=8)._name, flush=True)
+time.sleep(600)
+"""
+
+
 def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
     session = tmp_path / "session"
     (session / "logs").mkdir(parents=True)
@@ -43,17 +52,22 @@ def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
     with open(session / "logs/raylet.err") as log:
         reader = asleep(stdin=log)
     agent, other = asleep(RAY_RAYLET_PID=str(raylet.pid)), asleep(RAY_RAYLET_PID="1")
+    marked = {**os.environ, "RAY_RAYLET_PID": str(raylet.pid)}
+    words = [sys.executable, "-c", SHARES]
+    sharing = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=marked)
+    shared = Path("/dev/shm" + sharing.stdout.readline().strip())
     words = [sys.executable, "-c", DRIVER, caretaker.__file__, str(session), str(raylet.pid)]
     driver = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert driver.stdout and driver.stdout.readline() == b"begun\n"
         (care,) = psutil.Process(driver.pid).children()
-        assert agent.poll() is None and session.exists()
+        assert agent.poll() is None and session.exists() and shared.exists()
         driver.kill()
         care.wait(PATIENCE)  # it has seen the end of all that it killed
         assert {raylet.wait(10), agent.wait(10)} == {-signal.SIGKILL}
         assert not session.exists() and other.poll() is reader.poll() is None
+        assert not shared.exists()  # by Python's own cleaner, which knows what is left of it
     finally:
-        for process in (raylet, agent, other, reader, driver):
+        for process in (raylet, agent, other, reader, sharing, driver):
             process.kill()
             process.wait()
