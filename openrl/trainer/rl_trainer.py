@@ -138,6 +138,8 @@ class RLTrainer:
             try:
                 while self.step < self.progress.total and not self.stop.signal:
                     await self.run_step(self.step + 1)
+                if self.stop.signal:
+                    await self.rollouts.leave()
             finally:
                 await self.rollouts.close()
 
@@ -156,7 +158,7 @@ class RLTrainer:
             async with self.generating():
                 taken = await self.stop.unless_stopped(self.rollouts.take(tell))
                 if taken is None:
-                    await self.rollouts.close()  # nobody needs the answers that are under way
+                    await self.rollouts.leave()  # nobody needs the answers that are under way
                 return taken
 
     async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
@@ -182,13 +184,13 @@ class RLTrainer:
 
     async def report(self, step: int, groups: list[Group], metrics: dict[str, Metric]) -> None:
         """End a step: evaluate if due, log, then save a checkpoint if due. A run that is killed
-        before its checkpoint is complete logs the step again when it resumes.
+        before its checkpoint is complete logs the step again when it resumes. The time of the
+        checkpoint counts in the next step.
 
         Before an evaluation or a checkpoint the engines get the weights of this step. The
         evaluation judges those weights, and a resumed run sends the engines the saved ones."""
         checkpoint, values = self.settings.checkpoint, to_floats(metrics)
         self.step = step
-        values |= self.perf_metrics(groups, values)
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
@@ -196,6 +198,7 @@ class RLTrainer:
             values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
         if evaluates:
             values |= await self.evaluate()
+        values |= self.perf_metrics(groups, values)
         self.trackers.log(step, values)
         self.trackers.log_samples(step, groups)
         if saves:

@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.tracking.progress import Tell
-from openrl.trainer.playing.buffer import RolloutBatch, RolloutBuffer, Slot
+from openrl.trainer.playing.buffer import Recorded, RolloutBatch, RolloutBuffer, Slot
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.metrics import FailureGuard, UnplayedGuard
 from openrl.trainer.playing.reward_models import RewardModels
@@ -45,6 +45,7 @@ class Rollouts:
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
         self._playing: dict[Slot, asyncio.Task[None]] = {}
+        self._left: dict[int, Recorded] = {}  # by ordinal of the slot, see ``leave``
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)
         self._unplayed = UnplayedGuard(buffer.limits.wanted)
@@ -64,7 +65,10 @@ class Rollouts:
 
     async def published(self, version: int) -> None:
         """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
-        await self._stop(self.buffer.published(version))
+        too_old = self.buffer.published(version)
+        for slot in too_old:
+            self._left.pop(slot.ordinal, None)
+        await self._stop(too_old)
 
     async def _produce(self) -> None:
         try:
@@ -167,12 +171,21 @@ class Rollouts:
         await self.pool.resume()
 
     async def state(self) -> dict[str, Any]:
-        """Return the buffer's state, with the turns that running episodes have taken."""
+        """Return the buffer's state, with the turns that unfinished episodes have taken."""
+        return self.buffer.state(self._left | await self._recorded())
+
+    async def _recorded(self) -> dict[int, Recorded]:
         of_engines = await self.pool.call_living("recorded")
-        return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
+        return {n: turns for found in of_engines for n, turns in found.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.buffer.load_state(state)
+
+    async def leave(self) -> None:
+        """Cancel all background tasks, but keep the turns that their episodes have taken: ``state``
+        returns them."""
+        self._left |= await self._recorded()
+        await self.close()
 
     async def close(self) -> None:
         """Cancel all background tasks."""

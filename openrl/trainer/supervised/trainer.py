@@ -98,9 +98,6 @@ class SupervisedTrainer:
             async with self.profiling.step(step, [self.model.group]):
                 values = await self.model.update(batch, step)
         self.step = step
-        laps, tokens = self.progress.lap(), int(batch.attention_mask.sum())
-        values |= throughput(tokens, self.model.group.size, laps)
-        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
         evaluated = self.examples.evaluation
         if evaluated and is_due(step, self.evaluation.eval_steps, self.progress.total):
             with self.progress.stage("evaluation") as tell:
@@ -108,6 +105,9 @@ class SupervisedTrainer:
             if measured is not None:
                 self.measured = measured
                 values |= measured
+        laps, tokens = self.progress.lap(), int(batch.attention_mask.sum())
+        values |= throughput(tokens, self.model.group.size, laps)
+        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
         # a run that is killed before its checkpoint is complete logs the step again on resume
         self.trackers.log(step, values)
         if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:

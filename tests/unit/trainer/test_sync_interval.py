@@ -136,6 +136,11 @@ def test_every_third_step_sends():
     assert [m["rollout/steps_behind"] for m in logged] == [0, 1, 2, 0, 1, 2, 0]
 
 
+def test_the_time_of_an_evaluation_counts_in_the_step_that_it_follows():
+    _, logged = asyncio.run(steps(1, 4, eval_steps=2))
+    assert ["time/evaluation" in metrics for metrics in logged] == [False, True, False, True]
+
+
 def test_evaluation_judges_what_was_trained_and_a_checkpoint_is_what_engines_have():
     """Out of turn and counted; the next sending in turn has less to send."""
     events, logged = asyncio.run(steps(3, 4, eval_steps=2, save_steps=2))
