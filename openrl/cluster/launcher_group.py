@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ class LauncherGroup:
         close_distributed()
 
     async def _together(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call the method on all ranks. If any failed, all raise the error of the lowest one."""
+        """Call the method on all ranks. If any failed, those raise their errors, and the others the
+        error of the lowest that failed."""
         await asyncio.sleep(0)  # a place to be cancelled
         self._exchange(method, None)
         error: Exception | None = None
@@ -63,10 +65,10 @@ class LauncherGroup:
         except Exception as raised:
             raised.add_note(raised_by(self.role, self.rank, method))
             error = raised
-        answers = self._exchange(method, (result, error))
-        for _, failed in answers:
-            if failed is not None:
-                raise failed
+        answers = self._exchange(method, (result, error and portable(error)))
+        failed = [failure for _, failure in answers if failure is not None]
+        if error or failed:
+            raise error or failed[0]
         return [answer for answer, _ in answers]
 
     def _exchange(self, method: str, answer: Any) -> list[Any]:
@@ -80,3 +82,15 @@ class LauncherGroup:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise WorkerDied(f"{others}: {said[0]}") from error
         return answers
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error, or one in its words if other processes cannot rebuild it: they would wait
+    for its answer, or raise what went wrong with pickle."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        words = RuntimeError(f"{type(error).__name__}: {error}")
+        words.__notes__ = getattr(error, "__notes__", [])
+        return words
