@@ -119,7 +119,6 @@ def main() -> None:
     def sync(version: int) -> tuple[Seconds, int]:
         """(seconds, buckets)"""
         wall, processor, buckets = time.perf_counter(), time.process_time(), 0
-        sender.begin()
         for named in split_into_buckets(weights.items(), args.bucket_mb * MIB):
             ours.send(sender.announce(pack(named, version, sender.allocate)).message())
             buckets += 1

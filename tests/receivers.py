@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from openrl.weights.buckets import Bucket, checksum, pack
 from openrl.weights.transport import (
-    Rendezvous,
     Route,
     Sender,
     SentBucket,
@@ -87,16 +87,16 @@ def receivers(
 ) -> Iterator[tuple[Route, Sender, list[Receiving]]]:
     """A connected group: a sender on the first of ``devices``, a receiver on each other one.
     ``timeout``: seconds that they wait for each other."""
-    rendezvous = Rendezvous("127.0.0.1")
-    meeting = {"address": rendezvous.address, "port": rendezvous.port, "timeout": timeout}
-    route = Route("nccl", world_size=len(devices), **meeting)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    route = Route("nccl", port=port, world_size=len(devices), timeout=timeout)
     started = [Receiving(device) for device in devices[1:]]
     try:
         # a process may take longer to start than the ranks wait for each other
         assert all(one.answer() == "up" for one in started)
         for rank, one in enumerate(started, 1):
             one.ask("connect", route, rank)
-        senders = [make_sender(route, 0, devices[0], rendezvous)]
+        senders = [make_sender(route, 0, devices[0], listener)]
         assert all(one.answer() is None for one in started)
         yield route, senders.pop(), started  # the caller alone keeps the sender
     finally:

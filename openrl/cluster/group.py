@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Handle = Any
-"""A reference to one item that a worker yielded. The driver passes it to ``call`` of another group
-without ever holding the item's data."""
+"""A reference to what a worker returned. The driver passes it to ``call`` of another group without
+ever holding the data."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,6 @@ class WorkerGroup(RankGroup):
         """Return all answers, see ``gather_ranks``."""
 
     @abstractmethod
-    def _open_stream(
-        self, rank: int, method: str, args: tuple[Any, ...]
-    ) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
-        """Start a generator on one worker. Yields a function that fetches the next item, or END."""
-
-    @abstractmethod
     async def restart(self, rank: int) -> None:
         """Replace a worker that died by a new one built from the same arguments."""
 
@@ -120,25 +113,10 @@ class WorkerGroup(RankGroup):
         cancelling the wait cancels the call."""
         return (await self._gather(method, {rank: self._send(rank, method, args)}))[0]
 
-    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
-        """Run the method, a generator, on all ranks in step. Each turn yields one handle per rank.
-        Raises RuntimeError if the generators do not end together."""
-        shared = self._shared(args, self.size)
-        async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(self._open_stream(rank, method, shared))
-                for rank in range(self.size)
-            ]
-            while True:
-                coming = {rank: fetch() for rank, fetch in enumerate(streams)}
-                turn = await self._gather(method, coming)
-                ended = [rank for rank, item in enumerate(turn) if item is END]
-                if len(ended) == self.size:
-                    return
-                if ended:
-                    early = f"rank {_join(ended)} ended its stream before the other ranks"
-                    raise RuntimeError(f"{self.role}.{method}: {early}")
-                yield turn
+    async def call_for_handle(self, method: str, *args: Any) -> Handle | None:
+        """Call the method on all workers. Returns a handle of rank 0's result, or None if that is
+        None."""
+        return (await self.call(method, *args))[0]
 
     async def any_rank(self, asked: bool) -> bool:
         await asyncio.sleep(0)  # lets signal handlers run: workers here may block this thread
@@ -201,41 +179,6 @@ class LocalGroup(WorkerGroup):
             error.add_note(raised_by(self.role, rank, method))
             raise
 
-    @asynccontextmanager
-    async def _open_stream(
-        self, rank: int, method: str, args: tuple[Any, ...]
-    ) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
-        async with aclosing(self._items(rank, method, args)) as items:
-            yield lambda: anext(items, END)
-
-    async def _items(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
-        try:
-            async for item in iterate(getattr(self._workers[rank], method)(*args)):
-                yield item
-        except Exception as error:
-            error.add_note(raised_by(self.role, rank, method))
-            raise
-
-
-END = object()
-"""What stands for the next item of a stream that is over."""
-
-
-async def iterate(items: Any) -> AsyncGenerator[Any]:
-    """Wrap a plain or async generator as an async one. Closing the wrapper closes it too."""
-    try:
-        if hasattr(items, "__aiter__"):
-            async for item in items:
-                yield item
-        else:
-            for item in items:
-                yield item
-    finally:
-        if hasattr(items, "aclose"):
-            await items.aclose()
-        elif hasattr(items, "close"):
-            items.close()
-
 
 async def gather_ranks(
     role: str,
@@ -290,12 +233,9 @@ def raised_by(role: str, rank: int, method: str, log: str = "") -> str:
 
 
 def is_async(worker_class: type) -> bool:
-    """Return whether any public method is a coroutine or an async generator."""
-    return any(
-        inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
-        for name, f in inspect.getmembers(worker_class)
-        if not name.startswith("_")
-    )
+    """Return whether any public method is a coroutine."""
+    methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
+    return any(not name.startswith("_") for name, _ in methods)
 
 
 async def maybe_await(value: Any) -> Any:

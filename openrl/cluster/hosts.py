@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import psutil
 import ray
 
 from openrl.cluster.fork_server import Early, Preload
-from openrl.cluster.group import WorkerContext, iterate, maybe_await
+from openrl.cluster.group import WorkerContext, maybe_await
 from openrl.registry import load_plugins
 
 BEAT_S = 5.0  # seconds between two touches of the log file
@@ -60,7 +60,6 @@ class PlainHost:
         """Build the worker; in the constructor Ray would change the type of its errors."""
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
-        self._failed: dict[int, Exception] = {}
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -68,21 +67,11 @@ class PlainHost:
     def invoke(self, method: str, *args: Any) -> Any:
         return getattr(self._worker, method)(*args)
 
-    def stream(self, key: int, method: str, *args: Any) -> Any:
-        """Yield the items of a generator method. An error ends the stream and is kept for
-        ``ended``. If it were raised here, Ray would deliver it inside a handle, and it would
-        surface wherever that handle is used."""
-        try:
-            # no yield from: Ray drives this generator with send(), which not every iterator has
-            for item in getattr(self._worker, method)(*args):  # noqa: UP028
-                yield item
-        except Exception as error:
-            self._failed[key] = error
-
-    def ended(self, key: int) -> None:
-        """Raise the error that ended stream ``key``, if there was one."""
-        if key in self._failed:
-            raise self._failed.pop(key)
+    def hand_out(self, method: str, *args: Any) -> tuple[bool, Any]:
+        """Return whether a plain method has a result, and the result, each as a Ray object of its
+        own: the driver reads the first and passes the second on."""
+        result = self.invoke(method, *args)
+        return result is not None, result
 
     def close(self) -> Any:
         if hasattr(self._worker, "close"):
@@ -94,14 +83,6 @@ class AsyncHost(PlainHost):
 
     async def invoke(self, method: str, *args: Any) -> Any:
         return await maybe_await(getattr(self._worker, method)(*args))
-
-    async def stream(self, key: int, method: str, *args: Any) -> Any:
-        try:
-            async with aclosing(iterate(getattr(self._worker, method)(*args))) as items:
-                async for item in items:
-                    yield item
-        except Exception as error:
-            self._failed[key] = error
 
     async def close(self) -> None:
         if hasattr(self._worker, "close"):

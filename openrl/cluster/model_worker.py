@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -26,12 +27,12 @@ from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
-from openrl.training.updates import LossOf, Share
+from openrl.training.updates import LossOf, Share, StepPart
 from openrl.training.whole_weights import deepspeed_module
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint, make_sender
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint, make_sender
 
 ProfileTool = Literal["torch", "memory"]
 ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
@@ -55,6 +56,7 @@ class ModelWorker:
         """``others`` are further models in the same places that are only evaluated, such as reward
         models that take turns."""
         self.context, self.spec, self.other_specs = context, spec, others
+        self._listener: socket.socket | None = None
 
     def start(self, spec: ModelSpec | None = None) -> None:
         """Join the ranks of this role and load the model. ``spec``, if given, is loaded instead of
@@ -117,14 +119,12 @@ class ModelWorker:
     ) -> list[dict[str, Metric]]:
         """Take one optimizer step per plan and return this rank's metrics of each. The i-th
         plan of ``also`` joins the i-th step."""
-        if also is None:
-            return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
-        others, their_plans, their_loss = also
-        steps = zip(plans, their_plans, strict=True)
-        return [
-            self.engine.train_step(batch, own, loss_of, (others, theirs, their_loss))
-            for own, theirs in steps
-        ]
+        parts: list[StepPart | None] = [None] * len(plans)
+        if also is not None:
+            others, their_plans, their_loss = also
+            parts = [(others, plan, their_loss) for plan in their_plans]
+        steps = zip(plans, parts, strict=True)
+        return [self.engine.train_step(batch, plan, loss_of, part) for plan, part in steps]
 
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
@@ -142,33 +142,41 @@ class ModelWorker:
         return self.engine.adapter_config()
 
     def open_rendezvous(self) -> tuple[str, int]:
-        """Open a rendezvous for broadcasts to engines and return its (address, port)."""
-        self._rendezvous = Rendezvous(self.context.master_addr)
-        return self._rendezvous.address, self._rendezvous.port
+        """Listen where the members of a broadcast will meet, on this rank's address only. Returns
+        (address, port)."""
+        address = self.context.master_addr
+        self._listener = socket.create_server((address, 0), backlog=128)
+        return address, self._listener.getsockname()[1]
 
     def connect(self, route: Route) -> None:
         """Prepare for weight syncs over ``route``. Must be called before the first of them."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
-        meeting = getattr(self, "_rendezvous", None)
-        self._sender = make_sender(route, self.context.rank, device, meeting)
+        self._sender = make_sender(route, self.context.rank, device, self._listener)
 
-    def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
-        """Yield the announcement of each bucket on rank 0. The other ranks yield None in step,
-        since gathering the weights is a collective. Raises UserError before the first bucket if a
-        weight is inf or NaN, so that the engines keep their weights."""
+    def begin_sync(self, version: int, bucket_bytes: int) -> None:
+        """Begin to send the weights, in buckets of about ``bucket_bytes``. Raises UserError if a
+        weight is inf or NaN: the engines then keep theirs."""
         if bad := self.engine.nonfinite_weights():
             raise UserError(
                 f"{listed(bad, 1)} of the {self.context.role} has inf or NaN: these weights are not"
                 " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
+        self._sender.end()  # the last sync may have broken off
+        self._buckets = self._pack(version, bucket_bytes)
+
+    def next_bucket(self) -> SentBucket | None:
+        """Deliver the bucket announced last, then pack the next one and return its announcement:
+        None on all ranks but 0, and when there is no bucket left. All ranks gather its weights."""
+        return next(self._buckets, None)
+
+    def _pack(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
         if self._route.adapter is None:
             weights = self.engine.named_weights(without_tower=self._route.keeps_tower)
         else:
             weights = self.engine.adapter_weights()
         sender = self._sender
-        sender.begin()
         for named in split_into_buckets(weights, bucket_bytes):
             if not sender.packs:
                 yield None

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager, suppress
-from itertools import count
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from openrl.cluster.group import (
-    END,
+    Handle,
     Pending,
     WorkerContext,
     WorkerDied,
@@ -34,7 +33,6 @@ from openrl.waiting import result_beside
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more than it ever gets
-ITEMS_AHEAD = 2  # unread items after which the generator of a stream pauses
 CLOSE_S = 30.0  # timeout of the workers' close()
 SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a Ray object
 LONGEST_WORDS = 300  # characters kept of each line of last words
@@ -62,7 +60,6 @@ class RayGroup(WorkerGroup):
         self._actors: dict[int, Any] = {}  # by rank
         # (address, free port, process id) of each rank that has answered
         self._places: dict[int, tuple[str, int, int]] = {}
-        self._stream_keys = count()
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
         self._pulses = {rank: Pulse(settings.log_path(role, rank)) for rank in range(self.size)}
@@ -165,6 +162,14 @@ class RayGroup(WorkerGroup):
             ray.cancel(ref)
             raise
 
+    async def call_for_handle(self, method: str, *args: Any) -> Handle | None:
+        refs = [
+            self._actors[rank].hand_out.options(num_returns=2).remote(method, *args)
+            for rank in range(self.size)
+        ]
+        found = {rank: self._answer(rank, method, ref) for rank, (ref, _) in enumerate(refs)}
+        return refs[0][1] if (await self._gather(method, found))[0] else None
+
     async def close(self) -> None:
         """Call the workers' ``close``, unless one died or hangs, then end their processes."""
         if not self._broken and self._actors:
@@ -213,34 +218,6 @@ class RayGroup(WorkerGroup):
             with suppress(RaySystemError):  # Ray itself has ended
                 ray.kill(actor)
         self._actors.clear()
-
-    @asynccontextmanager
-    async def _open_stream(
-        self, rank: int, method: str, args: tuple[Any, ...]
-    ) -> AsyncGenerator[Any]:
-        key, host = next(self._stream_keys), self._actors[rank]
-        streaming = host.stream.options(
-            num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD
-        )
-        refs = streaming.remote(key, method, *args)
-        over = False
-
-        async def next_ref() -> Any:
-            nonlocal over
-            ref = await anext(refs, END)
-            if ref is END:
-                over = True
-                await self._answer(rank, method, host.ended.remote(key))
-            elif ref == refs.completed():  # Ray's own error object: the stream broke off
-                over = True
-                await self._answer(rank, method, ref)
-            return ref
-
-        try:
-            yield next_ref
-        finally:
-            if not over:
-                ray.cancel(refs)
 
     async def _gather(self, method: str, pending: Pending) -> list[Any]:
         answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)

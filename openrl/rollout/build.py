@@ -8,7 +8,7 @@ from openrl.config.groups.logging import SeedFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.rollout_engine import OneEngineFlags
 from openrl.config.groups.sampling import DrawFlags
-from openrl.config.groups.vision import ImageFlags, VisionFlags
+from openrl.config.groups.vision import ImageFlags
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Sampling
 
@@ -41,7 +41,6 @@ def engine_spec(
         quantization=engine.vllm_quantization,
         max_images=images.max_images_per_prompt,
         processor_kwargs=images.mm_processor_kwargs,
-        keeps_tower=isinstance(images, VisionFlags) and images.freeze_visual_encoder,
         engine_kwargs=engine.vllm_engine_kwargs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
         sizes=engine.sizes,

@@ -49,7 +49,6 @@ class EngineSpec:
     adapter_rank: int = 0  # LoRA rank of the adapters that syncs bring; 0: they bring whole models
     max_images: int = 0  # images per request; 0: the model reads text only
     processor_kwargs: dict[str, Any] = field(default_factory=dict)  # for the model's processor
-    keeps_tower: bool = False  # syncs do not bring the vision tower
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included

@@ -235,6 +235,7 @@ class HFEngine(RolloutEngine):
 
     async def connect(self, route: Route, first_rank: int) -> None:
         self._receiver = Receiver(route, first_rank, torch.device("cpu"))
+        self._keeps_tower = route.keeps_tower
 
     async def load_bucket(self, sent: SentBucket) -> None:
         self._require_sync()
@@ -253,7 +254,7 @@ class HFEngine(RolloutEngine):
     def _replace_model(self, received: list[SentBucket]) -> None:
         """Rebuild the model from tensors under checkpoint names, so that transformers itself does
         the renaming and tying."""
-        state = tower_weights(self._model) if self._spec.keeps_tower else {}
+        state = tower_weights(self._model) if self._keeps_tower else {}
         for name, tensor in received_tensors(self._receiver, received):
             state[name] = tensor.clone()
         model, report = type(self._model).from_pretrained(

@@ -19,7 +19,6 @@ from openrl.rollout.engine import (
     EngineSpec,
     Request,
     RolloutEngine,
-    SleepRecord,
     banned_tokens,
 )
 from openrl.rollout.vllm_adapters import AdapterSlot
@@ -59,7 +58,6 @@ class VLLMEngine(RolloutEngine):
         self._names: frozenset[str] | None = None
         self._adapters = AdapterSlot(llm)
         self._banned = banned_tokens(spec)
-        self._memory = VLLMSleep(llm, self._asleep, spec.sleep_level, spec.device == "cpu")
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -257,7 +255,7 @@ class VLLMEngine(RolloutEngine):
         elif self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
-        if self._spec.max_images and not self._spec.keeps_tower:
+        if self._spec.max_images and not self._route.keeps_tower:
             await self._llm.reset_encoder_cache()  # it holds image features of the old weights
         self._asleep.dropped = False
         self._names, self.policy_version = names, version
@@ -304,10 +302,32 @@ class VLLMEngine(RolloutEngine):
             self._broken = ""
 
     async def _free(self, *parts: EnginePart) -> None:
-        await self._while_alive(self._memory.free(*parts))
+        await self._while_alive(self._fall_asleep(*parts))
 
     async def _restore(self, *parts: EnginePart) -> None:
-        await self._while_alive(self._memory.restore(*parts))
+        if self._spec.device != "cpu":
+            await self._while_alive(self._wake_up(parts))
+
+    async def _fall_asleep(self, *parts: EnginePart) -> None:
+        """Free ``parts``, which ``_asleep`` already lists. vLLM falls asleep as a whole and wakes
+        part by part. On a CPU its sleep does nothing, so we return the cache's pages to the system;
+        the weights stay in host memory anyway."""
+        before = self._asleep.parts - {*parts}
+        await self._llm.reset_prefix_cache()
+        if self._spec.device == "cpu":
+            if "cache" in parts:
+                await self._llm.collective_rpc("openrl_free_cache")
+            return
+        if before and not hasattr(self._llm, "release_kv_cache_memory"):
+            # older vLLM, which cannot sleep part by part, falls asleep only from fully awake
+            await self._wake_up(before)
+        await self._llm.sleep(level=self._spec.sleep_level)
+        self._asleep.dropped = self._spec.sleep_level == 2
+        if awake := TAGS.keys() - self._asleep.parts:
+            await self._wake_up(awake)
+
+    async def _wake_up(self, parts: Iterable[str]) -> None:
+        await self._llm.wake_up(tags=[TAGS[part] for part in parts])
 
     async def memory(self) -> MemoryUse:
         found = await self._while_alive(self._llm.collective_rpc("openrl_memory"))
@@ -330,37 +350,3 @@ def seed_after(seed: int | None, tokens: int) -> int | None:
         return seed
     digest = hashlib.sha256(f"{seed} after {tokens}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-class VLLMSleep:
-    """Puts vLLM's parts to sleep at ``level`` (1: weights move to host memory, 2: they are
-    dropped).
-
-    vLLM falls asleep as a whole and wakes part by part. On a CPU vLLM's sleep does nothing, so we
-    return the cache's pages to the system; the weights stay in host memory anyway."""
-
-    def __init__(self, llm: Any, asleep: SleepRecord, level: int, on_cpu: bool) -> None:
-        self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu
-
-    async def free(self, *parts: EnginePart) -> None:
-        """Free ``parts``, which ``asleep`` already lists. No request may run."""
-        before = self._asleep.parts - {*parts}
-        await self._llm.reset_prefix_cache()
-        if self._on_cpu:
-            if "cache" in parts:
-                await self._llm.collective_rpc("openrl_free_cache")
-            return
-        if before and not hasattr(self._llm, "release_kv_cache_memory"):
-            # older vLLM, which cannot sleep part by part, falls asleep only from fully awake
-            await self._wake(before)
-        await self._llm.sleep(level=self._level)
-        self._asleep.dropped = self._level == 2
-        if awake := TAGS.keys() - self._asleep.parts:
-            await self._wake(awake)
-
-    async def restore(self, *parts: EnginePart) -> None:
-        if not self._on_cpu:
-            await self._wake(parts)
-
-    async def _wake(self, parts: Iterable[str]) -> None:
-        await self._llm.wake_up(tags=[TAGS[part] for part in parts])

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from socket import socket
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from openrl.weights import transport
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Rendezvous, Route, SentBucket
+from openrl.weights.transport import Route, SentBucket
 
 _ENDED = "ended"  # key in the store: why the group has ended
 _POLL_S = 0.001  # between two looks whether a broadcast is over
@@ -132,11 +133,12 @@ class Sender(transport.Sender):
     """Only rank 0 packs, on its GPU."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+        self, route: Route, rank: int, device: torch.device, listener: socket | None = None
     ) -> None:
         super().__init__(route, rank, device)
-        if rendezvous is not None:
-            self._group = BroadcastGroup(_store(route, rendezvous.take()), route, 0, device)
+        if listener is not None:
+            store = _store(route, listener.detach())  # which closes the socket
+            self._group = BroadcastGroup(store, route, 0, device)
 
     def announce(self, bucket: Bucket) -> SentBucket:
         return SentBucket(bucket.manifest, {"size": bucket.data.numel()})

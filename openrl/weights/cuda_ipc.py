@@ -3,6 +3,7 @@ the bucket on its GPU, and the engine's process on that GPU reads the memory."""
 
 from __future__ import annotations
 
+from socket import socket
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from openrl.weights import transport
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Rendezvous, Route, SentBucket
+from openrl.weights.transport import Route, SentBucket
 
 # Slices of the arguments of torch's rebuild_cuda_tensor that differ between buckets. All of them
 # are of builtin types.
@@ -49,7 +50,7 @@ class Sender(transport.Sender):
     engine."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+        self, route: Route, rank: int, device: torch.device, listener: socket | None = None
     ) -> None:
         super().__init__(route, rank, device)
         self.packs, self._uuid = True, gpu_uuid(device)

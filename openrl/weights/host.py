@@ -3,36 +3,33 @@ the engines on its machine map."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
+from socket import socket
 
 import torch
 from torch import Tensor
 
 from openrl.weights import transport
 from openrl.weights.buckets import Bucket
-from openrl.weights.shared_memory import Mapped, Shared, SharedSlots, machine_id
-from openrl.weights.transport import Rendezvous, Route, SentBucket
+from openrl.weights.shared_memory import Mapped, SharedSlots, machine_id
+from openrl.weights.transport import Route, SentBucket
 
 
 class Sender(transport.Sender):
     """Writes the bytes once. Each engine on another machine gets a copy through the cluster."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+        self, route: Route, rank: int, device: torch.device, listener: socket | None = None
     ) -> None:
         super().__init__(route, rank, device)
         self._remote = route.remote
         self._slots = SharedSlots()
 
-    def begin(self) -> None:
-        self._slots.begin()
-
     def allocate(self, size: int) -> Tensor:
         return self._slots.allocate(size)
 
     def announce(self, bucket: Bucket) -> SentBucket:
-        shared = self._slots.last(bucket.data.numel())
-        where = asdict(shared) | {"machine": machine_id()}
+        where = self._slots.last(bucket.data.numel()) | {"machine": machine_id()}
         return SentBucket(bucket.manifest, where, data=bucket.data if self._remote else None)
 
     def end(self) -> None:
@@ -46,8 +43,7 @@ class Receiver:
         self._mapped = Mapped()
 
     def open(self, sent: SentBucket) -> Tensor:
-        where = sent.where
-        return self._mapped.open(Shared(where["path"], where["size"], where["lasting"]))
+        return self._mapped.open(sent.where)
 
 
 class HostBuffer:
@@ -67,10 +63,9 @@ class HostBuffer:
                 f"weights in the memory of {sent.where['machine']} were not sent to {self._machine}"
             )
         self._slots.allocate(sent.data.numel()).copy_(sent.data)
-        shared = self._slots.last(sent.data.numel())
-        return replace(sent, where=asdict(shared) | {"machine": self._machine}, data=None)
+        where = self._slots.last(sent.data.numel()) | {"machine": self._machine}
+        return replace(sent, where=where, data=None)
 
     def end(self) -> None:
         """Free the buckets of this sync, once they have been read or become void."""
         self._slots.end()
-        self._slots.begin()

@@ -8,8 +8,10 @@ import os
 import socket
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -32,15 +34,6 @@ class _Slot:
     descriptor: int
     path: str
     data: Tensor  # (capacity,) uint8
-    lasting: bool
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Bytes shared with other processes: the first ``size`` bytes of the file ``path``."""
-
-    path: str
-    size: int
     lasting: bool  # later syncs reuse the memory, so readers should keep it mapped
 
 
@@ -66,21 +59,19 @@ class SharedSlots:
             self._slots[place] = self._new(size)
         return self._slots[place].data[:size]
 
-    def last(self, size: int) -> Shared:
-        """Describe to other processes the ``size`` bytes allocated last."""
+    def last(self, size: int) -> dict[str, Any]:
+        """Describe to ``Mapped`` of other processes the ``size`` bytes allocated last."""
         slot = self._slots[self._used - 1]
-        return Shared(slot.path, size, slot.lasting)
-
-    def begin(self) -> None:
-        """Start a new sync at the first buffer."""
-        self._used = 0
+        return {"path": slot.path, "size": size, "lasting": slot.lasting}
 
     def end(self) -> None:
-        """Free the buffers that are not to be kept. Call it when every reader is done."""
+        """End a sync, when every reader is done: free the buffers that are not to be kept, and
+        start again at the first."""
         for slot in self._slots:
             if not slot.lasting:
                 os.close(slot.descriptor)
         self._slots = [slot for slot in self._slots if slot.lasting]
+        self._used = 0
 
     def _new(self, size: int) -> _Slot:
         kept = sum(len(slot.data) for slot in self._slots if slot.lasting)
@@ -97,24 +88,24 @@ class Mapped:
     def __init__(self) -> None:
         self._lasting: dict[tuple[int, int], Tensor] = {}
 
-    def open(self, shared: Shared) -> Tensor:
-        """Map the bytes and return them, (size,) uint8. Writing to them kills the process. Raises
-        FileNotFoundError once the sharing process is gone."""
-        descriptor = os.open(shared.path, os.O_RDONLY)
+    def open(self, where: Mapping[str, Any]) -> Tensor:
+        """Map the bytes that ``SharedSlots.last`` describes and return them, (size,) uint8. Writing
+        to them kills the process. Raises FileNotFoundError once the sharing process is gone."""
+        descriptor = os.open(where["path"], os.O_RDONLY)
         try:
             status = os.fstat(descriptor)
             identity = (status.st_dev, status.st_ino)  # the same path may later name other memory
             if identity in self._lasting:
-                return self._lasting[identity][: shared.size]
+                return self._lasting[identity][: where["size"]]
             pages = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             data = torch.frombuffer(pages, dtype=torch.uint8)
-        if shared.lasting:
+        if where["lasting"]:
             self._lasting[identity] = data
-        return data[: shared.size]
+        return data[: where["size"]]
 
 
 def _anonymous_file() -> tuple[int, str]:

@@ -8,11 +8,11 @@ bytes. It carries the bytes themselves only if engines run on other machines."""
 from __future__ import annotations
 
 import math
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from socket import socket
 from typing import Any, Literal, Protocol
 
 import torch
@@ -135,19 +135,16 @@ def read_message(message: dict[str, Any]) -> SentBucket:
 
 
 class Sender(ABC):
-    """The sending end in one rank of the trainer. A sync calls ``begin``, then ``allocate``,
-    ``announce`` and ``deliver`` for each bucket, then ``end``."""
+    """The sending end in one rank of the trainer. A sync calls ``allocate``, ``announce`` and
+    ``deliver`` for each bucket, then ``end``."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+        self, route: Route, rank: int, device: torch.device, listener: socket | None = None
     ) -> None:
         self.device = device
         self.packs = rank == 0
         """Whether this rank packs buckets. A rank that does not only takes part in gathering the
         weights."""
-
-    def begin(self) -> None:  # noqa: B027 (most transports do nothing here)
-        """Start a sync. Whatever a failed sync left behind becomes void."""
 
     def allocate(self, size: int) -> Tensor:
         """Return memory for the next bucket, (size,) uint8."""
@@ -157,13 +154,13 @@ class Sender(ABC):
     def announce(self, bucket: Bucket) -> SentBucket:
         """Return what the engines need to know about a bucket."""
 
-    def deliver(self, bucket: Bucket) -> None:  # noqa: B027
+    def deliver(self, bucket: Bucket) -> None:  # noqa: B027 (most transports do nothing here)
         """Send the bytes, for transports where both ends must meet. Called once the announcement is
         on its way."""
 
     @abstractmethod
     def end(self) -> None:
-        """End a sync: every engine has the weights, so free what only the sync needed."""
+        """End a sync, whole or broken off: free what only the sync needed."""
 
 
 class Receiver(Protocol):
@@ -174,25 +171,12 @@ class Receiver(Protocol):
         sync."""
 
 
-class Rendezvous:
-    """The place where the ranks of a broadcast meet: a port of the actor's rank 0 that listens on
-    that rank's address only."""
-
-    def __init__(self, address: str) -> None:
-        self._listener = socket.create_server((address, 0), backlog=128)
-        self.address, self.port = address, self._listener.getsockname()[1]
-
-    def take(self) -> int:
-        """Return the descriptor of the listening socket. The caller has to close it."""
-        return self._listener.detach()
-
-
 def make_sender(
-    route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
+    route: Route, rank: int, device: torch.device, listener: socket | None = None
 ) -> Sender:
-    """Build the sender of ``route``'s transport. ``rank`` is the rank within the actor;
-    ``rendezvous`` is needed on rank 0 for a broadcast, and is the one that ``route`` points to."""
-    return import_module(_HOMES[route.transport]).Sender(route, rank, device, rendezvous)
+    """Build the sender of ``route``'s transport. ``rank`` is the rank within the actor. For a
+    broadcast rank 0 gives the socket that listens where the members meet, at ``route.address``."""
+    return import_module(_HOMES[route.transport]).Sender(route, rank, device, listener)
 
 
 def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:

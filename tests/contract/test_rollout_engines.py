@@ -76,7 +76,7 @@ class Bench:
         self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000
     ) -> list[SentBucket]:
         """Packed and announced as the trainer does, with checksums."""
-        self.sender.begin()
+        self.sender.end()
         sent = []
         for named in split_into_buckets(weights.items(), bucket_bytes):
             announced = self.sender.announce(pack(named, version, self.sender.allocate))

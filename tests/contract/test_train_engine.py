@@ -387,13 +387,14 @@ def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
     worker = ModelWorker(WorkerContext("actor"), spec)
     worker.start()
     worker.connect(Route())
-    assert [bucket.manifest.version for bucket in worker.send_weights(7, 2**20)] == [7]
+    worker.begin_sync(7, 2**20)
+    assert [bucket.manifest.version for bucket in iter(worker.next_bucket, None)] == [7]
     poison(worker.engine, "hf.model.layers.1.mlp.up_proj.weight")
     assert worker.engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(
         UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor has inf or NaN"
     ):
-        next(worker.send_weights(8, 2**20))
+        worker.begin_sync(8, 2**20)
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])

@@ -95,11 +95,10 @@ def policy_of(path: str, vision: VisionFlags, packing: bool) -> tuple[LocalGroup
 
 
 def engines_of(
-    path: str, backend: str, frozen: bool, agents: AgentSetup = ALONE, max_images: int = 2
+    path: str, backend: str, agents: AgentSetup = ALONE, max_images: int = 2
 ) -> LocalGroup:
     spec = EngineSpec(
-        path, dtype="fp32", max_model_len=256, max_images=max_images, keeps_tower=frozen,
-        enable_prefix_caching=True,
+        path, dtype="fp32", max_model_len=256, max_images=max_images, enable_prefix_caching=True
     )  # fmt: skip
     rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
     model = ModelFlags(pretrain=path)
@@ -140,7 +139,7 @@ def test_engine_and_trainer_agree_before_and_after_steps(tmp_path, backend, arch
 def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFlags) -> None:
     frozen = vision.freeze_visual_encoder
     policy, worker = policy_of(checkpoint, vision, packing=backend == "vllm")
-    engines = engines_of(checkpoint, backend, frozen)
+    engines = engines_of(checkpoint, backend)
     flags = EngineFlags(check_weight_sync=True)
     publisher = Publisher(Roles(policy, engines), flags, keeps_tower=frozen)
     names = {*tower_parameters(worker.engine.model.hf)}
@@ -190,7 +189,7 @@ def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_p
     vision = VisionFlags(max_images_per_prompt=4)
     agents = AgentSetup(AgentFlags(max_tokens_per_turn=8), tags, CHAT, vision)
     policy, worker = policy_of(checkpoint, vision, packing=True)
-    engines = engines_of(checkpoint, backend, False, agents, max_images=4)
+    engines = engines_of(checkpoint, backend, agents, max_images=4)
     publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
     seeds = [Prompt(f"s:{n}", [], "", source="number_game", meta={"seed": n}) for n in range(3)]
 
@@ -245,7 +244,7 @@ def test_agents_of_others_leave_the_rows_of_ours(checkpoint, prompts, tmp_path):
 
     async def played(agents: AgentFlags) -> list[Group]:
         setup = AgentSetup(agents, EnvironmentTagFlags(), CHAT, TRAINED)
-        engines = engines_of(checkpoint, "hf", False, setup)
+        engines = engines_of(checkpoint, "hf", setup)
         publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
         await engines.call("start")
         await publisher.publish()
@@ -279,7 +278,7 @@ def test_agents_of_others_leave_the_rows_of_ours(checkpoint, prompts, tmp_path):
 
 def test_a_prompt_is_not_what_it_is_without_its_image(checkpoint, prompts):
     """The engine looks: another image, other log-probs."""
-    engines = engines_of(checkpoint, "hf", False)
+    engines = engines_of(checkpoint, "hf")
     (worker,) = engines._workers
     other = replace(prompts[1].images[0], image=prompts[2].images[1].image)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openrl.agents.build import AgentSetup
-from openrl.cluster.group import END, LocalGroup, WorkerContext, WorkerDied
+from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
@@ -61,26 +60,10 @@ class Counted(LocalGroup):
 
 
 class Threaded(LocalGroup):
-    """Its workers have threads of their own, and their streams run ahead, as in processes."""
+    """Its workers have threads of their own, as they have processes elsewhere."""
 
     async def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
         return await asyncio.to_thread(getattr(self._workers[rank], method), *args)
-
-    async def _items(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
-        items: asyncio.Queue[Any] = asyncio.Queue()
-        put = asyncio.get_running_loop().call_soon_threadsafe
-
-        def run() -> None:
-            try:
-                for item in getattr(self._workers[rank], method)(*args):
-                    put(items.put_nowait, item)
-            finally:
-                put(items.put_nowait, END)
-
-        running = asyncio.create_task(asyncio.to_thread(run))
-        while (item := await items.get()) is not END:
-            yield item
-        await running
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -358,7 +341,8 @@ def test_adapters_are_announced_as_peft_names_them(tmp_path):
     config = worker.adapter_config()
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
     worker.connect(Route(adapter=config))
-    sent = list(worker.send_weights(1, MIB))
+    worker.begin_sync(1, MIB)
+    sent = list(iter(worker.next_bucket, None))
     worker.export(str(tmp_path / "out"))
     stored = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert {name for one in sent for name in one.manifest.names} == stored.keys()

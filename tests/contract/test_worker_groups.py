@@ -52,17 +52,8 @@ class PlainWorker:
         if self.context.rank == rank:
             raise UserError("row 7 has no answer", "see --label_key")
 
-    def items(self, n: int) -> object:
-        yield from (np.full(4, 10 * self.context.rank + i) for i in range(n))
-
-    def uneven(self) -> object:
-        yield from range(1 + self.context.rank)
-
-    def break_off(self) -> object:
-        yield 0
-        if self.context.rank == 1:
-            raise UserError("row 7 has no answer", "see --label_key")
-        yield 1
+    def array(self, number: int) -> object:
+        return None if number > 2 else np.full(4, 10 * self.context.rank + number)
 
     def keep(self, item: object) -> None:
         self.kept.append(item)
@@ -118,10 +109,6 @@ class AsyncWorker:
 
     async def exit_code_of_grandchild(self) -> int:
         return await asyncio.to_thread(PlainWorker.exit_code_of_grandchild, self)
-
-    async def pid_then_hang(self) -> object:
-        yield os.getpid()
-        await asyncio.Event().wait()
 
 
 @pytest.fixture(scope="module")
@@ -235,31 +222,18 @@ def test_who_gives_up_waiting_cancels_the_call(make):
     asyncio.run(scenario())
 
 
-def test_handles_carry_items_to_another_group(make):
+def test_a_handle_carries_rank_0s_result_to_another_group(make):
     source, target = make(PlainWorker, 100), make(PlainWorker, 200)
 
     async def scenario():
-        turns = 0
-        async for handles in source.stream_handles("items", 3):
-            assert len(handles) == 2
-            turns += 1
-            await target.call("keep", handles[1])
-        return turns
+        number = 1
+        while (handle := await source.call_for_handle("array", number)) is not None:
+            await target.call("keep", handle)
+            number += 1
+        return number
 
     assert asyncio.run(scenario()) == 3
-    assert asyncio.run(target.call("kept_sums")) == [[40, 44, 48]] * 2
-
-
-def test_streams_that_do_not_end_together_are_an_error(make):
-    async def scenario():
-        return [handles async for handles in make(PlainWorker, 100).stream_handles("uneven")]
-
-    with pytest.raises(RuntimeError, match=r"tester\.uneven: rank 0 ended its stream before"):
-        asyncio.run(scenario())
-
-
-async def collect_handles(group):
-    return [handles async for handles in group.stream_handles("break_off")]
+    assert asyncio.run(target.call("kept_sums")) == [[4, 8]] * 2
 
 
 @pytest.mark.parametrize(
@@ -267,7 +241,7 @@ async def collect_handles(group):
     [
         (lambda group: group.call("fail_on", 1), "fail_on"),
         (lambda group: group.scatter("fail_on", [(1,), (1,)]), "fail_on"),
-        (collect_handles, "break_off"),
+        (lambda group: group.call_for_handle("fail_on", 1), "fail_on"),
     ],
 )
 def test_errors_arrive_as_they_were_raised(make, run, method):
@@ -391,12 +365,12 @@ def test_a_constructor_error_arrives_as_it_was_raised(cluster):
         asyncio.run(scenario())
 
 
-def test_handles_do_not_hold_the_data(cluster):
+def test_a_handle_does_not_hold_the_data(cluster):
     async def scenario():
         async with ray_group(cluster, PlainWorker) as group:
-            return [type(h) async for handles in group.stream_handles("items", 1) for h in handles]
+            return type(await group.call_for_handle("array", 1))
 
-    assert asyncio.run(scenario()) == [ray.ObjectRef, ray.ObjectRef]
+    assert asyncio.run(scenario()) is ray.ObjectRef
 
 
 def test_a_killed_worker_is_named_at_once(cluster):
@@ -423,19 +397,6 @@ def test_a_worker_that_died_is_made_anew_in_its_place(cluster):
             return died.value.rank, await group.call("count"), await group.call("add", 1)
 
     assert asyncio.run(scenario()) == (1, [1, 0], [(0, 101), (1, 101)])
-
-
-def test_a_worker_killed_between_items_is_named(cluster):
-    async def scenario(collect):
-        async with ray_group(cluster, AsyncWorker) as group:
-            await collect(group)
-
-    async def by_handle(group):
-        async for handles in group.stream_handles("pid_then_hang"):
-            os.kill(await handles[1], signal.SIGKILL)
-
-    with pytest.raises(WorkerDied, match="tester rank 1 died in pid_then_hang"):
-        asyncio.run(scenario(by_handle))
 
 
 def test_this_process_still_learns_how_its_own_children_ended(cluster):

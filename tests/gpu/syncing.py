@@ -22,7 +22,7 @@ async def connected(engine: RolloutEngine) -> Sender:
 async def send(
     sender: Sender, engine: RolloutEngine, weights: Mapping[str, Tensor], version: int
 ) -> None:
-    sender.begin()
+    sender.end()
     for named in split_into_buckets(weights.items(), 64 * 2**20):
         await engine.load_bucket(sender.announce(pack(named, version, sender.allocate)))
     assert await engine.finish_sync(version) == version

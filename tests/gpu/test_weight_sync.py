@@ -24,7 +24,7 @@ from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.types import Completion, Sampling
 from openrl.weights.broadcast import end_group
-from openrl.weights.transport import Route, SentBucket, choose_transport
+from openrl.weights.transport import Route, choose_transport
 from tests.experience import engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.receivers import announced, bucket_on, receivers
@@ -62,13 +62,11 @@ async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str |
     route = Route(transport, check=True, gpus=theirs.gpus, **meeting)  # type: ignore[arg-type]
     await asyncio.gather(asyncio.to_thread(worker.connect, route), engine.connect(route, 1))
     for version in (1, 2):
-        stream = worker.send_weights(version, BUCKET)
-        sent: SentBucket | None = next(stream)
+        worker.begin_sync(version, BUCKET)
+        sent = worker.next_bucket()
         while sent is not None:
-            loading = asyncio.create_task(engine.load_bucket(sent))
-            await asyncio.sleep(0)
-            sent = await asyncio.to_thread(next, stream, None)
-            await loading
+            loading, packing = engine.load_bucket(sent), asyncio.to_thread(worker.next_bucket)
+            _, sent = await asyncio.gather(loading, packing)
         assert await engine.finish_sync(version) == version
         worker.end_sync()
     return transport

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -19,7 +20,7 @@ from openrl.waiting import all_or_first_error
 from openrl.weights.broadcast import end_group
 from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning
 
-CallEngines = Callable[..., Awaitable[list[Any]]]
+CallEngines = Callable[..., Coroutine[Any, Any, list[Any]]]
 """Calls a method by its name, with its arguments, on some engines; returns their answers."""
 
 
@@ -178,8 +179,14 @@ class Publisher:
                 self.route = await self.connect()
             started, sent, calls = time.monotonic(), 0, 0
             size = self.flags.sync_bucket_mb * 2**20
-            async for ranks in self.policy.stream_handles("send_weights", version, size):
-                sent += max(await call("load_bucket", ranks[0]), default=0)
+            await self.policy.call("begin_sync", version, size)
+            next_bucket = partial(self.policy.call_for_handle, "next_bucket")
+            bucket = await next_bucket()
+            while bucket is not None:
+                # the policy packs the next bucket while the engines load this one
+                work = [call("load_bucket", bucket), next_bucket()]
+                loaded, bucket = await all_or_first_error(work)
+                sent += max(loaded, default=0)
                 calls += 1
             confirmed = await call("finish_sync", version)
             if any(got != version for got in confirmed):

@@ -10,8 +10,8 @@ import pytest
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.placement import ENGINES
-from openrl.rollout.engine import SleepRecord
-from openrl.rollout.vllm_engine import TAGS, VLLMSleep
+from openrl.rollout.engine import EngineSpec
+from openrl.rollout.vllm_engine import TAGS, VLLMEngine
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
@@ -51,36 +51,30 @@ class LLM:
         if self.asleep >= {*tags}:
             self.asleep -= {*tags}
 
+    async def collective_rpc(self, method: str, args: tuple) -> list[dict[str, list[str]]]:
+        assert method == "openrl_load_weights" and "weights" not in self.asleep
+        self.content = True
+        return [{"lost": [], "changed": [], "absent": []}]
 
-class Engine:
-    """A rollout worker around the real book-keeping of sleep; its weights are the version sent
-    last."""
+
+class Engine(VLLMEngine):
+    """The real engine, whose weights are the version sent last."""
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
-        self.llm, self.log, self.version = llm, log, 0
-        self.asleep = SleepRecord()
-        self.memory = VLLMSleep(llm, self.asleep, level, on_cpu=False)
+        super().__init__(EngineSpec("model", device="cuda", sleep_level=level), llm, None)
+        self.log = log
 
-    async def sleep(self, *parts) -> None:
-        self.asleep.add(*parts)
-        await self.memory.free(*parts)
-
-    async def wake(self, *parts) -> None:
-        await self.memory.restore(*parts)
-        self.asleep.remove(*parts)
+    async def _while_alive(self, work):
+        return await work
 
     async def finish_sync(self, version: int) -> int:
-        self.asleep.require("a weight sync", "weights")
-        assert "weights" not in self.llm.asleep
-        self.llm.content, self.version = True, version
-        self.asleep.dropped = False
         self.log.append(f"send {version}")
-        return version
+        return await super().finish_sync(version)
 
     async def play(self, prompt, request):
-        self.asleep.require_all("a request")
-        assert not self.llm.asleep and self.llm.content
-        self.log.append(f"answer by {self.version}")
+        self._asleep.require_all("a request")
+        assert not self._llm.asleep and self._llm.content
+        self.log.append(f"answer by {self.policy_version}")
         return Group(prompt, [Trajectory(prompt, [Segment.answer([5], [6], [-1.0])], End.STOP)])
 
 
@@ -102,8 +96,11 @@ class Model:
 class Policy(Model):
     """Sends nothing in no bucket."""
 
-    def send_weights(self, version, size):
-        yield from ()
+    def begin_sync(self, version, size):
+        pass
+
+    def next_bucket(self):
+        return None
 
     def empty_cache(self) -> None:
         pass
@@ -174,13 +171,13 @@ def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
         engine = Engine(None, LLM(by_parts=True), 2, [])
         await engine.sleep("weights", "cache")
         with pytest.raises(RuntimeError, match="a request needs weights and cache"):
-            engine.asleep.require_all("a request")
+            engine._asleep.require_all("a request")
         await engine.wake("weights", "cache")
         with pytest.raises(
             RuntimeError, match="dropped its weights when it slept, and none were sent since"
         ):
-            engine.asleep.require_all("a request")
+            engine._asleep.require_all("a request")
         await engine.finish_sync(1)
-        engine.asleep.require_all("a request")
+        engine._asleep.require_all("a request")
 
     asyncio.run(scenario())

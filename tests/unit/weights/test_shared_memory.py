@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from openrl.weights.shared_memory import Mapped, Shared, SharedSlots
+from openrl.weights.shared_memory import Mapped, SharedSlots
 
 
 def test_a_reader_sees_what_was_written() -> None:
@@ -29,12 +29,11 @@ def test_the_next_sync_uses_the_same_pages() -> None:
     before = slots.last(100)
     seen = mapped.open(before)
     slots.end()
-    slots.begin()
     slots.allocate(60).fill_(2)
-    assert slots.last(60) == Shared(before.path, 60, True)
+    assert slots.last(60) == before | {"size": 60}
     assert mapped.open(slots.last(60)).data_ptr() == seen.data_ptr()
     assert mapped.open(slots.last(60)).tolist() == [2] * 60
-    slots.begin()
+    slots.end()
     slots.allocate(200).fill_(3)  # grows: other memory, perhaps under the same path
     assert mapped.open(slots.last(200)).tolist() == [3] * 200
 
@@ -49,7 +48,7 @@ def test_what_is_too_much_to_keep_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = slots.last(200)
     slots.allocate(200)
     passing = slots.last(200)
-    assert (kept.lasting, passing.lasting) == (True, False)
+    assert (kept["lasting"], passing["lasting"]) == (True, False)
     mapped.open(passing)
     slots.end()
     assert mapped.open(kept).numel() == 200
@@ -78,6 +77,6 @@ def test_it_ends_with_the_process_that_shares_it() -> None:
         process.kill()
         process.join()
     assert data.tolist() == [1, 2, 3, 4]
-    assert not os.path.exists(shared.path)
+    assert not os.path.exists(shared["path"])
     with pytest.raises(FileNotFoundError):
         Mapped().open(shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,12 +12,13 @@ import msgspec
 import pytest
 import torch
 
+from openrl.cluster.group import WorkerContext
+from openrl.cluster.model_worker import ModelWorker
 from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
 from openrl.weights.buckets import Bucket, checksum, pack
 from openrl.weights.host import HostBuffer
 from openrl.weights.transport import (
-    Rendezvous,
     Route,
     SentBucket,
     choose_transport,
@@ -88,7 +90,6 @@ def test_checksums_name_what_changed():
 def test_host_memory_carries_a_sync_and_the_next():
     sender, receiver = (make(Route(), 0, CPU) for make in (make_sender, make_receiver))
     for version in (1, 2):
-        sender.begin()
         weights = [torch.randn(5), torch.randn(7)]
         announced = [sender.announce(pack([("a", w)], version, sender.allocate)) for w in weights]
         for one, weight in zip(announced, weights, strict=True):
@@ -141,17 +142,15 @@ def loopback(monkeypatch):
 def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
     """The group that stands over NCCL between GPUs, over gloo: two buckets, three receivers, in the
     order announced."""
-    rendezvous = Rendezvous("127.0.0.1")
-    route = Route(
-        "nccl", address=rendezvous.address, port=rendezvous.port, world_size=4, timeout=30
-    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    route = Route("nccl", port=listener.getsockname()[1], world_size=4, timeout=30)
     weights = [torch.randn(1000), torch.arange(7, dtype=torch.int64)]
     buckets = [
         pack([("a", w)], 1, lambda size: torch.zeros(size, dtype=torch.uint8)) for w in weights
     ]
 
     def send():
-        sender = make_sender(route, 0, CPU, rendezvous)
+        sender = make_sender(route, 0, CPU, listener)
         for bucket in buckets:
             sender.announce(bucket)
             sender.deliver(bucket)
@@ -176,17 +175,18 @@ def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
 
 
 def test_a_group_that_does_not_come_together_says_who_is_missing(loopback):
-    rendezvous = Rendezvous("127.0.0.1")
-    route = Route("nccl", address=rendezvous.address, port=rendezvous.port, world_size=4, timeout=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    route = Route("nccl", port=listener.getsockname()[1], world_size=4, timeout=1)
     errors = run_in_threads(
-        lambda: make_sender(route, 0, CPU, rendezvous), lambda: make_receiver(route, 2, CPU)
+        lambda: make_sender(route, 0, CPU, listener), lambda: make_receiver(route, 2, CPU)
     )
     assert "rank 1, 3 of the 4" in str(errors[0])
 
 
 def test_the_meeting_listens_on_one_address_alone():
-    rendezvous = Rendezvous("127.0.0.1")
-    assert rendezvous._listener.getsockname() == ("127.0.0.1", rendezvous.port)
+    worker = ModelWorker(WorkerContext("actor"), None)
+    address, port = worker.open_rendezvous()
+    assert worker._listener.getsockname() == (address, port) == ("127.0.0.1", port)
 
 
 def test_ipc_fields_are_those_of_torch(monkeypatch):
