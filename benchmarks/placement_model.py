@@ -165,7 +165,7 @@ class Engine:
 
     async def resume(self, finish_running: bool) -> None:
         if finish_running:
-            await self.gate.open()
+            self.gate.open()
             return
         self._advance()
         known = float((self.tokens - self._live[1]).sum())

@@ -3,6 +3,7 @@ role, or lists them explicitly. The checks before a cluster is started or joined
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, Pla
 from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
 
+CONNECT_S = 10.0  # timeout of one connection attempt
 PROCESS = 256 * 2**20  # bytes of a rank's process before it loads a model
 
 
@@ -151,3 +153,24 @@ def check_room(plan: PlacementPlan, memory: int) -> None:
         need, has = f"{ranks * PROCESS / 2**30:.0f} GiB", f"{memory / 2**30:.0f}"
         problem = f"{ranks} ranks are as many processes, which take at least {need} of memory"
         raise UserError(f"{problem}, but this machine has {has}", "fewer ranks, or --ray_address")
+
+
+def check_address(address: str | None) -> None:
+    """Raise UserError if nothing listens at ``address``, host:port. Ray itself would keep trying
+    for minutes. "auto" and None name no address, so there is nothing to check."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        if "/" in host or not port.isdecimal():
+            raise ValueError("not of the form host:port")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise no_cluster(address, error) from error
+
+
+def no_cluster(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"--ray_address {address}: no Ray cluster answers there ({error})",
+        "the host:port that `ray start --head` printed",
+    )

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import getpass
 import hashlib
+import logging
 import os
 import pickle
 import shutil
@@ -41,15 +42,22 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster import caretaker
-from openrl.cluster.address import check_address, no_cluster
 from openrl.cluster.fork_server import ForkServer, Preload
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
-from openrl.cluster.planner import RoleRequest, check_room, plan_placement
+from openrl.cluster.planner import (
+    RoleRequest,
+    check_address,
+    check_room,
+    no_cluster,
+    plan_placement,
+)
 from openrl.cluster.ray_processes import fewest_processes
 from openrl.cluster.worker_start import FORK_SERVER, PATIENCE_S, expanded
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
+
+log = logging.getLogger(__name__)
 
 # A Unix socket's path has at most 107 characters, and vLLM's sockets add a directory and a UUID.
 LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
@@ -291,6 +299,7 @@ class RayCluster:
             try:
                 self.caretaker.communicate(timeout=CARE_S)  # closes its stdin: it cleans up again
             except subprocess.TimeoutExpired:  # it was stopped, or /proc does not answer
+                log.warning("what Ray left was not removed within %.0f s", CARE_S)
                 self.caretaker.kill()
                 self.caretaker.wait()
 

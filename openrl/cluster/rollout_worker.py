@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from openrl.agents.build import AgentSetup, open_agent
@@ -39,28 +40,28 @@ class Gate:
     """``async with gate:`` waits while the gate is shut. ``shut`` waits until nobody is inside."""
 
     def __init__(self) -> None:
-        self._inside, self._is_shut = 0, False
-        self._changed = asyncio.Condition()
+        self._inside = 0
+        self._opened, self._empty = asyncio.Event(), asyncio.Event()
+        self._opened.set()
+        self._empty.set()
 
     async def __aenter__(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._is_shut)
-            self._inside += 1
+        while not self._opened.is_set():  # it may be shut again before this task wakes up
+            await self._opened.wait()
+        self._inside += 1
+        self._empty.clear()
 
     async def __aexit__(self, *error: object) -> None:
-        async with self._changed:
-            self._inside -= 1
-            self._changed.notify_all()
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
 
     async def shut(self) -> None:
-        self._is_shut = True
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._inside)
+        self._opened.clear()
+        await self._empty.wait()
 
-    async def open(self) -> None:
-        async with self._changed:
-            self._is_shut = False
-            self._changed.notify_all()
+    def open(self) -> None:
+        self._opened.set()
 
 
 @dataclass(frozen=True)
@@ -190,19 +191,13 @@ class RolloutWorker:
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
     ) -> tuple[list[Trajectory], list[Trajectory]]:
         """Return the trajectories of the samples and those of the greedy answer."""
-
-        def sample(number: int, sampling: Sampling) -> Coroutine[Any, Any, list[Trajectory]]:
-            return self._sample(prompt, request, number, sampling, siblings)
-
+        sample = partial(self._sample, prompt, request, siblings)
         numbers = range(request.n_samples + request.redundancy)
+        samples = [sample(number, request.sampling) for number in numbers]
         greedy = replace(request.sampling, temperature=0.0)
-        sampled, alone = await all_or_first_error(
-            [
-                first_successful([sample(i, request.sampling) for i in numbers], request.n_samples),
-                first_successful([sample(-1, greedy)] if request.greedy else [], 1),
-            ]
-        )
-        return sampled, alone
+        alone = [sample(-1, greedy)] if request.greedy else []
+        work = [first_successful(samples, request.n_samples), first_successful(alone, 1)]
+        return tuple(await all_or_first_error(work))
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
@@ -221,9 +216,9 @@ class RolloutWorker:
         self,
         prompt: Prompt,
         request: RolloutRequest,
+        siblings: Siblings,
         sample: int,
         sampling: Sampling,
-        siblings: Siblings,
     ) -> list[Trajectory]:
         """Play one episode and return one trajectory per agent. If the infrastructure fails, it is
         played once more. After a second failure it stays in its group, but is not trained on."""
@@ -298,7 +293,7 @@ class RolloutWorker:
 
     async def resume(self, finish_running: bool) -> None:
         if finish_running:
-            await self.gate.open()
+            self.gate.open()
         else:
             async with self._death_named():
                 await self.engine.resume()

@@ -231,10 +231,8 @@ class DeepSpeedEngine:
     ) -> dict[str, Metric]:
         """Return the metrics of ``loss_of`` on the plan's micro-batches, without a step."""
         self.model.eval()
-        micro_batches = [batch.select(rows).to(self.device) for rows in plan.micro_batches]
-        return merge_all(
-            loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches
-        )
+        micro_batches = (batch.select(rows).to(self.device) for rows in plan.micro_batches)
+        return merge_all(loss_of(self._run, rows, plan.counts)[1] for rows in micro_batches)
 
     @needs("param", "optim", "grad")
     def train_step(

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from openrl.agents.checks import check_agents
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
-from openrl.cluster.address import check_address
+from openrl.cluster.planner import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.conditions import VLLM

@@ -13,13 +13,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
-from openrl.cluster.address import check_address
 from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, RankGroup
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.cluster.model_worker import ModelWorker, import_training
-from openrl.cluster.planner import RoleRequest
+from openrl.cluster.planner import RoleRequest, check_address
 from openrl.cluster.ray_cluster import open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig

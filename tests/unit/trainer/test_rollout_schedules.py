@@ -135,7 +135,7 @@ class Engine:
 
     async def resume(self, finish_running):
         if finish_running:
-            await self.gate.open()
+            self.gate.open()
             return
         self.interrupted.clear()
         self.computes.set()
