@@ -131,7 +131,7 @@ class Recorder:
 
     def work(self) -> TrainWork:
         ((forward, micro_batches, *_),) = self.latest["columns"]
-        ((update, plans, loss_of),) = self.latest["update"]
+        (((update, plans, loss_of),),) = self.latest["update"]
         return TrainWork(
             forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip
         )

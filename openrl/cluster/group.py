@@ -12,10 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Handle = Any
-"""A reference to what a worker returned. The driver passes it to ``call`` of another group without
-ever holding the data."""
-
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -113,9 +109,9 @@ class WorkerGroup(RankGroup):
         cancelling the wait cancels the call."""
         return (await self._gather(method, {rank: self._send(rank, method, args)}))[0]
 
-    async def call_for_handle(self, method: str, *args: Any) -> Handle | None:
-        """Call the method on all workers. Returns a handle of rank 0's result, or None if that is
-        None."""
+    async def call_for_handle(self, method: str, *args: Any) -> Any:
+        """Call the method on all workers. Returns a handle of rank 0's result, None if that is
+        None. The driver passes the handle to ``call`` of another group and never holds the data."""
         return (await self.call(method, *args))[0]
 
     async def any_rank(self, asked: bool) -> bool:

@@ -73,20 +73,12 @@ class PlainHost:
         result = self.invoke(method, *args)
         return result is not None, result
 
-    def close(self) -> Any:
-        if hasattr(self._worker, "close"):
-            self._worker.close()
-
 
 class AsyncHost(PlainHost):
     """The actor for a worker with coroutine methods: many calls at a time on one event loop."""
 
     async def invoke(self, method: str, *args: Any) -> Any:
         return await maybe_await(getattr(self._worker, method)(*args))
-
-    async def close(self) -> None:
-        if hasattr(self._worker, "close"):
-            await maybe_await(self._worker.close())
 
 
 @dataclass(frozen=True)

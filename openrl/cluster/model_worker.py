@@ -27,7 +27,7 @@ from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import empty_cache
 from openrl.training.state import WHOLE, StateParts
-from openrl.training.updates import LossOf, Share, StepPart
+from openrl.training.updates import LossOf, Share
 from openrl.training.whole_weights import deepspeed_module
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -110,21 +110,11 @@ class ModelWorker:
             return self.engine.columns(batch, micro_batches, *outputs, as_reference=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *outputs)
 
-    def update(
-        self,
-        batch: ExperienceBatch,
-        plans: list[StepPlan],
-        loss_of: LossOf,
-        also: Share | None = None,
-    ) -> list[dict[str, Metric]]:
-        """Take one optimizer step per plan and return this rank's metrics of each. The i-th
-        plan of ``also`` joins the i-th step."""
-        parts: list[StepPart | None] = [None] * len(plans)
-        if also is not None:
-            others, their_plans, their_loss = also
-            parts = [(others, plan, their_loss) for plan in their_plans]
-        steps = zip(plans, parts, strict=True)
-        return [self.engine.train_step(batch, plan, loss_of, part) for plan, part in steps]
+    def update(self, *shares: Share) -> list[dict[str, Metric]]:
+        """Take an optimizer step for each plan, which all shares must have equally many of, and
+        return this rank's metrics of each. The i-th plans of all shares make up the i-th step."""
+        parts = ([(batch, plan, loss) for plan in plans] for batch, plans, loss in shares)
+        return [self.engine.train_step(*first, *more) for first, *more in zip(*parts, strict=True)]
 
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf

@@ -15,7 +15,6 @@ import ray
 from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from openrl.cluster.group import (
-    Handle,
     Pending,
     WorkerContext,
     WorkerDied,
@@ -94,7 +93,9 @@ class RayGroup(WorkerGroup):
         group = cls(cluster, reservation, role, settings, worker_class, args, envs)
         try:
             await group._start(range(size))
-            group._watch()
+            if settings.log_dir:
+                group._lost = asyncio.get_running_loop().create_future()
+                group._watcher = asyncio.create_task(group._watch(group._lost))
         except BaseException:
             group._kill()
             raise
@@ -162,7 +163,7 @@ class RayGroup(WorkerGroup):
             ray.cancel(ref)
             raise
 
-    async def call_for_handle(self, method: str, *args: Any) -> Handle | None:
+    async def call_for_handle(self, method: str, *args: Any) -> Any:
         refs = [
             self._actors[rank].hand_out.options(num_returns=2).remote(method, *args)
             for rank in range(self.size)
@@ -172,24 +173,16 @@ class RayGroup(WorkerGroup):
 
     async def close(self) -> None:
         """Call the workers' ``close``, unless one died or hangs, then end their processes."""
-        if not self._broken and self._actors:
+        if not self._broken and self._actors and hasattr(self._worker_class, "close"):
             try:
-                calls = {
-                    rank: self._answer(rank, "close", actor.close.remote())
-                    for rank, actor in self._actors.items()
-                }
+                calls = {rank: self._send(rank, "close", ()) for rank in self._actors}
                 await gather_ranks(self.role, "close", calls, CLOSE_S, self._describe)
             except Exception as error:
                 log.warning("%s did not close cleanly and was killed: %s", self.role, error)
         self._kill()
 
-    def _watch(self) -> None:
-        """Start to watch the workers' signs of life."""
-        if self._settings.log_dir:
-            self._lost = asyncio.get_running_loop().create_future()
-            self._watcher = asyncio.create_task(self._look(self._lost))
-
-    async def _look(self, lost: asyncio.Future[None]) -> None:
+    async def _watch(self, lost: asyncio.Future[None]) -> None:
+        """Watch the workers' signs of life until one is lost, then fail ``lost``."""
         most, loss = self._settings.stall_timeout or math.inf, None
         while loss is None:
             await asyncio.sleep(min(BEAT_S, most / 4))

@@ -34,7 +34,7 @@ from openrl.weights.transport import Route, SentBucket, SyncEndpoint, bucket_los
 TAGS = {"weights": "weights", "cache": "kv_cache"}
 """Our name of each part -> vLLM's."""
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
-_ABORT_SECONDS = 0.1  # how long until a pause aborts again, for requests that were being submitted
+_ABORT_SECONDS = 0.1  # until a pause aborts again, for requests that were being submitted
 _HEALTH_SECONDS = 5.0  # between two checks that vLLM is alive while an answer is due
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 

@@ -3,7 +3,8 @@
 vLLM starts its engine in a process that imports everything again, which takes as long as the rest
 of its start. On a CPU another process does these imports early, while the owner of the engine does
 its own, and the engine is forked from it. If the owner was itself forked from a process that has
-imported all this, so is that process. This module runs first, so it imports nothing heavy."""
+imported all this, that other process is forked from the owner and imports nothing again. This
+module runs first, so it imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -60,28 +60,23 @@ class WorkerExtension:
         For unknown names or shapes vLLM raises its own errors; the model is then half loaded and
         must not be used. Replicas of one engine raise RuntimeError instead of reporting problems,
         since vLLM only returns the first replica's report."""
-        report = self._openrl_load(messages, first, last)
-        if any(report.values()) and self.vllm_config.parallel_config.data_parallel_size > 1:
-            raise RuntimeError(
-                "; ".join(f"{kind}: {', '.join(found)}" for kind, found in report.items() if found)
-            )
-        return report
-
-    def _openrl_load(
-        self, messages: list[dict[str, Any]], first: bool, last: bool
-    ) -> dict[str, list[str]]:
+        report: dict[str, list[str]] = {"lost": [], "changed": [], "absent": []}
         with set_current_vllm_config(self.vllm_config):
             if first:
                 self.start_weight_update()
             try:
                 if messages:
                     self.update_weights({"messages": messages})
+                if last:
+                    self.finish_weight_update()
+                    report["absent"] = [*self.weight_transfer_engine.absent]
             except Refused as refused:
-                return {"lost": refused.lost, "changed": refused.changed, "absent": []}
-            if last:
-                self.finish_weight_update()
-        absent = self.weight_transfer_engine.absent if last else ()
-        return {"lost": [], "changed": [], "absent": list(absent)}
+                report |= {"lost": refused.lost, "changed": refused.changed}
+        if any(report.values()) and self.vllm_config.parallel_config.data_parallel_size > 1:
+            raise RuntimeError(
+                "; ".join(f"{kind}: {', '.join(found)}" for kind, found in report.items() if found)
+            )
+        return report
 
     def openrl_memory(self) -> dict[str, int | None]:
         """Return this worker's memory use as the fields of ``MemoryUse``."""

@@ -21,10 +21,9 @@ from openrl.types import Sampling
 TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.1)}
 
 
-async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> float:
-    """Sample a little, compare the engines' log-probs with the trainer's, and return the largest
-    gap in nats. Engines and trainer run one after the other, since each may have to sleep while the
-    other runs.
+async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None:
+    """Sample a little and compare the engines' log-probs with the trainer's. Engines and trainer
+    run one after the other, since each may have to sleep while the other runs.
 
     Raises UserError if they are not the same model, see ``check_gap``, or nothing was sampled."""
     drawn = rollouts.settings.request.sampling
@@ -41,7 +40,7 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> floa
     logprobs = (await learner.columns(policy, batch))["column"]
     mask = batch.loss_mask
     dtype = learner.settings.dtype
-    return check_gap(batch.rollout_logprobs[mask], logprobs[mask], dtype, version)
+    check_gap(batch.rollout_logprobs[mask], logprobs[mask], dtype, version)
 
 
 def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, version: int) -> float:

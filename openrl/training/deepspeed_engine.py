@@ -236,17 +236,17 @@ class DeepSpeedEngine:
 
     @needs("param", "optim", "grad")
     def train_step(
-        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None
+        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, *more: StepPart
     ) -> dict[str, Metric]:
-        """Run forward and backward over the plan's micro-batches, then over those of ``also``, and
-        take one optimizer step on the sum of their gradients.
+        """Run forward and backward over the plan's micro-batches, then over those of ``more`` parts,
+        and take one optimizer step on the sum of their gradients.
 
         Returns this rank's metrics: those of the losses, ``grad_norm`` before clipping, ``lr`` and
         ``nonfinite_steps``. A gradient with inf or NaN skips the step and leaves weights, optimizer
         and schedule unchanged. In fp16, such a step counts as ``loss_scale_skips`` instead as long
         as the loss scale can still fall."""
         self.model.train(self._train_mode)
-        parts: list[StepPart] = [(batch, plan, loss_of), *([also] if also else [])]
+        parts: list[StepPart] = [(batch, plan, loss_of), *more]
         work = [(*part, rows) for part in parts for rows in part[1].micro_batches]
         metrics: list[dict[str, Metric]] = []
         for i, (held, planned, of_loss, rows) in enumerate(work):
@@ -331,11 +331,8 @@ class DeepSpeedEngine:
     def _copied(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return the weights on rank 0, in host memory of their own: in stages 1 and 2 parameters
         are views of one buffer, which must not be saved."""
-        found = {}
-        for name, tensor in weights:
-            if self.layout.rank == 0:
-                found[name] = tensor.to("cpu", copy=True)
-        return found
+        rank_0 = self.layout.rank == 0  # all ranks iterate, since that gathers the weights
+        return {name: tensor.to("cpu", copy=True) for name, tensor in weights if rank_0}
 
     def adapter_config(self) -> dict[str, Any]:
         """Return what peft writes into adapter_config.json next to the adapters."""

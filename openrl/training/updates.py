@@ -110,9 +110,11 @@ class PolicyUpdate:
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
-        terms = {
-            "policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))
-        }
+        per_token = token_losses.per_token
+        if batch.is_weights is not None:
+            per_token = per_token * batch.is_weights
+        policy_loss = self._divided(per_token, batch, counts, batch.loss_weights)
+        terms = {"policy_loss": (self.rl_coef, policy_loss)}
         if self.kl_estimator == "full":
             columns["kl"] = more["full_kl"]
         elif self.kl_estimator is not None:
@@ -152,11 +154,6 @@ class PolicyUpdate:
             if weights is not None:
                 found &= _any((weights if weights.dim() > 1 else weights[:, None]) != 0, batch)
         return found
-
-    def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
-        if batch.is_weights is not None:
-            per_token = per_token * batch.is_weights
-        return self._divided(per_token, batch, counts, batch.loss_weights)
 
     def _divided(
         self,

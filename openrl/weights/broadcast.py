@@ -24,10 +24,10 @@ from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Route, SentBucket
 
 _ENDED = "ended"  # key in the store: why the group has ended
-_POLL_S = 0.001  # between two looks whether a broadcast is over
+_POLL_S = 0.001  # seconds between two looks whether a broadcast is over
 _POLLS = 100  # from one look into the store to the next
-_ABORT_S = 30  # that an abort may take
-_WORD_S = 10  # that word from outside of the group may take
+_ABORT_S = 30  # seconds that an abort may take
+_WORD_S = 10  # seconds that the driver may take to reach the store
 
 
 def _store(route: Route, listener: int | None = None) -> dist.TCPStore:

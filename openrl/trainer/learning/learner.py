@@ -33,6 +33,7 @@ from openrl.trainer.learning.rows import (
     BatchingSpec,
     columns_of_rows,
     left_out_metrics,
+    shares,
     step_size,
     update_rows,
     work_metrics,
@@ -248,9 +249,11 @@ class Learner:
             computed,
         )
         mix = self.settings.ptx if role == "actor" else None
-        also = mix.rows_for(plan, ranks, flags.train_batch_size, spec) if mix else None
+        parts = [shares(batch, plan, update)]
+        if mix:
+            parts.append(mix.rows_for(plan, ranks, flags.train_batch_size, spec))
         async with self.residency.stage("train", group.role):
-            reports = await update_rows(group, batch, plan, update, also)
+            reports = await update_rows(group, *parts)
         self.guard.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
         own = {f"{role}/{n}": m for n, m in measured.items() if not n.startswith(COMPARED)}

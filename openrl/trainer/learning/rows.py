@@ -107,18 +107,10 @@ def shares(batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> list[
     ]
 
 
-async def update_rows(
-    group: RankGroup,
-    batch: ExperienceBatch,
-    plan: TrainingPlan,
-    loss_of: LossOf,
-    also: list[Share] | None = None,
-) -> Reports:
-    """Take all optimizer steps of the plan and return metrics by rank and step. Each step also
-    trains on the corresponding step of ``also``."""
-    own = shares(batch, plan, loss_of)
-    work = own if also is None else [(*o, more) for o, more in zip(own, also, strict=True)]
-    return await group.scatter("update", work)
+async def update_rows(group: RankGroup, *parts: list[Share]) -> Reports:
+    """Take all optimizer steps and return metrics by rank and step. Each of ``parts`` is what the
+    ranks train of one batch; each step trains on the corresponding step of every part."""
+    return await group.scatter("update", [*zip(*parts, strict=True)])
 
 
 async def evaluate_rows(

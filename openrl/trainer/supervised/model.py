@@ -22,6 +22,7 @@ from openrl.trainer.learning.rows import (
     BatchingSpec,
     evaluate_rows,
     forward_rows,
+    shares,
     update_rows,
     work_metrics,
 )
@@ -51,7 +52,7 @@ class SupervisedModel:
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
         """Take one optimizer step over the batch and return its metrics."""
         batch, plan = await self._planned(batch)
-        reports = await update_rows(self.group, batch, plan, self.task.update)
+        reports = await update_rows(self.group, shares(batch, plan, self.task.update))
         self.guard.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
         return to_floats(

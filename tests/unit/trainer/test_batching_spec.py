@@ -119,7 +119,8 @@ class Recorder:
     def __init__(self, context):
         self.trained, self.scored = [], []
 
-    def update(self, batch, plans, loss_of):
+    def update(self, share):
+        batch, plans, _ = share
         self.trained += [
             [self.lengths(batch, rows) for rows in plan.micro_batches] for plan in plans
         ]

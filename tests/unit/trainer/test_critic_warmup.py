@@ -29,7 +29,8 @@ class Recorder:
     def __init__(self, context, skipped):
         self.skipped, self.asked = skipped, []
 
-    def update(self, batch, plans, loss_of):
+    def update(self, share):
+        _, plans, _ = share
         self.asked.append(len(plans))
         return [{"nonfinite_steps": Sum(self.skipped)} for _ in plans]
 

@@ -166,7 +166,8 @@ class Recorder:
         ]
         return {"column": torch.full(batch.loss_mask.shape, -1.0)}
 
-    def update(self, batch, plans, loss_of):
+    def update(self, share):
+        batch, plans, _ = share
         rows = [row for plan in plans for micro in plan.micro_batches for row in micro]
         self.trained += [int(batch.token_ids[row, 0]) for row in rows if row >= 0]
         return [{} for _ in plans]

@@ -21,7 +21,8 @@ class Recorder:
     def __init__(self, context):
         self.steps = []
 
-    def update(self, batch, plans, loss_of):
+    def update(self, share):
+        batch, plans, _ = share
         rows = [[row for micro in plan.micro_batches for row in micro] for plan in plans]
         self.steps = [sorted(batch.rewards[of_step].tolist()) for of_step in rows]
         return [{} for _ in plans]
