@@ -69,7 +69,7 @@ class ExperienceBatch:
         shape = self.token_ids.shape
         for f in fields(self):
             value = getattr(self, f.name)
-            for column in value.values() if f.name == "reward_parts" and value else [value]:
+            for column in value.values() if isinstance(value, dict) else [value]:
                 if isinstance(column, torch.Tensor) and column.shape[:2] != shape[: column.dim()]:
                     raise ValueError(
                         f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}"
@@ -133,12 +133,12 @@ class ExperienceBatch:
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor):
                 columns[f.name] = value[index][:, :width] if value.dim() > 1 else value[index]
-            elif f.name == "reward_parts" and value is not None:
+            elif isinstance(value, dict):
                 columns[f.name] = {name: part[index] for name, part in value.items()}
+            elif isinstance(value, list):
+                columns[f.name] = [value[i] for i in index.tolist()]
             else:
-                columns[f.name] = (
-                    [value[i] for i in index.tolist()] if isinstance(value, list) else value
-                )
+                columns[f.name] = value
         if self.images is not None:  # a dummy row no longer has its image tokens
             columns["images"] = [self.images[r] if r >= 0 else () for r in rows]
         if self.trajectory_tokens is None:
