@@ -306,7 +306,7 @@ def worker_env(role: str, device: str, ranks: int, local: bool) -> dict[str, str
             "OMP_WAIT_POLICY": "passive",
         }
     if device == "cpu":
-        env |= {"GLIBC_TUNABLES": MAP_LARGE}
+        env["GLIBC_TUNABLES"] = MAP_LARGE
         if role != ENGINES and JEMALLOC.exists():
             env |= {"LD_PRELOAD": str(JEMALLOC), "MALLOC_CONF": KEEP}
     if local:

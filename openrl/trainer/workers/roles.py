@@ -264,8 +264,10 @@ async def start_roles(
         freeze_gc_heap()
         yield assign_roles(config, groups, residency, can_replace(plan, residency.table))
     finally:
-        await all_or_first_error(group.close() for group in groups.values())
-        cluster.close()
+        try:
+            await all_or_first_error(group.close() for group in groups.values())
+        finally:
+            cluster.close()
 
 
 def start_waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
