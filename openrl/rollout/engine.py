@@ -97,39 +97,6 @@ class Request:
                 self.versions = (*self.versions, moved)
 
 
-class SleepRecord:
-    """The sleeping parts of one engine. It refuses whatever needs one of them."""
-
-    def __init__(self) -> None:
-        self.parts: set[EnginePart] = set()
-        self.dropped = False
-        """The weights fell asleep without a copy, and no sync has brought new ones since."""
-
-    def require(self, what: str, *parts: EnginePart) -> None:
-        """Raise RuntimeError if one of ``parts``, which ``what`` needs, is asleep."""
-        if asleep := [part for part in parts if part in self.parts]:
-            raise RuntimeError(
-                f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
-            )
-
-    def require_all(self, what: str) -> None:
-        """Raise RuntimeError unless the whole engine is awake and has weights."""
-        self.require(what, "weights", "cache")
-        if self.dropped:
-            raise RuntimeError(
-                "this engine dropped its weights when it slept, and none were sent since"
-            )
-
-    def add(self, *parts: EnginePart) -> None:
-        self.require("sleep", *parts)
-        self.parts |= {*parts}
-
-    def remove(self, *parts: EnginePart) -> None:
-        if awake := [part for part in parts if part not in self.parts]:
-            raise RuntimeError(f"{' and '.join(awake)} of this engine is awake already")
-        self.parts -= {*parts}
-
-
 class RolloutEngine(ABC):
     """Generates with one copy of the policy. One contract suite (``tests/contract``) tests all
     engines.
@@ -140,7 +107,8 @@ class RolloutEngine(ABC):
     def __init__(self, spec: EngineSpec) -> None:
         self.policy_version = 0  # of the weights in use; 0 before the first sync
         self._spec = spec
-        self._asleep = SleepRecord()
+        self._asleep: set[EnginePart] = set()
+        self._dropped = False  # the weights fell asleep without a copy, and no sync brought others
         self._broken = ""  # why the engine can no longer generate
         self._dead = ""  # which of its processes died
         self._interrupting = False
@@ -245,7 +213,7 @@ class RolloutEngine(ABC):
             raise EngineDied(self._dead)
         if self._broken:
             raise UserError(f"this rollout engine is out of use: {self._broken}")
-        self._asleep.require_all("a request")
+        self._require_all("a request")
         self._running += 1
         self._idle.clear()
         try:
@@ -255,9 +223,24 @@ class RolloutEngine(ABC):
             if not self._running:
                 self._idle.set()
 
+    def _require(self, what: str, *parts: EnginePart) -> None:
+        """Raise RuntimeError if one of ``parts``, which ``what`` needs, is asleep."""
+        if asleep := [part for part in parts if part in self._asleep]:
+            raise RuntimeError(
+                f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
+            )
+
+    def _require_all(self, what: str) -> None:
+        """Raise RuntimeError unless the whole engine is awake and has weights."""
+        self._require(what, "weights", "cache")
+        if self._dropped:
+            raise RuntimeError(
+                "this engine dropped its weights when it slept, and none were sent since"
+            )
+
     def _require_sync(self) -> None:
         """Raise RuntimeError if the weights cannot be changed now."""
-        self._asleep.require("a weight sync", "weights")
+        self._require("a weight sync", "weights")
         if self._running and not self._frozen:
             raise RuntimeError(
                 f"a weight sync while {self._running} requests run: pause the engine first"
@@ -284,7 +267,7 @@ class RolloutEngine(ABC):
 
     async def resume(self) -> None:
         """Let all requests continue with current weights. Raises RuntimeError if a part sleeps."""
-        self._asleep.require_all("resuming")
+        self._require_all("resuming")
         self._resumed.set()
 
     async def sleep(self, *parts: EnginePart) -> None:
@@ -296,15 +279,18 @@ class RolloutEngine(ABC):
                 "sleeping would lose the keys and values that paused requests keep"
                 " (--partial_rollout_cache keep)"
             )
-        self._asleep.add(*parts)
+        self._require("sleep", *parts)
+        self._asleep |= {*parts}
         await self._idle.wait()
         await self._free(*parts)
 
     async def wake(self, *parts: EnginePart) -> None:
         """Restore these parts; the cache comes back empty. Raises RuntimeError if one is already
         awake. At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
+        if awake := [part for part in parts if part not in self._asleep]:
+            raise RuntimeError(f"{' and '.join(awake)} of this engine is awake already")
         await self._restore(*parts)
-        self._asleep.remove(*parts)
+        self._asleep -= {*parts}
 
     async def _end_requests(self) -> None:
         """End every request with an error that says that the engine was closed."""

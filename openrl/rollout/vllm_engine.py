@@ -257,7 +257,7 @@ class VLLMEngine(RolloutEngine):
             raise RuntimeError(self._broken)
         if self._spec.max_images and not self._route.keeps_tower:
             await self._llm.reset_encoder_cache()  # it holds image features of the old weights
-        self._asleep.dropped = False
+        self._dropped = False
         self._names, self.policy_version = names, version
         return version
 
@@ -312,7 +312,7 @@ class VLLMEngine(RolloutEngine):
         """Free ``parts``, which ``_asleep`` already lists. vLLM falls asleep as a whole and wakes
         part by part. On a CPU its sleep does nothing, so we return the cache's pages to the system;
         the weights stay in host memory anyway."""
-        before = self._asleep.parts - {*parts}
+        before = self._asleep - {*parts}
         await self._llm.reset_prefix_cache()
         if self._spec.device == "cpu":
             if "cache" in parts:
@@ -322,8 +322,8 @@ class VLLMEngine(RolloutEngine):
             # older vLLM, which cannot sleep part by part, falls asleep only from fully awake
             await self._wake_up(before)
         await self._llm.sleep(level=self._spec.sleep_level)
-        self._asleep.dropped = self._spec.sleep_level == 2
-        if awake := TAGS.keys() - self._asleep.parts:
+        self._dropped = self._spec.sleep_level == 2
+        if awake := TAGS.keys() - self._asleep:
             await self._wake_up(awake)
 
     async def _wake_up(self, parts: Iterable[str]) -> None:

@@ -72,7 +72,7 @@ class Engine(VLLMEngine):
         return await super().finish_sync(version)
 
     async def play(self, prompt, request):
-        self._asleep.require_all("a request")
+        self._require_all("a request")
         assert not self._llm.asleep and self._llm.content
         self.log.append(f"answer by {self.policy_version}")
         return Group(prompt, [Trajectory(prompt, [Segment.answer([5], [6], [-1.0])], End.STOP)])
@@ -171,13 +171,13 @@ def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
         engine = Engine(None, LLM(by_parts=True), 2, [])
         await engine.sleep("weights", "cache")
         with pytest.raises(RuntimeError, match="a request needs weights and cache"):
-            engine._asleep.require_all("a request")
+            engine._require_all("a request")
         await engine.wake("weights", "cache")
         with pytest.raises(
             RuntimeError, match="dropped its weights when it slept, and none were sent since"
         ):
-            engine._asleep.require_all("a request")
+            engine._require_all("a request")
         await engine.finish_sync(1)
-        engine._asleep.require_all("a request")
+        engine._require_all("a request")
 
     asyncio.run(scenario())
