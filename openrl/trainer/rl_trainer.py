@@ -138,7 +138,7 @@ class RLTrainer:
             try:
                 while self.step < self.progress.total and not self.stop.signal:
                     await self.run_step(self.step + 1)
-                if self.stop.signal:
+                if self.stop.signal:  # rollouts ran ahead while the last step was trained
                     await self.rollouts.leave()
             finally:
                 await self.rollouts.close()
@@ -158,7 +158,7 @@ class RLTrainer:
             async with self.generating():
                 taken = await self.stop.unless_stopped(self.rollouts.take(tell))
                 if taken is None:
-                    await self.rollouts.leave()  # nobody needs the answers that are under way
+                    await self.rollouts.leave()  # or a pause would wait for the running answers
                 return taken
 
     async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
