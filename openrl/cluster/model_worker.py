@@ -111,8 +111,8 @@ class ModelWorker:
         return [self.engine, *self.others][model].columns(batch, micro_batches, *outputs)
 
     def update(self, *shares: Share) -> list[dict[str, Metric]]:
-        """Take an optimizer step for each plan, which all shares must have equally many of, and
-        return this rank's metrics of each. The i-th plans of all shares make up the i-th step."""
+        """Train on what this rank has of each batch and return its metrics of each optimizer step.
+        The i-th plans of all shares make up the i-th step, so all have equally many."""
         parts = ([(batch, plan, loss) for plan in plans] for batch, plans, loss in shares)
         return [self.engine.train_step(*first, *more) for first, *more in zip(*parts, strict=True)]
 
