@@ -65,6 +65,16 @@ def expanded(name: str) -> Path:
         return Path(name)
 
 
+def file_and_name(given: str) -> tuple[str, str | None]:
+    """Split PATH.py[:NAME] in two.
+
+    >>> file_and_name("~/.pyenv/agents.py:Guess")
+    ('~/.pyenv/agents.py', 'Guess')
+    """
+    path, _, name = given.rpartition(".py:")
+    return (f"{path}.py", name or None) if path else (given, None)
+
+
 def read_text(name: str) -> str:
     """Return the text of a file. Raises UnicodeDecodeError, and OSError also for a directory, and
     for a device or a pipe, which might never end, unless the shell has opened it for us."""

@@ -19,6 +19,7 @@ from openrl.config.groups.reward import (
     split,
 )
 from openrl.errors import UserError
+from openrl.files import file_and_name
 from openrl.flags.secrets import looks_secret
 from openrl.flags.sources import read_table
 
@@ -44,8 +45,8 @@ class RewardSource:
     @property
     def file(self) -> tuple[Path, str | None]:
         """The path and the function of a source that is a file."""
-        path, _, function = self.address.partition(".py")
-        return Path(path + ".py").expanduser().absolute(), function.removeprefix(":") or None
+        path, function = file_and_name(self.address)
+        return Path(path).expanduser().absolute(), function
 
     @property
     def urls(self) -> list[str]:
@@ -102,7 +103,7 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
     given += [("http", ",".join(urls))] if urls else []
     given += [("model", name) for name in split(models)]
     for kind, address in given:
-        if kind == "file" and not address.partition(":")[0].endswith(".py"):
+        if kind == "file" and not file_and_name(address)[0].endswith(".py"):
             raise UserError(
                 f"--remote_rm_url: {address} is neither a Python file nor a URL",
                 "path.py:function or http://...",
@@ -148,7 +149,7 @@ def _names(given: list[tuple[Kind, str]]) -> list[str]:
 
 def _short_name(kind: Kind, address: str) -> str:
     if kind == "file":
-        return Path(address.partition(":")[0]).stem
+        return Path(file_and_name(address)[0]).stem
     return {"http": "http", "verifier": address}.get(kind) or Path(address).absolute().name
 
 

@@ -26,7 +26,8 @@ from openrl.agents.foreign.process import (
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.config.groups.agent import TurnFlags, split_agent_path
+from openrl.config.groups.agent import TurnFlags
+from openrl.files import file_and_name
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.processes.worker import Target, load_module
@@ -35,7 +36,7 @@ from openrl.types import Prompt, Sampling, Trajectory
 
 def agent_file(given: str) -> AgentFile:
     """Read the value of --agent_func_path, PATH.py[:CLASS]."""
-    path, name = split_agent_path(given)
+    path, name = file_and_name(given)
     return AgentFile(Path(path).expanduser().absolute(), name)
 
 

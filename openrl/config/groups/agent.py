@@ -43,6 +43,10 @@ APART = Condition(
     ),
     "with --env_tags reasoning_gym or one of --plugin",
 )
+EVALUATED = Condition(
+    lambda config: not hasattr(config, "evaluation") or config.evaluation.asked_for,
+    "with --eval_steps, --eval_before_train or --eval_only",
+)
 STEPS = FILE | server("openenv") | given("env_tags") | given("tools")
 """We play the turns; programs and the servers of verifiers play them alone."""
 
@@ -166,6 +170,7 @@ class AgentFlags(TurnFlags):
         None,
         "Directory for evaluated answers and episodes: a transcript, a page with the images that"
         " the policy saw, and a GIF if the environment draws its state. None: not written.",
+        only_if=EVALUATED,
     )
 
     @property
@@ -219,16 +224,6 @@ class EnvironmentFlags(EnvironmentTagFlags):
         each, more = divmod(groups, len(self.env_tags))
         even = tuple(each + (place < more) for place in range(len(self.env_tags)))
         return dict(zip(self.env_tags, self.env_groups_per_tag or even, strict=True))
-
-
-def split_agent_path(given: str) -> tuple[str, str | None]:
-    """Split PATH.py[:CLASS] in two.
-
-    >>> split_agent_path("agents.py:Guess")
-    ('agents.py', 'Guess')
-    """
-    path, _, name = given.rpartition(".py:")
-    return (f"{path}.py", name) if path else (given, None)
 
 
 def split_command(command: str) -> list[str]:

@@ -250,16 +250,17 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     """Parse "0-2,5" into (0, 1, 2, 5)."""
     numbers: list[int] = []
     for item in text.split(","):
-        first, dash, last = item.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        ends = item.strip().split("-")
+        if len(ends) > 2 or not all(map(str.isdecimal, ends)) or int(ends[0]) > int(ends[-1]):
             raise _unreadable(
                 f"{item.strip()!r} of {name} is neither a number nor a range like 0-3"
             )
-        if int(last or first) > MOST_PLACES:
+        first, last = int(ends[0]), int(ends[-1])
+        if last > MOST_PLACES:
             raise _unreadable(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
-        numbers += range(int(first), int(last or first) + 1)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise _unreadable(f"{name}={text} is empty, or names a place twice")
+        numbers += range(first, last + 1)
+    if len(set(numbers)) < len(numbers):
+        raise _unreadable(f"{name}={text} names a place twice")
     return tuple(sorted(numbers))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
-from openrl.config.groups.agent import read_env_config, split_agent_path, split_command
+from openrl.config.groups.agent import read_env_config, split_command
 from openrl.extension_points import environments
+from openrl.files import file_and_name
 from openrl.flags.checks import Given, Problem, Problems, check, check_environment, unknown_names
 
 Playing = PPOConfig | EvaluateConfig
@@ -93,7 +94,7 @@ def environment_settings_are_known(config: Playing) -> None:
 def agents_exist(config: Playing) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
     if path is not None and not config.agents.server[0]:
-        file, _ = split_agent_path(path)
+        file, _ = file_and_name(path)
         if not file.endswith(".py"):
             fix = BUILT_IN.get(path, "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT")
             yield Problem(("agent_func_path",), f"{path} is not a Python file", fix)
@@ -106,8 +107,13 @@ def agents_exist(config: Playing) -> Problems:
 @check_environment
 def endpoint_port_is_free(config: Playing) -> Problems:
     first = config.agents.agent_endpoint_port
-    engines = config.engine.vllm_num_engines if isinstance(config, PPOConfig) else None
-    for port in range(first, first + (engines or 1)) if first else ():
+    engines = (config.engine.vllm_num_engines if isinstance(config, PPOConfig) else None) or 1
+    if first + engines > 2**16:
+        message = f"{engines} engines need ports up to {first + engines - 1}, but the last is 65535"
+        fix = f"--agent_endpoint_port {2**16 - engines}"
+        yield Problem(("agent_endpoint_port", "vllm_num_engines"), message, fix)
+        return
+    for port in range(first, first + engines) if first else ():
         try:
             with socket.socket() as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from openrl.config.commands import (
-    DPOConfig,
-    PPOConfig,
-    SFTConfig,
-    SupervisedConfig,
-    TrainingConfig,
-)
+from openrl.config.commands import DPOConfig, PPOConfig, SFTConfig, SupervisedConfig, TrainingConfig
 from openrl.config.derived import trained_ranks
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.flags.checks import Problem, Problems, check

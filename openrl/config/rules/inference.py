@@ -122,7 +122,7 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
 
 @check_environment
 def output_is_free(config: MergeConfig) -> Problems:
-    output = Path(config.merge.output_path)
+    output = Path(config.merge.output_path).expanduser()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         message = f"{output} exists and is not an empty directory"
         yield Problem(("output_path",), message, "another directory")

@@ -9,6 +9,7 @@ from openrl.config.derived import agents_of
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.extension_points import verifiers
+from openrl.files import file_and_name
 from openrl.flags.checks import Problem, Problems, check, check_environment, in_use, unknown_names
 
 Scoring = PPOConfig | ServeConfig | AnsweringConfig
@@ -58,7 +59,7 @@ def weights_stand_in_one_place(config: PPOConfig) -> Problems:
 def reward_files_exist(config: Scoring) -> Problems:
     for source in reward_sources(config.reward):
         if source.kind == "file" and not source.file[0].is_file():
-            yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
+            yield Problem(("remote_rm_url",), f"no such file: {file_and_name(source.address)[0]}")
 
 
 @check_environment

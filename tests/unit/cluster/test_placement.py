@@ -237,8 +237,9 @@ def test_roles_may_overlap_in_part():
         ("actor=0;actor=1", "actor is named twice"),
         ("actor=a-b", "'a-b' of actor is neither a number nor a range like 0-3"),
         ("actor=", "'' of actor is neither a number nor a range like 0-3"),
-        ("actor=3-1", "actor=3-1 is empty, or names a place twice"),
-        ("actor=0-2,1", "actor=0-2,1 is empty, or names a place twice"),
+        ("actor=0-1-2", "'0-1-2' of actor is neither a number nor a range like 0-3"),
+        ("actor=0,3-1", "'3-1' of actor is neither a number nor a range like 0-3"),
+        ("actor=0-2,1", "actor=0-2,1 names a place twice"),
     ],
 )
 def test_placement_that_cannot_be_read(text, reason):

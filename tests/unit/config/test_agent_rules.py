@@ -73,6 +73,18 @@ def test_the_port_of_every_engine_is_looked_at():
     assert any(f"port {port} of 127.0.0.1 is not available" in problem for problem in found)
 
 
+def test_engines_do_not_run_out_of_ports():
+    words = f"{GRPO} --agent_command python --apply_chat_template --agent_endpoint_port 65000"
+    (found,) = [p for p in said(PPOConfig, f"{words} --vllm_num_engines 600", True) if "port" in p]
+    assert "600 engines need ports up to 65599" in found and "--agent_endpoint_port 64936" in found
+
+
+@pytest.mark.parametrize("evaluates", ["--eval_steps 1", "--eval_before_train", ""])
+def test_episodes_are_rendered_in_evaluations(evaluates):
+    warnings = said(PPOConfig, f"{GAMES} --render_save_dir r {evaluates}")
+    assert bool(warnings) is not bool(evaluates)
+
+
 @pytest.mark.parametrize(
     ("words", "refused"),
     [

@@ -5,6 +5,7 @@ import asyncio
 import json
 import math
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +55,12 @@ def test_sources_in_the_order_of_their_weights():
     assert math_file.file[0].name == "math.py" and math_file.file[1] == "grade"
     assert plan.sources[3].file[1] is None
     assert http.urls == ["http://a/x", "http://b/y"]
+
+
+def test_a_folder_of_a_reward_file_may_hold_the_ending_in_its_name():
+    (source,) = plan_of(remote_rm_url="/me/.pyenv/my.pyproject/math.py:grade").sources
+    assert source.file == (Path("/me/.pyenv/my.pyproject/math.py"), "grade")
+    assert source.name == "math"
 
 
 def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
