@@ -62,4 +62,4 @@ def after(ask: Callable[..., Awaitable[Any]]) -> Any:
 
 
 if __name__ == "__main__":
-    leave(command(PPOConfig, prepare, marked_run, prog="train_ppo_ray", description=""))
+    leave(command(PPOConfig, prepare, marked_run))

@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.batch_inference``: responses or rewards for a dataset."""
+"""``python -m openrl.cli.batch_inference``, whose flags are those of ``BatchInferenceConfig``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,4 @@ from openrl.processes.leave import leave
 prepare, run = of_module("openrl.inference.batch")
 
 if __name__ == "__main__":
-    leave(
-        command(
-            BatchInferenceConfig, prepare, run, prog="batch_inference", description=__doc__ or ""
-        )
-    )
+    leave(command(BatchInferenceConfig, prepare, run))

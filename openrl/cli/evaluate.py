@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.evaluate``: mean@k, pass@k and maj@k of a model."""
+"""``python -m openrl.cli.evaluate``, whose flags are those of ``EvaluateConfig``."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from openrl.processes.leave import leave
 prepare, run = of_module("openrl.inference.evaluate")
 
 if __name__ == "__main__":
-    leave(command(EvaluateConfig, prepare, run, prog="evaluate", description=__doc__ or ""))
+    leave(command(EvaluateConfig, prepare, run))

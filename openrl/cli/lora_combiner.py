@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.lora_combiner``: merge a LoRA adapter into its base model."""
+"""``python -m openrl.cli.lora_combiner``, whose flags are those of ``MergeConfig``."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def run(config: MergeConfig, inputs: None) -> None:
 
 
 if __name__ == "__main__":
-    leave(command(MergeConfig, prepare, run, prog="lora_combiner", description=__doc__ or ""))
+    leave(command(MergeConfig, prepare, run))

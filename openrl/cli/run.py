@@ -20,7 +20,8 @@ from importlib import import_module
 from typing import Any
 
 import openrl.config.rules.all  # noqa: F401
-from openrl.cli.hub import from_modelscope, settle_for_cache
+from openrl.cli.hub import settle_for_cache, with_places
+from openrl.config.commands import COMMANDS
 from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.checks import as_typed
 from openrl.flags.parser import UnknownFlags, load
@@ -39,23 +40,22 @@ def command(
     config_type: type,
     prepare: Callable[[Any], Any],
     run: Callable[[Any, Any], None],
-    *,
-    prog: str,
-    description: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Return the exit code of ``run(config, prepare(config))``. --help, --dump_config and problems
-    with flags end the process in ``load``; a misspelt flag ends it after ``prepare``, so that it
-    does not hide what is wrong with models and data.
+    """Return the exit code of ``run(config, prepare(config))``, by the flags in ``argv`` or else of
+    this process. --help, --dump_config and problems with flags end the process in ``load``; a
+    misspelt flag ends it after ``prepare``, so that it does not hide what is wrong with models and
+    data.
 
     A UserError, wherever it was raised, becomes one message without a traceback and the exit code 2
     while preparing, which starts nothing, or 1 afterwards. Any other exception is a defect and
     passes through.
     """
     argv = sys.argv[1:] if argv is None else argv
+    prog = next(name for name, config in COMMANDS.items() if config is config_type)
     misspelt = False
     try:
-        config = load(config_type, argv, prog=prog, description=description)
+        config = load(config_type, argv, prog)
     except UnknownFlags as error:
         config, misspelt = error.config, True
     silence()
@@ -66,7 +66,7 @@ def command(
     try:
         gc.disable()  # it takes a fifth of the time in which modules load, and finds nothing
         try:
-            config = from_modelscope(config)
+            config = with_places(config)
             if warning := settle_for_cache(config):
                 print(printable(f"{prog}: warning: {warning}"), file=sys.stderr)
             inputs = prepare(config)

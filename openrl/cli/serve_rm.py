@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.serve_rm``: rewards over HTTP."""
+"""``python -m openrl.cli.serve_rm``, whose flags are those of ``ServeConfig``."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from openrl.processes.leave import leave
 prepare, run = of_module("openrl.inference.serve")
 
 if __name__ == "__main__":
-    leave(command(ServeConfig, prepare, run, prog="serve_rm", description=__doc__ or ""))
+    leave(command(ServeConfig, prepare, run))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from openrl.cli.run import command
 from openrl.config.commands import SupervisedConfig
 from openrl.errors import printable
 
@@ -38,11 +36,3 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
             print(printable(describe(config, inputs)), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))
-
-
-def supervised_command(
-    config_type: type, *, prog: str, description: str, argv: Sequence[str] | None = None
-) -> int:
-    """Return the exit code of one of these commands; ``argv`` None means the process's own
-    arguments."""
-    return command(config_type, prepare, run, prog=prog, description=description, argv=argv)

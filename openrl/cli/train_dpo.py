@@ -1,10 +1,11 @@
-"""``python -m openrl.cli.train_dpo``: learning from preferences without a reward model."""
+"""``python -m openrl.cli.train_dpo``, whose flags are those of ``DPOConfig``."""
 
 from __future__ import annotations
 
-from openrl.cli.supervised import supervised_command
+from openrl.cli.run import command
+from openrl.cli.supervised import prepare, run
 from openrl.config.commands import DPOConfig
 from openrl.processes.leave import leave
 
 if __name__ == "__main__":
-    leave(supervised_command(DPOConfig, prog="train_dpo", description=__doc__ or ""))
+    leave(command(DPOConfig, prepare, run))

@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.train_ppo_ray``: reinforcement learning with Ray, DeepSpeed and vLLM."""
+"""``python -m openrl.cli.train_ppo_ray``, whose flags are those of ``PPOConfig``."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ def run(config: PPOConfig, inputs: Any) -> None:
 
 
 if __name__ == "__main__":
-    leave(command(PPOConfig, prepare, run, prog="train_ppo_ray", description=__doc__ or ""))
+    leave(command(PPOConfig, prepare, run))

@@ -1,5 +1,6 @@
-"""The flags of each command: one dataclass per command, made of flag groups. Its properties are
-what the conditions of flags read; ``derived`` has what else follows from several groups."""
+"""The flags of each command: one dataclass per command, made of flag groups; --help begins with its
+docstring. Its properties are what the conditions of flags read; ``derived`` has what else follows
+from several groups."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ from openrl.flags.schema import absent, given, part
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """``python -m openrl.cli.train_ppo_ray``"""
+    """``python -m openrl.cli.train_ppo_ray``: reinforcement learning with Ray, DeepSpeed and vLLM."""
 
     model: ModelFlags
     changes: ModelChangeFlags
@@ -181,7 +182,7 @@ class SupervisedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(SupervisedConfig):
-    """``python -m openrl.cli.train_sft``"""
+    """``python -m openrl.cli.train_sft``: supervised fine-tuning."""
 
     data: SupervisedDataFlags = part(max_len=2048)
     templates: TemplateFlags = part(only_if=absent("pretrain_mode"), input_template=PLAIN_DIALOGUE)
@@ -191,7 +192,7 @@ class SFTConfig(SupervisedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RMConfig(SupervisedConfig):
-    """``python -m openrl.cli.train_rm``"""
+    """``python -m openrl.cli.train_rm``: a reward model from pairs of answers."""
 
     head: ScalarHeadFlags
     data: PreferenceDataFlags
@@ -204,7 +205,7 @@ class RMConfig(SupervisedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(SupervisedConfig):
-    """``python -m openrl.cli.train_dpo``"""
+    """``python -m openrl.cli.train_dpo``: learning from preferences without a reward model."""
 
     reference: ReferenceFlags
     data: PreferenceDataFlags
@@ -227,7 +228,7 @@ class DPOConfig(SupervisedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """``python -m openrl.cli.serve_rm``"""
+    """``python -m openrl.cli.serve_rm``: rewards over HTTP."""
 
     rm: RewardModelFlags
     reward: RewardSourceFlags
@@ -262,7 +263,7 @@ class AnsweringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchInferenceConfig(AnsweringConfig):
-    """``python -m openrl.cli.batch_inference``"""
+    """``python -m openrl.cli.batch_inference``: responses or rewards for a dataset."""
 
     task: BatchTaskFlags
     data: BatchDataFlags
@@ -271,7 +272,7 @@ class BatchInferenceConfig(AnsweringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(AnsweringConfig):
-    """``python -m openrl.cli.evaluate``"""
+    """``python -m openrl.cli.evaluate``: mean@k, pass@k and maj@k of a model."""
 
     task: EvaluateFlags
     engine: ChosenEngineFlags
@@ -281,7 +282,7 @@ class EvaluateConfig(AnsweringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
-    """``python -m openrl.cli.lora_combiner``"""
+    """``python -m openrl.cli.lora_combiner``: merge a LoRA adapter into its base model."""
 
     merge: MergeFlags
     model: WeightFlags

@@ -65,8 +65,7 @@ PROJECTS = Condition(
 # -- the KL to the reference
 
 KL_TERM = Condition(
-    lambda config: config.kl.in_reward or config.kl.in_loss,
-    "with --init_kl_coef or --kl_loss_coef",
+    lambda config: config.kl.in_reward or config.kl.in_loss, "with --init_kl_coef or --kl_loss_coef"
 )
 NO_KL_TERM = Condition(
     lambda config: not KL_TERM.holds(config), "with --init_kl_coef 0: a KL term is logged anyway"

@@ -7,10 +7,13 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from openrl.files import write_atomically
+from openrl.flags.checks import Problem
 from openrl.flags.schema import FlagSpec, collect_flags
 from openrl.flags.secrets import without_secrets
 from openrl.flags.values import NONE
@@ -52,6 +55,19 @@ def dump_yaml(config: Any) -> str:
         lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
         lines.append(_line(spec.name, value))
     return "\n".join(lines).lstrip() + "\n"
+
+
+def write_config(target: str, config: Any) -> list[Problem]:
+    """Write a config to the file of --dump_config (-: the screen). Returns what went wrong."""
+    text = dump_yaml(config)
+    if target == "-":
+        print(text, end="")
+        return []
+    try:
+        write_atomically(Path(target), text)
+    except OSError as error:
+        return [Problem(("dump_config",), f"cannot write {target}: {error.strerror}")]
+    return []
 
 
 def effective_flags(config: Any) -> dict[str, Any]:

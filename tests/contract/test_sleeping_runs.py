@@ -135,12 +135,7 @@ def outcome(task, out, **changes):
     """(metrics that time has no part in, weights, state of the actor) that a run leaves."""
     argv = ppo_flags(task, out, **RUN, **changes)
     run = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
-    assert (
-        command(
-            PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv
-        )
-        == 0
-    )
+    assert command(PPOConfig, train_ppo_ray.prepare, run, argv=argv) == 0
     state = out / "checkpoints/step_000002/actor/rank_00000.safetensors"
     return untimed(metrics(out)), load_file(out / "model.safetensors"), load_file(state)
 

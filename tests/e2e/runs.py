@@ -111,7 +111,7 @@ def run_here(flags: list[str], train: Callable[[Any, Any], None] = train_ppo_ray
     """The exit code of train_ppo_ray in this process, which saves its imports; ``train`` may put
     the roles elsewhere than the command does."""
     steps = (train_ppo_ray.prepare, train)
-    return command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=flags)
+    return command(PPOConfig, *steps, argv=flags)
 
 
 def plan_of(flags: list[str]) -> str:

@@ -61,7 +61,7 @@ def attempt(capsys, tmp_path):
         config_type, module = COMMANDS[prog]
         before, run = set(tmp_path.iterdir()), module.run if code == 0 else must_not_run
         try:
-            found = command(config_type, module.prepare, run, prog=prog, description="", argv=flags)
+            found = command(config_type, module.prepare, run, argv=flags)
         except SystemExit as end:
             found = end.code
         out, err = capsys.readouterr()

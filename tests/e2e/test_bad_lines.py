@@ -99,7 +99,7 @@ def test_what_is_wrong_is_named(prog, extra, words, workshop, capsys, monkeypatc
     argv = shlex.split(f"{sound} {extra}")
     run = module.run if "--dry_run" in argv else must_not_run
     try:
-        code = command(COMMANDS[prog], module.prepare, run, prog=prog, description="", argv=argv)
+        code = command(COMMANDS[prog], module.prepare, run, argv=argv)
     except SystemExit as end:
         code = end.code
     said = capsys.readouterr().err.replace(f"{workshop}/", "").replace("./", "")

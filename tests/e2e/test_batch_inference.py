@@ -77,8 +77,6 @@ def batch(task: Path, out: Path, code: int = 0, **changes: object) -> list[dict]
         BatchInferenceConfig,
         batch_inference.prepare,
         batch_inference.run,
-        prog="batch_inference",
-        description="",
         argv=flags(task, out, **changes),
     )
     assert ended == code
@@ -271,7 +269,7 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
         prompt_max_len=16, generate_max_len=8,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
-    assert command(*arguments, prog="evaluate", description="", argv=words) == 0
+    assert command(*arguments, argv=words) == 0
     figures = json.loads(out.read_text())["figures"]["all"]
     rows = read(out.with_suffix(".jsonl"))
     groups = [rows[i : i + 4] for i in range(0, 40, 4)]
@@ -293,7 +291,7 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
 
     before = out.with_suffix(".jsonl").read_bytes()
     again = [word if word != "3" else "2" for word in words]
-    assert command(*arguments, prog="evaluate", description="", argv=again) == 0
+    assert command(*arguments, argv=again) == 0
     assert out.with_suffix(".jsonl").read_bytes() == before, (
         "answers are there already: other figures of the same"
     )
@@ -308,7 +306,7 @@ def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
         max_tokens_per_turn=6, max_turns=2, max_samples=4,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
-    assert command(*arguments, prog="evaluate", description="", argv=words) == 0
+    assert command(*arguments, argv=words) == 0
     rows = read(out.with_suffix(".jsonl"))
     assert len(rows) == 8 and all(row["reward"] == 0 for row in rows)
     assert all(row["output"] and row["finish"] == "max_turns" for row in rows)
@@ -344,7 +342,7 @@ def test_evaluate_plays_an_episode_again_if_its_environment_fails(task, tmp_path
         prompt_max_len=16, generate_max_len=60, max_tokens_per_turn=6, max_samples=3,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
-    assert command(*arguments, prog="evaluate", description="", argv=words) == 0
+    assert command(*arguments, argv=words) == 0
     rows = read(out.with_suffix(".jsonl"))
     assert [row["reward"] for row in rows] == [1.0] * 6
     assert Path(f"{game}.log").stat().st_size == 6 + 1
@@ -373,6 +371,6 @@ def test_evaluate_takes_no_rewards_from_two_sides(task, tmp_path, capsys):
         reward_funcs="number", n_samples_per_prompt=1, k=[1], prompt_max_len=16, generate_max_len=12, max_samples=1,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
-    assert command(*arguments, prog="evaluate", description="", argv=words) == 1
+    assert command(*arguments, argv=words) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "the agent returns rewards, but reward sources are given too" in told

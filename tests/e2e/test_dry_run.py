@@ -31,7 +31,7 @@ def refused(task, tmp_path, capsys):
         argv = [*ppo_flags(task, tmp_path / "out", **changes), "--dry_run"]
         steps = (train_ppo_ray.prepare, train_ppo_ray.run)
         try:
-            code = command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=argv)
+            code = command(PPOConfig, *steps, argv=argv)
         except SystemExit as end:
             code = end.code
         said = capsys.readouterr().err

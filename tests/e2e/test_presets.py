@@ -31,9 +31,7 @@ def plan(task, tmp_path, capsys):
         free = {"advantage_estimator": None, "generate_max_len": 496, "dry_run": True}
         argv = ppo_flags(task, tmp_path / "out", **(free | changes))
         run = train_ppo_ray.run
-        code = command(
-            PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv
-        )
+        code = command(PPOConfig, train_ppo_ray.prepare, run, argv=argv)
         printed = capsys.readouterr()
         assert code == 0, printed.err
         assert not (tmp_path / "out").exists()

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from openrl.cli.supervised import supervised_command
+from openrl.cli import train_sft
+from openrl.cli.run import command
 from openrl.config.commands import SFTConfig
 from tests.e2e.bench import without_ray
 from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
@@ -48,9 +49,7 @@ def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "each sequence is split over 2 ranks by ring attention" in done.stdout
     assert "--ring_attn_size turns --packing_samples on" in done.stdout
-    assert (
-        supervised_command(SFTConfig, prog="sft", description="", argv=flags(tmp_path / "one")) == 0
-    )
+    assert command(SFTConfig, train_sft.prepare, train_sft.run, argv=flags(tmp_path / "one")) == 0
     for split, whole in zip(metrics(tmp_path / "ring"), metrics(tmp_path / "one"), strict=True):
         for name in ("loss", "grad_norm", *(["eval/loss"] if "eval/loss" in whole else [])):
             assert split[name] == pytest.approx(whole[name], rel=1e-4), name

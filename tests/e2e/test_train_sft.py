@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrl.cli.supervised import supervised_command
+from openrl.cli import train_sft
+from openrl.cli.run import command
 from openrl.config.commands import SFTConfig
 from tests.e2e.runs import metrics
 from tests.tiny import tiny_model_dir
@@ -36,7 +37,7 @@ def test_resume_equals_the_uninterrupted_run(tmp_path, capsys):
 
     def train(*more):
         argv = [*flags, *more]
-        return supervised_command(SFTConfig, prog="train_sft", description="", argv=argv)
+        return command(SFTConfig, train_sft.prepare, train_sft.run, argv=argv)
 
     assert train() == 0
     whole, losses = load_file(out / "model.safetensors"), [m["loss"] for m in metrics(out)]
@@ -69,7 +70,7 @@ def test_dynamic_batches_train_alike(tmp_path):
         if words:
             at = flags.index("--micro_train_batch_size")
             del flags[at : at + 2]
-        assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
+        assert command(SFTConfig, train_sft.prepare, train_sft.run, argv=flags) == 0
         found[name] = metrics(tmp_path / name)
     for padded, dynamic in zip(found["padded"], found["dynamic"], strict=True):
         assert dynamic["loss"] == pytest.approx(padded["loss"], rel=1e-4)
@@ -93,7 +94,7 @@ def test_evaluation_is_the_loss_of_transformers_over_all_answer_tokens(tmp_path)
         "4",
     ]
     flags[flags.index("--micro_train_batch_size") + 1] = "4"
-    assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
+    assert command(SFTConfig, train_sft.prepare, train_sft.run, argv=flags) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     nll = []
     for row in held_out:

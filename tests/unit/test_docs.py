@@ -48,7 +48,7 @@ from openrl.experience import LossInputs
 
 argv = "--pretrain some/model --prompt_data some/data --remote_rm_url {reward} --plugin my_project.losses --init_kl_coef 0"
 argv += " --advantage_estimator group_norm --n_samples_per_prompt 8 --policy_loss_type plain_reinforce --reinforce_floor -2"
-config = load(PPOConfig, argv.format(reward=sys.argv[1]).split(), prog="train_ppo_ray", description="")
+config = load(PPOConfig, argv.format(reward=sys.argv[1]).split(), prog="train_ppo_ray")
 options = config.options["policy_loss_type"]
 column = torch.tensor([[-1.0, -3.0]])
 inputs = LossInputs(
@@ -125,5 +125,5 @@ def test_the_commands_of_the_page_are_accepted(command, tmp_path):
     argv = [*words[words.index("openrl.cli.train_ppo_ray") + 1 :], "--dump_config"]
     argv.append(str(tmp_path / "config.yaml"))
     with pytest.raises(SystemExit) as ended:
-        load(PPOConfig, argv, prog="train_ppo_ray", description="")
+        load(PPOConfig, argv, prog="train_ppo_ray")
     assert ended.value.code == 0

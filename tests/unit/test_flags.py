@@ -527,17 +527,17 @@ def test_a_dumped_config_loads_back_equal(tmp_path):
 
 def test_dump_names_sections_and_help(tmp_path, capsys):
     argv = ["--pretrain", "m", "--batch", "16", "--no_shuffle"]
-    want = load(Command, argv, prog="p", description="")
+    want = load(Command, argv, prog="p")
     with pytest.raises(SystemExit) as end:
-        load(Command, [*argv, "--dump_config", "-"], prog="p", description="")
+        load(Command, [*argv, "--dump_config", "-"], prog="p")
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert "# --- Optimizer ---\n# Rate.\nactor_rate: 1.0e-06\n" in text
     file = tmp_path / "run.yaml"
     with pytest.raises(SystemExit):
-        load(Command, [*argv, "--dump_config", str(file)], prog="p", description="")
+        load(Command, [*argv, "--dump_config", str(file)], prog="p")
     assert file.read_text() == text
-    assert load(Command, ["--config", str(file)], prog="p", description="") == want
+    assert load(Command, ["--config", str(file)], prog="p") == want
 
 
 def test_a_dump_that_cannot_be_written(tmp_path, capsys):
@@ -546,7 +546,6 @@ def test_a_dump_that_cannot_be_written(tmp_path, capsys):
             Command,
             ["--pretrain", "m", "--dump_config", str(tmp_path / "a" / "b")],
             prog="p",
-            description="",
         )
     assert end.value.code == 2
     assert "--dump_config: cannot write" in capsys.readouterr().err
@@ -554,7 +553,7 @@ def test_a_dump_that_cannot_be_written(tmp_path, capsys):
 
 def test_problems_go_to_stderr_with_code_2(capsys):
     with pytest.raises(SystemExit) as end:
-        load(Command, ["--micro", "3"], prog="python -m toy", description="")
+        load(Command, ["--micro", "3"], prog="python -m toy")
     out, err = capsys.readouterr()
     assert end.value.code == 2 and not out
     assert err.startswith(
@@ -563,7 +562,7 @@ def test_problems_go_to_stderr_with_code_2(capsys):
 
 
 def test_warnings_do_not_stop(capsys):
-    config = load(Command, ["--pretrain", "m", "--template", "odd"], prog="p", description="")
+    config = load(Command, ["--pretrain", "m", "--template", "odd"], prog="p")
     assert config.model.template == "odd"
     assert capsys.readouterr().err == "p: warning: --template: is odd\n"
 
@@ -611,7 +610,7 @@ def test_plugins_bring_components_and_flags(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     toy = importlib.import_module("toy_points").Toy
     argv = ["--config", str(tmp_path / "c.yaml"), "--point", "mine", "--mine_beta", "0.25"]
-    config = load(toy, argv, prog="p", description="")
+    config = load(toy, argv, prog="p")
     assert config.toy.plugin == ("toy_plugin",) and config.options["point"].mine_beta == 0.25
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from openrl.cli.hub import PROXIES, from_modelscope, hub_names, settle_for_cache
+from openrl.cli.hub import PROXIES, hub_names, settle_for_cache, with_places
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from openrl.config.rules.machine import given_names
@@ -46,7 +46,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(config, monkeypatch):
 @pytest.mark.usefixtures("config")
 def test_a_name_does_not_act_on_the_terminal(capsys):
     flags = ["--prompt_data", "d", "--reward_funcs", "number", "--pretrain", "m\x1b[31m"]
-    command(PPOConfig, id, lambda *_: None, prog="p", description="", argv=flags)
+    command(PPOConfig, id, lambda *_: None, argv=flags)
     said = capsys.readouterr().err
     assert "must hold m\\x1b[31m" in said and "\x1b" not in said
 
@@ -93,7 +93,7 @@ def test_names_of_modelscope_become_directories(tmp_path):
     own.mkdir()
     words = f"{PPO} --use_ms --pretrain some/model --reward_pretrain {own},some/judge"
     words += " --lora_adapter_path some/adapter"
-    found = from_modelscope(settle(PPOConfig, f"{words} --prompt_data some/data@hard,some/data")[0])
+    found = with_places(settle(PPOConfig, f"{words} --prompt_data some/data@hard,some/data")[0])
     names = ("pretrain", "reward_pretrain", "prompt_data", "lora_adapter_path")
     flags = dict(given_names(found, names))
     assert hub_names(found) == []
@@ -107,18 +107,38 @@ def test_names_of_modelscope_become_directories(tmp_path):
     assert subset == f"{whole}@hard"
 
 
+def test_paths_may_begin_at_home(monkeypatch):
+    """As in a YAML file, where no shell replaces ~."""
+    monkeypatch.setenv("HOME", "/home/me")
+    words = (
+        f"{PPO} --pretrain ~/m --reward_pretrain ~/a,some/judge --prompt_data ~/d.jsonl@x,some/data"
+    )
+    words += (
+        " --save_path ~/out --ckpt_path ~/out/checkpoints --resume_from_checkpoint ~/old/step_1"
+    )
+    found = with_places(settle(PPOConfig, words)[0])
+    assert (found.model.pretrain, found.others.reward_pretrain) == (
+        "/home/me/m",
+        "/home/me/a,some/judge",
+    )
+    assert found.data.prompt_data == "/home/me/d.jsonl@x,some/data"
+    assert found.checkpoint.save_path == "/home/me/out"
+    assert found.checkpoint.ckpt_path == "/home/me/out/checkpoints"
+    assert found.checkpoint.resume_from_checkpoint == "/home/me/old/step_1"
+
+
 @pytest.mark.usefixtures("modelscope")
 def test_without_the_flag_nothing_is_asked(tmp_path):
     config = settle(PPOConfig, f"{PPO} --pretrain some/model")[0]
-    assert from_modelscope(config) is config and not (tmp_path / "cache").exists()
+    assert with_places(config) is config and not (tmp_path / "cache").exists()
 
 
 @pytest.mark.usefixtures("modelscope")
 def test_what_modelscope_does_not_have_is_named(monkeypatch):
     config = settle(PPOConfig, f"{PPO} --use_ms --pretrain some/absent")[0]
     with pytest.raises(UserError, match="--use_ms: ModelScope gives no model some/absent"):
-        from_modelscope(config)
+        with_places(config)
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(UserError, match="is not installed") as caught:
-        from_modelscope(config)
+        with_places(config)
     assert caught.value.remedy == "pip install modelscope-hub"

@@ -684,7 +684,7 @@ def episode_end(error: BaseException | None, while_preparing: bool = False) -> i
             raise error
 
     prepare, run = (fail, print) if while_preparing else (lambda config: None, fail)
-    return command(SFTConfig, prepare, run, prog="openrl", description="", argv=SFT.split())
+    return command(SFTConfig, prepare, run, argv=SFT.split())
 
 
 WRONG_ROW = UserError("row 3 is wrong", "mend it")
@@ -702,14 +702,15 @@ WRONG_ROW = UserError("row 3 is wrong", "mend it")
 def test_user_errors_end_with_one_message(error, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nobody asks whether the Hub has "m"
     assert episode_end(error) == 1
-    assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\n"
+    assert capsys.readouterr().err == "train_sft: row 3 is wrong\n  try: mend it\n"
 
 
 def test_an_error_before_the_start_is_told_apart(capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert episode_end(WRONG_ROW, while_preparing=True) == 2
     assert (
-        capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
+        capsys.readouterr().err
+        == "train_sft: row 3 is wrong\n  try: mend it\nnothing was started\n"
     )
 
 
@@ -754,7 +755,7 @@ def test_help_loads_no_heavy_library(command_type):
         "from openrl.cli.run import command\n"
         f"from openrl.config.commands import {command_type}\n"
         "try:\n"
-        f"    command({command_type}, None, None, prog='p', description='d', argv=['--help'])\n"
+        f"    command({command_type}, None, None, argv=['--help'])\n"
         "finally:\n"
         f"    print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
@@ -762,7 +763,7 @@ def test_help_loads_no_heavy_library(command_type):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith("usage: p ")
+    assert done.stdout.splitlines()[0].startswith("usage: train_")
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 

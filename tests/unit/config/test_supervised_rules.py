@@ -166,10 +166,11 @@ def taken(self):
     sys.exit(0)
 
 Launch.take_own_gpu = taken
-from openrl.cli.supervised import supervised_command
+from openrl.cli import train_sft
+from openrl.cli.run import command
 from openrl.config.commands import SFTConfig
 
-supervised_command(SFTConfig, prog="train_sft", description="", argv=sys.argv[1:])
+command(SFTConfig, train_sft.prepare, train_sft.run, argv=sys.argv[1:])
 """
     rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     words = ["--pretrain", "m", "--dataset", "d", "--lora_rank", "8"]
