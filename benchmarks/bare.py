@@ -73,7 +73,7 @@ def _main(serve: Callable[..., None], connection: Connection, *args: Any) -> Non
 
 
 @dataclass(frozen=True)
-class GenerateRequest:
+class Generation:
     """What bare vLLM did: its seconds, and how many tokens it sampled."""
 
     seconds: float
@@ -122,7 +122,7 @@ async def _serve_vllm(
             sampled = await asyncio.gather(
                 *(complete(p, f"{call}-{i}") for i, p in enumerate(prompts))
             )
-            connection.send(GenerateRequest(time.perf_counter() - started, sum(sampled)))
+            connection.send(Generation(time.perf_counter() - started, sum(sampled)))
     finally:
         llm.shutdown()
 

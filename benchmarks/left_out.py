@@ -19,34 +19,19 @@ from statistics import median
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.options import device_option, parser_of
-from benchmarks.pairs import busy_seconds
+from benchmarks.pairs import busy_seconds, spread
+from benchmarks.training import ANSWERS, UPDATE, make_llama, rollout, spec_of
 from openrl.algorithms.batching import plan_steps
-from openrl.algorithms.collate import turn_ids
-from openrl.algorithms.policy_losses import PPOOptions
-from openrl.config.groups.deepspeed import DeepSpeedFlags
-from openrl.config.groups.model import ModelFlags
-from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.experience import ExperienceBatch, StepCounts
-from openrl.training.build import ModelSpec, build_engine
+from openrl.training.build import build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
-from openrl.training.optimizers import OptimSpec
-from openrl.training.updates import Forward, LossOf, PolicyUpdate
-
-ANSWERS = 8
-UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")
-OPTIM = OptimSpec(
-    learning_rate=0.0,  # every step starts from the same weights
-    flags=OptimizerFlags(lr_scheduler="constant", l2=0.0),
-    total_steps=1000,
-)
+from openrl.training.updates import Forward, LossOf
 
 
 @dataclass(frozen=True)
@@ -62,38 +47,6 @@ class ScoringAll:
             return forward(micro.replace(loss_mask=scored), *outputs)
 
         return self.update(every, batch, counts)
-
-
-def rollout(groups: int, flat: int, prompt: int, answer: int, vocabulary: int) -> ExperienceBatch:
-    """Random tokens, answers of ``answer`` tokens at most; the first ``flat`` groups have no
-    advantages."""
-    g = torch.Generator().manual_seed(0)
-    rows, width = groups * ANSWERS, prompt + answer
-    lengths = prompt + torch.randint(answer // 2, answer + 1, (rows, 1), generator=g)
-    attention = torch.arange(width) < lengths
-    mask = attention & (torch.arange(width) >= prompt)
-    group_ids = torch.arange(groups).repeat_interleave(ANSWERS)
-    advantages = torch.randn(rows, 1, generator=g) * (group_ids >= flat)[:, None]
-    return ExperienceBatch(
-        token_ids=torch.randint(0, vocabulary, (rows, width), generator=g) * attention,
-        attention_mask=attention,
-        loss_mask=mask,
-        rollout_logprobs=torch.zeros(rows, width),
-        trajectory_ids=torch.arange(rows),
-        group_ids=group_ids,
-        rewards=torch.zeros(rows),
-        truncated=torch.zeros(rows, dtype=torch.bool),
-        passed=torch.full((rows,), torch.nan),
-        turn_ids=turn_ids(mask),
-        sources=["default"] * rows,
-        advantages=advantages * mask,
-    )
-
-
-def build(path: str, device: str) -> DeepSpeedEngine:
-    flags = ModelFlags(pretrain=path, param_dtype="fp32")
-    deepspeed = DeepSpeedFlags(zero_stage=0)
-    return build_engine(ModelSpec("logprobs", path, flags, deepspeed, OPTIM, device, seed=0))
 
 
 def step(
@@ -123,19 +76,14 @@ def main() -> None:
     init_distributed(0, 1, "127.0.0.1", 0, args.device, timeout=60)
     with tempfile.TemporaryDirectory() as name:
         if args.pretrain is None:
-            torch.manual_seed(0)
-            heads = args.hidden_size // 64
-            config = LlamaConfig(
+            make_llama(
+                name,
                 vocab_size=args.vocabulary,
                 hidden_size=args.hidden_size,
-                intermediate_size=args.hidden_size * 3,
                 num_hidden_layers=args.layers,
-                num_attention_heads=heads,
-                num_key_value_heads=heads,
-                tie_word_embeddings=True,
+                num_attention_heads=args.hidden_size // 64,
             )
-            LlamaForCausalLM(config).save_pretrained(name)
-        engine = build(args.pretrain or name, args.device)
+        engine = build_engine(spec_of(args.pretrain or name, args.device))
     measure(engine, args)
 
 
@@ -157,8 +105,7 @@ def measure(engine: DeepSpeedEngine, args: argparse.Namespace) -> None:
         raise ArithmeticError(f"gradient norms differ: {min(norms)} to {max(norms)}")
     table = Table("computed", "seconds", "saved: times as fast")
     for place, (name, *_) in enumerate(ways):
-        ratios = sorted(found[0][0] / found[place][0] for found in rounds)
-        ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        ratio = spread([found[0][0] / found[place][0] for found in rounds], 2)
         table.add_row(name, f"{median(found[place][0] for found in rounds):.2f}", ratio)
     Console().print(
         f"{engine.parameter_count():,} parameters, vocabulary {vocabulary:,}, {len(batch)} rows of"

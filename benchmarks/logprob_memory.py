@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.options import device_option, parser_of
+from benchmarks.pairs import of_process
 from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import token_logprobs
 
@@ -81,7 +81,7 @@ def measure(
     logprobs, entropies = chunked(*args, chunk_size) if chunk_size else plain(*args)
     loss = (logprobs * up[0]).sum() + ((entropies * up[1]).sum() if with_gradient else 0)
     loss.backward()
-    rise = (memory("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated()) - before
+    rise = (of_process("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated()) - before
     assert states.grad is not None and weight.grad is not None
     grads = {"gradient of states": states.grad, "gradient of head": weight.grad}
     found = {"log-probs": logprobs.detach(), "entropies": entropies.detach()} | grads
@@ -94,18 +94,11 @@ def peak_from_here(device: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
+    return of_process("VmRSS")
 
 
 def measure_into(path: str, *args: Any) -> None:
     torch.save(measure(*args), path)
-
-
-def memory(field: str) -> int:
-    """Bytes of this process, by a name of /proc/self/status."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def in_a_child(*args: int | bool | str) -> Figures:

@@ -23,21 +23,15 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.left_out import OPTIM, UPDATE, rollout
 from benchmarks.options import parser_of
+from benchmarks.pairs import of_process
+from benchmarks.training import UPDATE, make_llama, rollout, spec_of
 from openrl.algorithms.batching import plan_steps
 from openrl.cluster.ray_group import worker_env
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
-from openrl.config.groups.model import ModelFlags
-from openrl.trainer.planning.memory import (
-    Memory,
-    in_size_classes,
-    model_memory,
-    model_shape,
-)
+from openrl.trainer.planning.memory import Memory, in_size_classes, model_memory, model_shape
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import empty_cache
@@ -97,29 +91,14 @@ PROMPT, ANSWER = 32, 96  # tokens
 STEPS = 2
 
 
-def make_model(directory: Path, shape: dict[str, int]) -> None:
-    torch.manual_seed(0)
-    fields = {"intermediate_size": 3 * shape["hidden_size"], "tie_word_embeddings": True} | shape
-    LlamaForCausalLM(LlamaConfig(**fields)).save_pretrained(directory)
-
-
-def spec_of(path: str, case: Case) -> ModelSpec:
-    return ModelSpec(
-        "logprobs",
-        path,
-        ModelFlags(pretrain=path, param_dtype=case.dtype),
-        case.deepspeed,
-        OPTIM,
-        "cpu",
-        seed=0,
-        packing=case.packing,
-        lora=case.lora,
-    )
+def spec(path: str, case: Case) -> ModelSpec:
+    changes = {"deepspeed": case.deepspeed, "packing": case.packing, "lora": case.lora}
+    return spec_of(path, dtype=case.dtype, **changes)
 
 
 def train(path: str, case: Case) -> None:
     """Optimizer steps of two micro-batches each."""
-    engine = build_engine(spec_of(path, case))
+    engine = build_engine(spec(path, case))
     vocabulary = engine.model.config.get_text_config().vocab_size
     batch = rollout(case.rows // 4, 0, PROMPT, ANSWER, vocabulary)
     batch.attention_mask[:] = True
@@ -131,14 +110,8 @@ def train(path: str, case: Case) -> None:
 
 def estimate(path: str, case: Case) -> Memory:
     tokens = case.rows * (PROMPT + ANSWER)
-    memory = model_memory(spec_of(path, case), model_shape(path, False), 1, tokens)
+    memory = model_memory(spec(path, case), model_shape(path, False), 1, tokens)
     return in_size_classes(memory)
-
-
-def of_process(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measure(case: Case, tiny: str, path: str) -> None:
@@ -178,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory)
         for size in {case.size for case in CASES if case.name in args.only} | {"tiny"}:
-            make_model(models / size, SHAPES[size])
+            make_llama(models / size, **SHAPES[size])
         for name in args.only:
             total, peak = in_process(name, models)
             sizes = (f"{size / 2**20:,.0f}" for size in (total, peak))

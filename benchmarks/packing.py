@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch
@@ -22,17 +21,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.left_out import OPTIM
 from benchmarks.options import device_option, parser_of
-from benchmarks.pairs import busy_seconds
-from examples.python.countdown.make_model import make_model, make_tokenizer
+from benchmarks.pairs import busy_seconds, spread
+from benchmarks.training import OPTIM, spec_of
+from examples.python.make_model import countdown, make_model
 from openrl.algorithms.batching import plan_steps
-from openrl.config.groups.deepspeed import DeepSpeedFlags
-from openrl.config.groups.model import ModelFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.supervised import collate_rows
 from openrl.experience import ExperienceBatch, StepPlan
-from openrl.training.build import ModelSpec, build_engine
+from openrl.training.build import build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
@@ -50,23 +47,6 @@ def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
     rows = [torch.randint(4, 20, (n,), generator=g).tolist() for n in lengths]
     return collate_rows(
         [SupervisedRow(ids, [False] + [True] * (len(ids) - 1)) for ids in rows], pad_id=0
-    )
-
-
-def build(folder: Path, packing: bool, device: str) -> DeepSpeedEngine:
-    optim = replace(OPTIM, learning_rate=1e-4)
-    model = ModelFlags(pretrain=str(folder), param_dtype="fp32")
-    return build_engine(
-        ModelSpec(
-            "logprobs",
-            str(folder),
-            model,
-            DeepSpeedFlags(zero_stage=0),
-            optim,
-            device,
-            seed=0,
-            packing=packing,
-        )
     )
 
 
@@ -101,10 +81,14 @@ def main() -> None:
     table = Table("rows", "padding", "padded, tokens/s", "packed, tokens/s", "ratio")
     init_distributed(0, 1, "127.0.0.1", 0, args.device, timeout=60)
     with tempfile.TemporaryDirectory() as name:
-        tokenizer = make_tokenizer()
+        tokenizer = countdown()
         torch.manual_seed(0)
         make_model(tokenizer, args.hidden_size, args.layers).save_pretrained(name)
-        padded, packed = (build(Path(name), way, args.device) for way in (False, True))
+        optim = replace(OPTIM, learning_rate=1e-4)
+        padded, packed = (
+            build_engine(spec_of(name, args.device, optim=optim, packing=way))
+            for way in (False, True)
+        )
         for size in args.micro_batch_sizes:
             dealt = plan_steps(batch, 1, args.rows, size)
             shard, plan = batch.select(dealt.shards[0]), dealt.steps[0][0]
@@ -112,9 +96,8 @@ def main() -> None:
                 (seconds(padded, shard, plan), seconds(packed, shard, plan))
                 for _ in range(args.pairs + 1)
             ][1:]
-            ratios = sorted(a / b for a, b in pairs)
             speeds = [f"{tokens / median(times):,.0f}" for times in zip(*pairs, strict=True)]
-            ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            ratio = spread([a / b for a, b in pairs], 2)
             table.add_row(str(size), f"{padding(shard, plan):.0%}", *speeds, ratio)
     Console().print(
         f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32,"

@@ -1,11 +1,12 @@
-"""What paired measurements share: pauses, the spread of figures, and whether the machine was
-quiet."""
+"""What measurements share: pauses, the spread of figures, whether the machine was quiet, and what a
+process took."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Generic, TypeVar
 
@@ -96,3 +97,9 @@ def busy_seconds(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def of_process(field: str) -> int:
+    """Bytes of this process's memory, by a name of /proc/self/status: VmRSS, or VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

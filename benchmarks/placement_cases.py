@@ -92,9 +92,7 @@ def verl(
         switch=other - VERL_SYNC,
     )
     apart = replace(
-        engines,
-        train_per_token=async_update * (gpus // 2) / tokens,
-        collect=VERL_COLLECT,
+        engines, train_per_token=async_update * (gpus // 2) / tokens, collect=VERL_COLLECT
     )
     return Case(
         name=f"verl fully async, 7B, {gpus} GPUs",

@@ -30,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from 
 import torch
 from rich.console import Console
 
-from benchmarks.bare import Bare, GenerateRequest, Training, TrainWork, serve_torch, serve_vllm
+from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
 from benchmarks.options import model_options, pair_options, parser_of, work_options
 from benchmarks.pairs import PAUSE_S, QuietPairs, spread
 from openrl.cli.run import silence
@@ -111,7 +111,7 @@ def config_of(
     for name, value in (flags | changes).items():
         if value is not None:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return load(PPOConfig, words, prog="benchmark", description="")
+    return load(PPOConfig, words, prog="benchmark")
 
 
 class Recorder:
@@ -218,7 +218,7 @@ class Pair:
     """One step of the pipeline and the same work done bare."""
 
     pipeline: dict[str, float]  # metrics of the step, times included
-    generation: GenerateRequest
+    generation: Generation
     training: Training
 
     @property
@@ -342,11 +342,11 @@ def report(pairs: list[Pair], args: argparse.Namespace, quiet: str) -> str:
 def make_task(args: argparse.Namespace, folder: Path) -> None:
     """Countdown prompts, a reward file, and a random model or a link to --pretrain."""
     (folder / "reward.py").write_text(REWARD)
-    scripts = ROOT / "examples/python/countdown"
+    scripts = ROOT / "examples/python"
     size = ["--hidden_size", args.hidden_size, "--layers", args.layers]
     made: list[list[object]] = [
-        [scripts / "make_data.py", "--output_dir", folder / "data"],
-        [scripts / "make_model.py", "--output_dir", folder / "model", *size],
+        [scripts / "countdown/make_data.py", "--output_dir", folder / "data"],
+        [scripts / "make_model.py", "countdown", "--output_dir", folder / "model", *size],
     ]
     if args.pretrain:
         made.pop()

@@ -11,7 +11,7 @@ rm -rf "$OUT"
 
 echo "1/3  Episodes of careless teachers, and a random model"
 python examples/python/agents/make_demonstrations.py --output_file "$OUT/sft.jsonl" --seed "$SEED"
-python examples/python/agents/make_model.py --output_dir "$OUT/init" --seed "$SEED"
+python examples/python/make_model.py agents --output_dir "$OUT/init" --seed "$SEED"
 
 echo "2/3  Supervised training on their turns"
 python -m openrl.cli.train_sft \

@@ -14,7 +14,7 @@ python examples/python/countdown/make_data.py \
     --output_dir "$OUT/data" --seed "$SEED" \
     --sizes 3 --largest_number 20 --largest_target 50 --operators +- \
     --sft_rows 3000 --wrong_share 0.5 --rl_rows 5200 --eval_rows 256
-python examples/python/countdown/make_model.py --output_dir "$OUT/init" --seed "$SEED" --hidden_size 192 --layers 2
+python examples/python/make_model.py countdown --output_dir "$OUT/init" --seed "$SEED" --hidden_size 192
 
 echo "2/3  Supervised training on the worked solutions"
 python -m openrl.cli.train_sft \

@@ -10,8 +10,7 @@ rm -rf "$OUT"
 
 echo "1/5  Short reviews, friendly and unfriendly, and a model that knows their words"
 python examples/python/reviews/make_data.py --output_dir "$OUT/data" --seed "$SEED"
-python examples/python/reviews/make_model.py \
-    --data "$OUT/data/sft.jsonl" --output_dir "$OUT/init" --seed "$SEED" --hidden_size 128 --layers 2
+python examples/python/make_model.py reviews --data "$OUT/data/sft.jsonl" --output_dir "$OUT/init" --seed "$SEED"
 
 echo "2/5  Supervised training: mostly unfriendly reviews"
 python -m openrl.cli.train_sft \

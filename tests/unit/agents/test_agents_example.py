@@ -12,7 +12,7 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.gym import make_environment
 
 EXAMPLE = Path(__file__).parents[3] / "examples/python/agents"
-made = runpy.run_path(str(EXAMPLE / "make_model.py"))
+made = runpy.run_path(str(EXAMPLE.parent / "make_model.py"))
 teachers = runpy.run_path(str(EXAMPLE / "make_demonstrations.py"))
 SETTINGS = yaml.safe_load((EXAMPLE / "environments.yaml").read_text())
 
@@ -24,7 +24,7 @@ def test_teachers_win_now_and_then():
 
 
 def test_the_tokenizer_knows_every_episode(tmp_path):
-    chat = ChatFormat(made["make_tokenizer"](), chat=True, kwargs={})
+    chat = ChatFormat(made["agents"](), chat=True, kwargs={})
     for name, settings in SETTINGS.items():
         for seed in range(50):
             messages, _ = teachers["episode"](name, settings, seed)

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from fractions import Fraction
@@ -148,7 +149,7 @@ def test_example_reward_grades_finished_answers():
 
 
 def test_example_tokenizer_writes_every_problem_exactly(tmp_path, monkeypatch):
-    tokenizer = load_example("make_model").make_tokenizer()
+    tokenizer = runpy.run_path(str(EXAMPLE.parent / "make_model.py"))["countdown"]()
     for row in make_data(tmp_path, monkeypatch, seed=0)["eval"]:
         text = row["input"] + row["output"]
         ids = tokenizer(text).input_ids
