@@ -7,12 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
-from openrl.config.commands import (
-    AnsweringConfig,
-    DPOConfig,
-    PPOConfig,
-    TrainingConfig,
-)
+from openrl.config.commands import AnsweringConfig, DPOConfig, PPOConfig, TrainingConfig
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan

@@ -49,8 +49,7 @@ FOREIGN = {
         commands=(DPOConfig,),
     ),
     "num_cpus_for_local_task": Foreign(
-        "rewards and agents run beside the engines and need no CPUs reserved",
-        commands=(PPOConfig,),
+        "rewards and agents run beside the engines and need no CPUs reserved", commands=(PPOConfig,)
     ),
     "learning_rate": Foreign(
         "actor and critic have a learning rate each", "--actor_learning_rate", (PPOConfig,)

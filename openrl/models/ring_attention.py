@@ -11,7 +11,7 @@ again, together with their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,9 +48,16 @@ class Ring:
     def rank(self) -> int:
         return dist.get_rank(self.group)
 
-    def block(self, source: int) -> Block | None:
-        """Return what this rank's queries see of the part ``source``; None if nothing."""
-        return visible(self.starts, self.starts[-1] // self.size, self.rank, source)
+    def rounds(self, pairs: Tensor) -> Iterator[tuple[Block | None, Tensor]]:
+        """Yield, round by round, the pairs of one part, the own first, and what this rank's queries
+        see of it; None if nothing. Meanwhile the next part is on its way."""
+        there, part = pairs.contiguous(), self.starts[-1] // self.size
+        for step in range(self.size):
+            coming, works = self.pass_on(there) if step < self.size - 1 else (there, [])
+            yield visible(self.starts, part, self.rank, (self.rank - step) % self.size), there
+            for work in works:
+                work.wait()
+            there = coming
 
     def pass_on(self, values: Tensor) -> tuple[Tensor, list[dist.Work]]:
         """Send values to the next rank; return what the previous sends, and what to wait for."""
@@ -100,21 +107,15 @@ class _Ring(torch.autograd.Function):
         exact = torch.promote_types(query.dtype, torch.float32)
         out = torch.zeros(query.shape, dtype=exact, device=query.device)
         lse = torch.full(query.shape[:2], -torch.inf, dtype=exact, device=query.device)
-        travelling = pairs.contiguous()
-        for step in range(ring.size):
-            last = step == ring.size - 1
-            coming, works = (travelling, []) if last else ring.pass_on(travelling)
-            if block := ring.block((ring.rank - step) % ring.size):
+        for block, there in ring.rounds(pairs):
+            if block:
                 at = block.queries
-                key, value = travelling[:, block.keys]
+                key, value = there[:, block.keys]
                 found, its_lse = attend(query[at], key, value, block, scale)
                 both = torch.logaddexp(lse[at], its_lse)
                 old, new = (x.sub(both).exp()[..., None] for x in (lse[at], its_lse))
                 out[at] = out[at] * old + found * new
                 lse[at] = both
-            for work in works:
-                work.wait()
-            travelling = coming
         out = out.to(query.dtype)
         ctx.save_for_backward(query, pairs, out, lse)
         ctx.ring, ctx.scale = ring, scale
@@ -127,22 +128,18 @@ class _Ring(torch.autograd.Function):
         of_query = torch.zeros(query.shape, dtype=lse.dtype, device=query.device)
         # of the pairs that are here now
         of_pairs = torch.zeros(pairs.shape, dtype=lse.dtype, device=query.device)
-        travelling = pairs.contiguous()
-        for step in range(ring.size):
-            last = step == ring.size - 1
-            coming, works = (travelling, []) if last else ring.pass_on(travelling)
-            if block := ring.block((ring.rank - step) % ring.size):
+        for block, there in ring.rounds(pairs):
+            if block:
                 at = block.queries
-                key, value = travelling[:, block.keys]
+                key, value = there[:, block.keys]
                 args = (query[at], key, value, out[at], lse[at], gradient[at], block, ctx.scale)
                 for_query, for_key, for_value = attend_backward(*args)
                 of_query[at] += for_query
                 of_pairs[0, block.keys] += for_key
                 of_pairs[1, block.keys] += for_value
-            of_pairs, more = ring.pass_on(of_pairs)  # after the last step they are back home
-            for work in [*works, *more]:
+            of_pairs, works = ring.pass_on(of_pairs)  # after the last round they are back home
+            for work in works:
                 work.wait()
-            travelling = coming
         return of_query.to(query.dtype), of_pairs.to(pairs.dtype), None, None
 
 

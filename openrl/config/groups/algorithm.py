@@ -241,9 +241,7 @@ class KLFlags:
         only_if=FULL_KL,
     )
     log_ref_kl: bool = flag(
-        False,
-        "Load the reference only to log the KL to it.",
-        only_if=NO_KL_TERM,
+        False, "Load the reference only to log the KL to it.", only_if=NO_KL_TERM
     )
     kl_target: float | None = flag(
         None,

@@ -21,9 +21,7 @@ class LoggingFlags:
         (), "Trackers in addition to metrics.jsonl: tensorboard, wandb, swanlab, mlflow, trackio."
     )
     tracker_kwargs: dict[str, Any] = flag(
-        {},
-        'More arguments for the trackers: {"wandb": {"tags": ["a"]}}.',
-        may_hold_secrets=True,
+        {}, 'More arguments for the trackers: {"wandb": {"tags": ["a"]}}.', may_hold_secrets=True
     )
     use_tensorboard: str | None = flag(
         None,
