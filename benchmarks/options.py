@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+
+from openrl.cli.run import silence
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
@@ -37,3 +40,12 @@ def pair_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
     parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of a measurement in pairs; this process, made quiet, keeps to their cores."""
+    args = parser.parse_args()
+    if args.cores:
+        os.sched_setaffinity(0, args.cores)
+    silence()
+    return args

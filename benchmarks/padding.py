@@ -87,45 +87,32 @@ def main() -> None:
     args = parser.parse_args()
 
     cost, cap = cost_of(QWEN3_8B), args.train_max_tokens_per_gpu
-    table = Table(
-        "spread",
-        "longest",
-        "cut",
-        "micro-batches",
-        "padding",
-        "filled",
-        "dealt in order",
-        "by tokens",
-        "by cost",
+    rows = args.micro_train_batch_size
+    cuts: dict[str, tuple[MicroBatchSize, bool]] = {
+        f"padded, {rows} rows": (rows, False),
+        f"packed, {rows} rows": (rows, True),
+        f"dynamic, {cap:,} tokens": (TokenCap(cap), True),
+    }
+    columns = (
+        "spread, longest, cut, micro-batches, padding, filled, dealt in order, by tokens, by cost"
     )
+    table = Table(*columns.split(", "))
     for spread in args.spreads:
         lengths = lognormal_lengths(args.rows, spread)
-        rows, tokens = args.micro_train_batch_size, TokenCap(cap)
-        for name, size, packed in (
-            ("padded", rows, False),
-            ("packed", rows, True),
-            ("dynamic", tokens, True),
-        ):
+        for name, (size, packed) in cuts.items():
             by_tokens, by_cost = (
                 figures(lengths, args.ranks, size, by, cost, packed) for by in (PER_TOKEN, cost)
             )
             filled = sum(lengths) / (by_cost.micro_batches * args.ranks * cap)
-            imbalance = (
-                in_order(lengths, args.ranks, cost),
-                by_tokens.imbalance,
-                by_cost.imbalance,
-            )
+            dealt = in_order(lengths, args.ranks, cost), by_tokens.imbalance, by_cost.imbalance
             table.add_row(
-                *((f"{spread:g}", f"{max(lengths):,}") if name == "padded" else ("", "")),
-                (
-                    f"{name}, {args.micro_train_batch_size} rows"
-                    if size is rows
-                    else f"{name}, {cap:,} tokens"
-                ),
+                f"{spread:g}",
+                f"{max(lengths):,}",
+                name,
                 f"{by_cost.micro_batches:g}",
                 f"{by_cost.padding:.2%}",
-                f"{filled:.0%}" if name == "dynamic" else "",
-                *(f"{value:.4f}" for value in imbalance),
+                f"{filled:.0%}" if isinstance(size, TokenCap) else "",
+                *(f"{imbalance:.4f}" for imbalance in dealt),
             )
     Console(width=120).print(f"{args.rows:,} rows on {args.ranks} ranks")
     Console(width=120).print(

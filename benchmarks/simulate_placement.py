@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -61,26 +62,20 @@ def outcome(work: Workload, placement: Placement, share: float | None) -> Outcom
     return simulate(work, replace(placement, rollout_gpus=nearest))
 
 
+def titled(title: str, columns: Sequence[str], left: str) -> Table:
+    """An empty table whose columns, but for ``left``, hold numbers."""
+    table = Table(title=title, title_justify="left", title_style="")
+    for name in columns:
+        table.add_column(name, justify="left" if name == left else "right")
+    return table
+
+
 def table_of(found: list[Outcome]) -> Table:
-    table = Table(title="Placements", title_justify="left", title_style="")
-    for name in (
-        "GPUs",
-        "placement",
-        "rollout GPUs",
-        "step, s",
-        "to colocated",
-        "rollout idle",
-        "train idle",
-        "age",
-    ):
-        table.add_column(name, justify="left" if name == "placement" else "right")
+    columns = ("GPUs", "placement", "rollout GPUs", "step, s", "to colocated")
+    table = titled("Placements", (*columns, "rollout idle", "train idle", "age"), "placement")
     together = {o.placement.gpus: o.step_seconds for o in found if o.placement.name == "colocated"}
     for o in found:
-        gain = (
-            together[o.placement.gpus] / o.step_seconds
-            if o.placement.gpus in together
-            else float("nan")
-        )
+        gain = together.get(o.placement.gpus, math.nan) / o.step_seconds
         table.add_row(
             str(o.placement.gpus),
             o.placement.name,
@@ -96,24 +91,17 @@ def table_of(found: list[Outcome]) -> Table:
 
 def published_table() -> tuple[Table, list[dict[str, object]]]:
     """The cases of ``placement_cases``, beside what the model says of them."""
-    table = Table(title="Colocated step / asynchronous step", title_justify="left", title_style="")
-    for name in ("run", "published", "model", "off by"):
-        table.add_column(name, justify="left" if name == "run" else "right")
+    columns = ("run", "published", "model", "off by")
+    table = titled("Colocated step / asynchronous step", columns, "run")
     rows: list[dict[str, object]] = []
     for case in cases():
         together, apart = case.run()
         ratio = together.step_seconds / apart.step_seconds
         off = ratio / case.published - 1
         table.add_row(case.name, f"{case.published:.2f}", f"{ratio:.2f}", f"{off:+.0%}")
-        rows.append(
-            {
-                "name": case.name,
-                "source": case.source,
-                "inputs": case.inputs,
-                "published": case.published,
-            }
-        )
-        rows[-1] |= {"model": ratio, "colocated": asdict(together), "asynchronous": asdict(apart)}
+        known = {name: getattr(case, name) for name in ("name", "source", "inputs", "published")}
+        outcomes = {"colocated": asdict(together), "asynchronous": asdict(apart)}
+        rows.append(known | {"model": ratio} | outcomes)
     return table, rows
 
 

@@ -31,9 +31,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
-from benchmarks.options import model_options, pair_options, parser_of, work_options
+from benchmarks.options import model_options, pair_options, parsed, parser_of, work_options
 from benchmarks.pairs import PAUSE_S, QuietPairs, spread
-from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
 from openrl.flags.parser import load
@@ -360,10 +359,7 @@ def main() -> int:
     work_options(parser, prompts=64, samples=8, tokens=24)
     model_options(parser)
     pair_options(parser)
-    args = parser.parse_args()
-    if args.cores:
-        os.sched_setaffinity(0, args.cores)
-    silence()
+    args = parsed(parser)
     with tempfile.TemporaryDirectory(prefix="openrl_breakdown_") as folder:
         make_task(args, Path(folder))
         quiet: QuietPairs[Pair] = QuietPairs(args.pairs, args.warmup)

@@ -32,10 +32,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from 
 import torch
 
 from benchmarks.bare import Bare
-from benchmarks.options import model_options, pair_options, parser_of, work_options
+from benchmarks.options import model_options, pair_options, parsed, parser_of, work_options
 from benchmarks.pairs import PAUSE_S, QuietPairs, spread
 from benchmarks.step_breakdown import STAGES, Side, config_of, make_task, pipeline_side
-from openrl.cli.run import silence
 from openrl.trainer.planning.prepare import prepare
 
 
@@ -299,10 +298,7 @@ def main() -> int:
         "--rows", choices=("padded", "packed", "shared"), default="shared", help=ways
     )
     pair_options(parser)
-    args = parser.parse_args()
-    if args.cores:
-        os.sched_setaffinity(0, args.cores)
-    silence()
+    args = parsed(parser)
     with tempfile.TemporaryDirectory(prefix="openrl_trl_") as name:
         make_task(args, Path(name))
         quiet: QuietPairs[Pair] = QuietPairs(args.pairs, args.warmup)
