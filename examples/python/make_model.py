@@ -1,11 +1,13 @@
-"""A small random Qwen3 for one of the examples, with a tokenizer of the words that it needs.
+"""A small random model for one of the examples, with a tokenizer of what it has to read and write.
 
     python examples/python/make_model.py countdown --output_dir model --seed 0
     python examples/python/make_model.py agents --output_dir model
     python examples/python/make_model.py reviews --output_dir model --data data/sft.jsonl
+    python examples/python/make_model.py number_game --output_dir model
 
-Countdown has a token for each character, agents one for each tag, move and row of the lake as well,
-reviews one for each word of the data."""
+All have a token for each character, but reviews has one for each word of the data. agents has one
+for each tag, move and row of the lake as well, number_game 16 for a screenshot. The model is a
+Qwen3, that of number_game an Idefics3, which sees."""
 
 from __future__ import annotations
 
@@ -25,10 +27,18 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 CHARACTER = r"[\s\S]"
+SIDE, PATCH = 56, 14  # pixels of an image and of a patch, which is a token
 
 
 def make_tokenizer(
@@ -75,6 +85,19 @@ def reviews(data: Path) -> PreTrainedTokenizerFast:
     )
 
 
+def number_game() -> PreTrainedTokenizerFast:
+    marks = ["<fake_token_around_image>", "<image>", "<global-img>", "<user>", "<assistant>"]
+    chat_template = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+        "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+        "{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return make_tokenizer(
+        [*marks, *string.printable], additional_special_tokens=marks, chat_template=chat_template
+    )
+
+
 def make_model(
     tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
 ) -> Qwen3ForCausalLM:
@@ -97,14 +120,66 @@ def make_model(
     return Qwen3ForCausalLM(config)
 
 
+def make_vision_model(
+    tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
+) -> PreTrainedModel:
+    """Random weights for screenshots of ``SIDE`` pixels; ``layers`` of the tower and of the text
+    model."""
+    shape = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden_size // 32,
+    }
+    text = {
+        "model_type": "llama",
+        "num_key_value_heads": hidden_size // 32,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = AutoConfig.for_model(
+        "idefics3",
+        text_config=shape | text,
+        vision_config=shape | {"image_size": SIDE, "patch_size": PATCH},
+        scale_factor=1,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # at the usual 0.02 so narrow a model is blind for many steps
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def with_images(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The tokenizer and what makes tokens of screenshots."""
+    from transformers import Idefics3ImageProcessorPil, Idefics3Processor
+
+    edge = {"longest_edge": SIDE}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    return Idefics3Processor(
+        images, tokenizer, image_seq_len=(SIDE // PATCH) ** 2, chat_template=tokenizer.chat_template
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("example", choices=("countdown", "agents", "reviews"))
+    parser.add_argument("example", choices=("countdown", "agents", "reviews", "number_game"))
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="of reviews: JSONL whose words become tokens")
-    parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 32")
+    parser.add_argument(
+        "--hidden_size", type=int, help="a multiple of 32: by default 128, of number_game 64"
+    )
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -112,11 +187,16 @@ def main() -> None:
         parser.error("reviews needs --data")
 
     torch.manual_seed(args.seed)
-    made = {"countdown": countdown, "agents": agents, "reviews": lambda: reviews(args.data)}
-    tokenizer = made[args.example]()
-    model = make_model(tokenizer, args.hidden_size, args.layers)
+    if args.example == "number_game":
+        tokenizer = number_game()
+        model = make_vision_model(tokenizer, args.hidden_size or 64, args.layers)
+        with_images(tokenizer).save_pretrained(args.output_dir)
+    else:
+        made = {"countdown": countdown, "agents": agents, "reviews": lambda: reviews(args.data)}
+        tokenizer = made[args.example]()
+        model = make_model(tokenizer, args.hidden_size or 128, args.layers)
+        tokenizer.save_pretrained(args.output_dir)
     model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
     print(
         f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)}"
         " tokens"

@@ -17,7 +17,7 @@ echo "$SEED" >"$OUT/seed"
 
 echo "1/4  Games, and a random model"
 python examples/python/number_game/make_data.py --output_dir "$OUT/data" --seed "$SEED"
-python examples/python/number_game/make_model.py --output_dir "$OUT/init" --seed "$SEED"
+python examples/python/make_model.py number_game --output_dir "$OUT/init" --seed "$SEED"
 
 echo "2/4  Supervised training: to read numbers, and on the answers of a teacher who guesses every second one"
 [ -f "$OUT/sft/summary.json" ] || python -m openrl.cli.train_sft \

@@ -97,9 +97,9 @@ class TurnFlags:
     )
     env_max_concurrency: int = flag(
         0,
-        "Most environments and agents from files or --plugin (one process each), or agent"
-        " programs, that run at a time beside one engine, and most steps of other environments; the"
-        " rest waits. 0: 64 processes or programs, and any number of steps.",
+        "Most processes of environments and agents (each of a file or --plugin has its own), or of"
+        " agent programs, that run at a time beside one engine; most steps at a time of other"
+        " environments. The rest waits. 0: 64 processes or programs, any number of steps.",
         bounds=">= 0",
         only_if=FILE | server("openenv") | given("agent_command") | given("env_tags"),
     )
