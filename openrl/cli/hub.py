@@ -1,5 +1,5 @@
-"""Where models and data that flags name come from: directories here, ModelScope, or the Hugging Face
-Hub, which is asked whether it answers before libraries wait for it again and again."""
+"""Where models and data that flags name come from: directories here, ModelScope, or the Hugging
+Face Hub, which is asked whether it answers before libraries wait for it again and again."""
 
 from __future__ import annotations
 

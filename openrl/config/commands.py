@@ -83,7 +83,7 @@ from openrl.flags.schema import absent, given, part
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """``python -m openrl.cli.train_ppo_ray``: reinforcement learning with Ray, DeepSpeed and vLLM."""
+    """``python -m openrl.cli.train_ppo_ray``: reinforcement learning on Ray, DeepSpeed, vLLM."""
 
     model: ModelFlags
     changes: ModelChangeFlags

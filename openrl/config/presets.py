@@ -1,7 +1,7 @@
 """Published recipes as flags; flags that the user gives win.
 
 Clips, discounts and weights are the papers' own where they give them. KL coefficients are smaller,
-as in later scripts of the field, and lengths fit the default response. Whatever a recipe leaves open
+as in later scripts of the field, and lengths fit the default response. What a recipe leaves open
 keeps its default.
 """
 
