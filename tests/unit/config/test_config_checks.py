@@ -23,7 +23,7 @@ from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.batch import largest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import is_local, output_problems
 from openrl.errors import ErrorCollector, UserError
-from openrl.extension_points import advantage_estimators
+from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import Draft
 from openrl.flags.schema import REQUIRED, collect_flags
@@ -581,6 +581,16 @@ def test_arithmetic_of_steps():
     rows = SupervisedBatchFlags(train_batch_size=128, max_epochs=2)
     assert rows.total_steps(1000) == 16  # 2000 rows, 128 each: 15.6
     assert rows.total_steps(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "registry"),
+    [("env_tags", environments), ("tool_parser", tool_parsers), ("track_with", trackers)],
+)
+def test_help_lists_what_there_is(flag, registry):
+    """It does not read the registries, whose entries load libraries."""
+    (help_text,) = [spec.help for spec in collect_flags(PPOConfig) if spec.name == flag]
+    assert {*registry.names()} <= {*re.findall(r"\w+", help_text)}
 
 
 def test_models_that_a_run_needs():
