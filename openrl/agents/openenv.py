@@ -44,7 +44,11 @@ _REMEDIES = {  # for a status at the start of a run
     # a server without /ws: uvicorn and others
     **dict.fromkeys((403, 404), "a server with /ws, where every episode has its own environment"),
 }
-_READ = {"integer": int, "number": partial(scalar, name="an action"), "string": str}
+_READ: dict[str, Callable[[str], Any]] = {
+    "integer": int,
+    "number": partial(scalar, name="an action"),
+    "string": str,
+}
 _OURS = ("metadata",)  # fields of every action that the policy does not write
 
 Json = dict[str, Any]

@@ -238,8 +238,8 @@ class DeepSpeedEngine:
     def train_step(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, *more: StepPart
     ) -> dict[str, Metric]:
-        """Run forward and backward over the plan's micro-batches, then over those of ``more`` parts,
-        and take one optimizer step on the sum of their gradients.
+        """Run forward and backward over the micro-batches of the plan and of ``more`` parts, and
+        take one optimizer step on the sum of their gradients.
 
         Returns this rank's metrics: those of the losses, ``grad_norm`` before clipping, ``lr`` and
         ``nonfinite_steps``. A gradient with inf or NaN skips the step and leaves weights, optimizer

@@ -34,7 +34,7 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     """Yield the problems of ``world`` actor ranks, at start if only the cluster knows them."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     ranks, called = sharing_ranks(config, world)
-    flags = ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node")
+    flags: tuple[str, ...] = ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node")
     if world % config.parallel.ranks_per_shard:
         yield from shards_divide(config.parallel, world, "actor")
     elif config.dynamic.use_dynamic_batch:

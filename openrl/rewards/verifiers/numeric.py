@@ -46,7 +46,8 @@ _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
 _PART_OF = re.compile(
     r"(?:[\^_\u221a\u2260\u2264\u2265]|[<>]=|\b(?:at (?:least|most)|(?:more|less|fewer|other) than)"
     r"|(?:\bexcept|n't)\b|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]=?"
-    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)(?:\W{1,3}[A-Za-z]\w?\s?=)?|\bnot\b\s?\}?"
+    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]"
+    r"|\d[^\d.\n]{0,20}\b(?:or|to)(?:\W{1,3}[A-Za-z]\w?\s?=)?|\bnot\b\s?\}?"
     r"|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)[A-Za-z]+(?:\[\d\])?"
     r")\s?\{?\s?\Z"
 )

@@ -172,8 +172,9 @@ class Checkpoints:
         if not self.wrote:
             return self.flags
         wanted = self.flags.load_checkpoint or True
-        fresh = {"resume_from_checkpoint": None, "overwrite_ckpt": False}
-        return replace(self.flags, load_checkpoint=wanted, **fresh)
+        return replace(
+            self.flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False
+        )
 
     async def finish(self) -> None:
         """Wait until complete checkpoints are copied to --ckpt_upload_dir, if there is one."""
@@ -193,7 +194,7 @@ class Checkpoints:
         self._stale = []
         found = self.complete()
         sound = [path for path in found if not find_damage(path, False)]
-        metrics = {path: read_manifest(path).get("metric") for path in sound}
+        metrics: dict[Path, Any] = {path: read_manifest(path).get("metric") for path in sound}
         measured = [path for path, metric in metrics.items() if metric is not None]
         best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]

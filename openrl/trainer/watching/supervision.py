@@ -115,7 +115,7 @@ class WorkerLost(UserError):
 
     def __init__(self, message: str, remedy: str, resume: CheckpointFlags) -> None:
         super().__init__(message, remedy)
-        self.resume = resume
+        self.resume: Any = resume  # of the type that the command has
 
 
 async def supervise(

@@ -793,7 +793,7 @@ def test_sigterm_is_no_failure_of_what_it_meets(capsys, started):
 
     steps = (lambda config: None, met) if started else (met, after.append)
     try:
-        code = command(SFTConfig, *steps, prog="p", description="", argv=SFT.split())
+        code = command(SFTConfig, *steps, argv=SFT.split())
     finally:
         signal.signal(signal.SIGTERM, before)
     assert code == 143 and not after
@@ -806,7 +806,7 @@ def test_a_full_disk_is_no_defect(capsys):
     def fill(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "/runs/config.yaml")
 
-    assert command(SFTConfig, lambda c: None, fill, prog="p", description="", argv=SFT.split()) == 1
+    assert command(SFTConfig, lambda c: None, fill, argv=SFT.split()) == 1
     assert "p: [Errno 28] No space left on device: '/runs/config.yaml'" in capsys.readouterr().err
 
 
