@@ -798,7 +798,7 @@ def test_sigterm_is_no_failure_of_what_it_meets(capsys, started):
         signal.signal(signal.SIGTERM, before)
     assert code == 143 and not after
     said = capsys.readouterr().err.splitlines()
-    assert said[-1 if started else -2] == "p: SIGTERM: ended"
+    assert said[-1 if started else -2] == "train_sft: SIGTERM: ended"
     assert started or said[-1] == "nothing was started"
 
 
@@ -807,7 +807,10 @@ def test_a_full_disk_is_no_defect(capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "/runs/config.yaml")
 
     assert command(SFTConfig, lambda c: None, fill, argv=SFT.split()) == 1
-    assert "p: [Errno 28] No space left on device: '/runs/config.yaml'" in capsys.readouterr().err
+    assert (
+        "train_sft: [Errno 28] No space left on device: '/runs/config.yaml'"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit():
