@@ -107,7 +107,8 @@ def foreign_flags() -> list[str]:
 def _row(spec: FlagSpec, known: set[str]) -> str:
     """``known`` are the flags of the command: conditions on others always hold in it."""
     default = default_text(spec)
-    notes = [f"Must be {spec.bounds}."] if spec.bounds else []
+    within = "in " if spec.bounds.startswith(("(", "[")) else ""
+    notes = [f"Must be {within}{spec.bounds}."] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
     others = known - {spec.name}
     words = [condition.words for condition in spec.only_if if not spec.components]
