@@ -189,7 +189,8 @@ def check_tokens(
 ) -> None:
     """Raise UserError if rows of the data hold a token that the model has no embedding for. A
     tokenizer may know such tokens, as that of Gemma 3 does."""
-    known = load_config(path, trust_remote_code).get_text_config().vocab_size
+    text = load_config(path, trust_remote_code).get_text_config()
+    known = getattr(text, "vocab_size", len(tokenizer))  # a model of images has no words
     if len(tokenizer) <= known:
         return
     if (token := max(map(max, filter(None, rows)), default=0)) >= known:
