@@ -73,7 +73,8 @@ async def in_daemon(work: Callable[..., Result], *args: Any) -> Result:
             done.set_exception(error)
 
     def run() -> None:
-        result, raised = None, None
+        result: Any = None
+        raised: BaseException | None = None
         try:
             result = work(*args)
         except BaseException as error:

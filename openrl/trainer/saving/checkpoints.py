@@ -171,9 +171,11 @@ class Checkpoints:
         where this one began."""
         if not self.wrote:
             return self.flags
-        wanted = self.flags.load_checkpoint or True
         return replace(
-            self.flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False
+            self.flags,
+            load_checkpoint=self.flags.load_checkpoint or True,
+            resume_from_checkpoint=None,
+            overwrite_ckpt=False,
         )
 
     async def finish(self) -> None:
