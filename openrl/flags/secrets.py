@@ -54,9 +54,13 @@ def without_secrets(value: Any) -> Any:
 
 
 def hide_secrets(value: Any, typed: str) -> None:
-    """Leave the secrets of a JSON object out of this process's command line."""
+    """Leave the secrets of a JSON object or of a URL out of this process's command line."""
     hidden = without_secrets(value)
-    if hidden != value and typed.lstrip().startswith("{"):  # and not the name of a file
+    if hidden == value:
+        return
+    if isinstance(value, str):
+        hide(typed, hidden)
+    elif typed.lstrip().startswith("{"):  # and is not the name of a file
         hide(typed, json.dumps(hidden))
 
 

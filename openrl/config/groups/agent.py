@@ -128,6 +128,7 @@ class AgentFlags(TurnFlags):
         " TRL, Molt, SkyRL or gym and is recognised by its methods; or from a server:"
         " openenv:URL, verifiers:tcp://HOST:PORT. None: one turn, --tools, --env_tags or"
         " --agent_command.",
+        may_hold_secrets=True,
     )
     agent_command: str | None = flag(
         None,
@@ -153,6 +154,7 @@ class AgentFlags(TurnFlags):
         "Tools of the agent, comma separated: a Python file (its public, typed, documented"
         " functions), a YAML file of verl tools, the URL of an MCP server, or python, which runs"
         " programs in a sandbox.",
+        may_hold_secrets=True,
     )
     tool_parser: str | None = flag(
         None,

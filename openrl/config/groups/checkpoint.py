@@ -88,6 +88,7 @@ class CheckpointFlags:
         "Directory or fsspec URL (s3://bucket/run) to which complete checkpoints are copied while"
         " training goes on; a failed copy is reported and tried again with the next one. None:"
         " nowhere.",
+        may_hold_secrets=True,
     )
 
     @property

@@ -23,7 +23,8 @@ def secrets_are_better_kept_elsewhere(config: TrainingConfig | AnsweringConfig) 
     for spec in collect_flags(type(config)):
         for name in secrets_in(value_of(config, spec)) if spec.may_hold_secrets else ():
             message = f"{name} looks like a secret: {HIDDEN}"
-            fix = "an environment variable, which workers get too"
+            url = isinstance(value_of(config, spec), str)
+            fix = "" if url else "an environment variable, which workers get too"
             yield Problem((spec.name,), message, fix, fatal=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from openrl.config.rules.batch import largest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import is_local, output_problems
 from openrl.errors import ErrorCollector, UserError
 from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
-from openrl.flags.dump import dump_yaml
+from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.parser import Draft
 from openrl.flags.schema import REQUIRED, collect_flags
 from openrl.flags.sources import Setting
@@ -374,6 +375,17 @@ def test_a_key_among_arguments_is_warned_of():
         "Authorization",
         "a URL's password",
     ]
+
+
+@pytest.mark.parametrize(
+    "url", ["--tools https://h/mcp?api_key=s3cret", "--ckpt_upload_dir ftp://me:s3cret@h/run"]
+)
+def test_a_key_in_a_url_is_not_written(url, monkeypatch):
+    typed = f"{PPO} --apply_chat_template {url}".split()
+    monkeypatch.setattr(sys, "argv", ["p", *typed])
+    config, problems = settle(PPOConfig, typed)
+    assert ["looks like a secret" in str(problem) for problem in problems] == [True]
+    assert "s3cret" not in dump_yaml(config) + json.dumps(effective_flags(config)) + str(sys.argv)
 
 
 @pytest.mark.parametrize(
