@@ -17,9 +17,12 @@ _EQUALS = re.compile(
     r"(?<![<>!:\u2264\u2265\u2260])=|\\in(?![A-Za-z])|\\(?:approx|simeq)(?![A-Za-z])"
 )
 DERIVATIVE = r"\\frac\s?\{(?:d|\\partial)[^{}]*\}\s?\{(?:d|\\partial)\s?[A-Za-z][^{}]*\}"
-_SIMPLE_NAME = re.compile(  # x_1, f(2, 3), P(A | B), \sin\theta, \angle ABC, (x, y), dy/dx
-    r"(?:(?:\\[A-Za-z]+\s?)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\s?\([\w, \\|]+\))?"
-    rf"|\([A-Za-z]\w*(?:, ?[A-Za-z]\w*)*\)|{DERIVATIVE})\s*"
+_NAME = (  # x_1, f(2, 3), P(A | B), C_6^2, S_{\triangle ABC}, \sin\theta, \lim_{x\to0} f
+    r"(?:\\[A-Za-z]+(?:_\{[^{}]*\})?\s?)?\\?[A-Za-z]+"
+    r"(?:_(?:\{[^{}]*\}|\w+)(?:\^\w)?)?'*(?:\s?\([\w, \\|]+\))?"
+)
+_SIMPLE_NAME = re.compile(
+    rf"(?:{_NAME}|\|{_NAME}\||\([A-Za-z]\w*(?:, ?[A-Za-z]\w*)*\)|{DERIVATIVE})\s*"
 )
 _BRACKETS = re.compile(r"[\s(){}]")
 _SIDE = r"([^<>\u2264\u2265=,]+?)"
@@ -28,6 +31,8 @@ _VARIABLE = r"(\\?[A-Za-z]+(?:_\{?\w+\}?)?)"
 _CHAIN = re.compile(rf"{_SIDE}{_RELATION}{_VARIABLE}{_RELATION}{_SIDE}")
 _BOUND = re.compile(rf"{_VARIABLE}{_RELATION}{_SIDE}")
 _BOUND_BEFORE = re.compile(rf"{_SIDE}{_RELATION}{_VARIABLE}")
+_BOUND_OF_SIZE = re.compile(rf"\|{_VARIABLE}\|\s*([<\u2264])\s*{_SIDE}")  # |x| < 3
+_SET = re.compile(rf"\\\{{\s?{_VARIABLE}\s?(?:\||:)(.*)\\\}}")  # {x | x < 3}
 _LESS = "<\u2264"
 _MIRROR = {"<": ">", ">": "<", "\u2264": "\u2265", "\u2265": "\u2264"}
 
@@ -96,6 +101,11 @@ def is_name(text: str) -> bool:
 
 
 def _as_interval(text: str) -> tuple[str, str] | None:
+    if found := _SET.fullmatch(text):
+        return _as_interval(found[2].strip())
+    if found := _BOUND_OF_SIZE.fullmatch(text):
+        name, relation, bound = found.groups()
+        return name, f"{_opening(relation)}-({bound}),{bound}{_closing(relation)}"
     if found := _CHAIN.fullmatch(text):
         low, first, name, second, high = found.groups()
         if (first in _LESS) != (second in _LESS):

@@ -34,6 +34,7 @@ _SIGNS = [  # one way of writing each
         (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
         (r"\\[pb]?mod\s?(?:\{ ?(\w+) ?\}|(\w+))", r"\\pmod{\1\2}"),
         (r"\{([:=+<>-])\}", r"\1"),
+        (r"\\mid(?![A-Za-z])", "|"),
         (r"\\varnothing|\u2205|\\\{ ?\\\}", r"\\emptyset"),
         (r"\\pounds(?![A-Za-z])", "\u00a3"),
         (r"\\euro(?![A-Za-z])", "\u20ac"),

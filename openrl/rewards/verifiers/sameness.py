@@ -80,16 +80,11 @@ def _same_element(answer: str, label: str) -> bool:
     if their_name and not our_name and not is_name(their_name):
         return False  # an equation is not its right side
     if our_name and their_name and not same_name(our_name, their_name):
-        return not (is_name(our_name) and is_name(their_name) and _numbers(ours, theirs)) and (
-            same_expression(answer, label)
-        )
+        named = is_name(our_name) and is_name(their_name)
+        return not named and same_expression(answer, label)
     if (ours, theirs) != (answer, label):
         return same_answer(ours, theirs)
     return _same_value(answer, label)
-
-
-def _numbers(*texts: str) -> bool:
-    return all(whole_number(text) is not None for text in texts)
 
 
 def _same_value(answer: str, label: str) -> bool:
