@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
-from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import Interrupted, UserError, printable
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import Checkpoints, find_start, own_directories
@@ -113,7 +112,7 @@ class WorkerLost(UserError):
     """A worker died or hangs: which, when, in which stage, its last words, how to continue.
     ``resume`` are the checkpoint flags that continue the run."""
 
-    def __init__(self, message: str, remedy: str, resume: CheckpointFlags) -> None:
+    def __init__(self, message: str, remedy: str, resume: Any) -> None:
         super().__init__(message, remedy)
         self.resume: Any = resume  # of the type that the command has
 
