@@ -168,7 +168,7 @@ def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFl
             batch = collate(groups, PAD)
             plan = plan_steps(batch, 1, 6, 3)
             shard = batch.select(plan.shards[0])
-            worker.update(shard, [ranks[0] for ranks in plan.steps], SupervisedUpdate())
+            worker.update((shard, [ranks[0] for ranks in plan.steps], SupervisedUpdate()))
         await engines.close()
         return gaps, sent
 
