@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from jsonschema import Draft202012Validator, SchemaError
+from jsonschema import SchemaError
 
 from openrl.agents.base import Toolset
 from openrl.agents.foreign.shims import install_shims
 from openrl.agents.tools import verl_modules
 from openrl.agents.tools.functions import SHAPE, FunctionTools, functions_of, load_file
 from openrl.agents.tools.sandbox import python
-from openrl.agents.tools.toolbox import Toolbox
+from openrl.agents.tools.toolbox import Toolbox, validator_of
 from openrl.agents.tools.verl import VerlTools, tools_of_config, tools_of_module
 from openrl.errors import UserError
 from openrl.files import expanded
@@ -34,7 +34,7 @@ async def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
 
     for function in (schema["function"] for schema in make().schemas):  # raises if names clash
         try:
-            Draft202012Validator.check_schema(function.get("parameters") or {})
+            validator_of(parameters := function.get("parameters") or {}).check_schema(parameters)
         except SchemaError as error:
             message = f"--tools: the parameters of {function['name']} are no JSON schema"
             raise UserError(f"{message}: {error.message}") from error

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.agents.ending import time_limit
@@ -93,10 +94,16 @@ class Toolbox(Toolset):
         if name not in self._homes:
             known = ", ".join(self._homes)
             raise ToolError(f"there is no tool {name[:_LONGEST_COMPLAINT]!r}, only {known}")
-        validator = Draft202012Validator(self._parameters[name])
+        validator = validator_of(self._parameters[name])(self._parameters[name])
         complaints = [error.message for error in validator.iter_errors(dict(arguments))]
         if complaints:
             raise ToolError(f"{name}: {'; '.join(sorted(complaints))}"[:_LONGEST_COMPLAINT])
+
+
+def validator_of(schema: Any) -> Any:
+    """Return the class that validates by a schema: of the draft in its "$schema", or else of 2020-12,
+    as MCP has it."""
+    return validator_for(schema, Draft202012Validator)
 
 
 def _with_null(schema: Any) -> Any:

@@ -134,6 +134,22 @@ def test_parameters_that_are_no_schema_are_refused_before_the_first_call(tmp_pat
         asyncio.run(open_toolbox(str(path), 5.0))
 
 
+def test_parameters_are_checked_by_the_draft_that_they_name(tmp_path):
+    """Draft 7 has a schema for each item of a list; 2020-12 calls that prefixItems."""
+    pair = """"$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
+        "properties": {"pair": {"items": [{"type": "string"}, {"type": "integer"}]}}"""
+    path = tmp_path / "tools.py"
+    path.write_text(FUNCTIONS.replace('"type": "object"', pair))
+
+    async def calls():
+        toolbox = (await open_toolbox(str(path), 5.0))()
+        assert await toolbox.call("free", {"pair": ["a", 1]}) == '["pair"]'
+        with pytest.raises(ToolError, match="'b' is not of type 'integer'"):
+            await toolbox.call("free", {"pair": ["a", "b"]})
+
+    asyncio.run(calls())
+
+
 def row(kwargs):
     return Prompt("a", [1], "", meta={"extra_info": {"tools_kwargs": kwargs}})
 
