@@ -9,7 +9,8 @@ EasyR1    ``compute_score(reward_inputs)``, a list of dicts in and out, or with 
           "sequential" one dict at a time.
 verl      ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a
           time, coroutine or not.
-TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out.
+TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out. None says that the
+          function does not apply to a row, and adds nothing to the sum of its rewards.
 
 EasyR1, verl and TRL pass answers without special tokens; so does this module for their signatures.
 """
@@ -123,6 +124,8 @@ class Scorer:
         values = to_plain_values(
             asyncio.run(_finish(values)) if inspect.isawaitable(values) else values
         )
+        if self.signature.takes_data:
+            return without_nulls(values)
         if not self.signature.reward:
             return values
         return to_protocol([values] if self.signature.by_row else values, self.signature.reward)
@@ -174,6 +177,15 @@ def parameters(function: Function) -> dict[str, inspect.Parameter]:
 
 def takes_any_keyword(function: Function) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
+def without_nulls(values: Any) -> Any:
+    """Return TRL's rewards with 0 for None, and a part that counts these rows."""
+    if not isinstance(values, list):
+        return values
+    left_out = [value is None for value in values]
+    rewards = [0.0 if out else value for value, out in zip(values, left_out, strict=True)]
+    return {"rewards": rewards, "extra_logs": {"not_applicable": list(map(float, left_out))}}
 
 
 def to_protocol(values: Any, reward: str) -> dict[str, Any]:

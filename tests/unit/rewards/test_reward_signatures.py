@@ -147,7 +147,19 @@ def test_trl(tmp_path):
     (tmp_path / "theirs.py").write_text(TRL)
     made = group("2", "3", prompt="1+1=", label="2", meta={"level": 0.5, "extra_info": {}})
     scores = score(f"{tmp_path}/theirs.py:accuracy_reward", made)[0]
-    assert scores == [Score(1.5), Score(0.5)]
+    applies = {"not_applicable": 0.0}
+    assert scores == [Score(1.5, parts=applies), Score(0.5, parts=applies)]
+
+
+def test_a_row_that_a_function_of_trl_does_not_apply_to_gets_nothing_from_it(tmp_path):
+    """TRL takes the sum of the functions that gave a number (nansum). It is no failure."""
+    code = "def f(completions, **kwargs):\n    return [None if c == '3' else float(c) for c in completions]"
+    (tmp_path / "theirs.py").write_text(code)
+    scores = score(f"{tmp_path}/theirs.py:f", group("2", "3", prompt="1+1=", label="2"))[0]
+    assert scores == [
+        Score(2.0, parts={"not_applicable": 0.0}),
+        Score(0.0, parts={"not_applicable": 1.0}),
+    ]
 
 
 @pytest.mark.parametrize(
