@@ -9,8 +9,8 @@ EasyR1    ``compute_score(reward_inputs)``, a list of dicts in and out, or with 
           "sequential" one dict at a time.
 verl      ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a
           time, coroutine or not.
-TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out. None says that the
-          function does not apply to a row, and adds nothing to the sum of its rewards.
+TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out. None says that
+          the function does not apply to a row, and adds nothing to the sum of its rewards.
 
 EasyR1, verl and TRL pass answers without special tokens; so does this module for their signatures.
 """

@@ -101,8 +101,8 @@ class Toolbox(Toolset):
 
 
 def validator_of(schema: Any) -> Any:
-    """Return the class that validates by a schema: of the draft in its "$schema", or else of 2020-12,
-    as MCP has it."""
+    """Return the class that validates by a schema: of the draft in its "$schema", or else of
+    2020-12, as MCP has it."""
     return validator_for(schema, Draft202012Validator)
 
 
