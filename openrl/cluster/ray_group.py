@@ -25,7 +25,8 @@ from openrl.cluster.group import (
     raised_by,
 )
 from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, PlainHost, Pulse
-from openrl.cluster.ray_cluster import RayCluster, Reservation
+from openrl.cluster.ray_cluster import RayCluster
+from openrl.cluster.reservation import Reservation
 from openrl.config.groups.placement import ENGINES
 from openrl.waiting import result_beside
 

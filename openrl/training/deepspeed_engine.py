@@ -63,12 +63,9 @@ ADAPTER_FOLDER = "adapter"
 
 
 class DeepSpeedEngine:
-    """One rank's share of a model that is trained or, with ``optim`` None, only evaluated. Needs an
-    initialised process group. All ranks must call the same methods in the same order, since the
-    methods run collectives.
-
-    An engine that only evaluates uses DeepSpeed solely to split parameters (stage 3, tensor
-    parallelism)."""
+    """One rank's share of a model that is trained or, with ``optim`` None, only evaluated, where
+    DeepSpeed does no more than split parameters (stage 3, tensor parallelism). Needs an initialised
+    process group. All ranks must call the same methods in the same order: they run collectives."""
 
     def __init__(
         self,
@@ -169,10 +166,11 @@ class DeepSpeedEngine:
         self.sleeper.wake(*parts)
 
     def _movable(self, part: ModelPart) -> Movable:
-        trained: tuple[Any, ...] = ()
-        if self.optim is not None:
-            trained = (self._inner, self._masters.tensors(), self._engine.optimizer)
-        return movable(part, self.model, *trained)
+        if self.optim is None:
+            return movable(part, self.model)
+        return movable(
+            part, self.model, self._inner, self._masters.tensors(), self._engine.optimizer
+        )
 
     # ---- running the model
 
