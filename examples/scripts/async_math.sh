@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Asynchronous training: 4 GPUs generate while 4 others train. A weight sync interrupts answers, which go on under the new
-# weights; no token is trained more than two syncs late, and the correction weighs those that are. Further flags may follow.
+# weights; no token is trained more than two syncs late, and a correction weighs late ones. Further flags may follow.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-4B}
 OUT=${OUT:-runs/async_math}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # DAPO on competition mathematics: groups that are all right or all wrong are replaced, the clip is wider above, and answers
-# near the limit of length pay for it. All models share 8 GPUs. Further flags may follow, e.g. --dry_run.
+# near the limit of length pay for it. Policy and engines share 8 GPUs. Further flags may follow, e.g. --dry_run.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen2.5-7B}
 GPUS=${GPUS:-8}
@@ -11,7 +11,7 @@ exec python -m openrl.cli.train_ppo_ray \
     --prompt_data zhuzilin/dapo-math-17k --input_key prompt --label_key label --apply_chat_template \
     --reward_funcs dapo_math \
     --algo_preset dapo --overlong_buffer_len 1024 \
-    --dynamic_filtering_reward_range 0 1 --dynamic_filtering_max_batches 4 \
+    --dynamic_filtering_max_batches 4 \
     --n_samples_per_prompt 16 --rollout_batch_size 128 --train_batch_size 512 \
     --prompt_max_len 1024 --generate_max_len 8192 --prompt_overflow filter \
     --packing_samples --use_dynamic_batch --train_max_tokens_per_gpu 18432 --gradient_checkpointing \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GRPO on the grade-school problems of GSM8K: policy, reference and engine share GPUS GPUs, one is enough. The first run to
-# try on a GPU; one epoch of a 1.7B model. Further flags may follow, e.g. --dry_run.
+# GRPO on the grade-school problems of GSM8K, one pass with a 1.7B model: the first run to try on a GPU. Policy, reference
+# and engine share GPUS GPUs; one is enough. Further flags may follow, e.g. --dry_run.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-1.7B}
 GPUS=${GPUS:-1}

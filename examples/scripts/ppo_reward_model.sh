@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# PPO with a critic, a reference and a reward model, the RLHF of InstructGPT: all five share 8 GPUs and sleep in turns. The
-# models are OpenRLHF's; train_sft.sh and train_rm.sh make your own. Further flags may follow, e.g. --dry_run.
+# PPO with a critic and a reward model, the RLHF of InstructGPT: four models and the engines share 8 GPUs and sleep in
+# turns. The models are OpenRLHF's; train_sft.sh and train_rm.sh make your own. Further flags may follow, e.g. --dry_run.
 set -euo pipefail
 MODEL=${MODEL:-OpenRLHF/Llama-3-8b-sft-mixture}
 REWARD_MODEL=${REWARD_MODEL:-OpenRLHF/Llama-3-8b-rm-700k}

@@ -11,10 +11,10 @@ wait_for_head="until (: > /dev/tcp/$HOST/$PORT) 2> /dev/null; do
     [ \$SECONDS -lt 300 ] || { echo 'Ray did not start on the first node within 300 s' >&2; exit 1; }
     sleep 1
 done"
-# Only who has the token of ~/.ray/auth_token may use the cluster; all nodes of the job see this directory.
+# the token in ~/.ray, which all nodes of the job see, keeps others out of the cluster
 export RAY_AUTH_MODE=token
-ray get-auth-token --generate > /dev/null 2>&1
-# vLLM's processes shall end with the worker that started them
+ray get-auth-token --generate > /dev/null
+# vLLM's processes end with the worker that started them
 export RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper=1
 
 srun --overlap --ntasks-per-node 1 bash -c "

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An agent with a tool: the model writes Python, a sandbox runs it, and the model reads the output, up to eight times an
-# episode. TOOLS may also name a file of functions or the URL of an MCP server. Further flags may follow, e.g. --dry_run.
+# An agent with a tool: the model writes Python, a sandbox runs it, and the model reads the output, in at most eight turns.
+# TOOLS may also name a file of functions or the URL of an MCP server. Further flags may follow, e.g. --dry_run.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-4B}
 TOOLS=${TOOLS:-python}
