@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from openrl.cli import lora_combiner, train_rm
+from openrl.cli import lora_combiner, supervised
 from openrl.cli.run import command
 from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.groups.model import ModelFlags
@@ -62,7 +62,7 @@ def flags_of(task, out, case, more=""):
 def train(task, out, case, more=""):
     """In this process: its start would cost more than the run."""
     argv = flags_of(task, out, case, more)
-    assert command(CASES[case][0], train_rm.prepare, train_rm.run, argv=argv) == 0
+    assert command(CASES[case][0], supervised.prepare, supervised.run, argv=argv) == 0
     return load_file(out / "model.safetensors"), metrics(out)
 
 
@@ -156,7 +156,7 @@ def test_a_dry_run_says_what_the_data_gives_and_what_memory_takes(task, tmp_path
     """0.1M parameters in fp32: weights that are their own masters, gradients, and two moments of a
     share each."""
     train_flags = flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2 --dry_run")
-    assert command(RMConfig, train_rm.prepare, train_rm.run, argv=train_flags) == 0
+    assert command(RMConfig, supervised.prepare, supervised.run, argv=train_flags) == 0
     text = capsys.readouterr().out
     body = AutoModelForSequenceClassification.from_pretrained(
         task / "model", num_labels=1

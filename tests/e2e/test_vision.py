@@ -14,7 +14,7 @@ from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from safetensors.torch import load_file
 
-from openrl.cli import train_rm
+from openrl.cli import train_dpo, train_rm
 from openrl.cli.run import command
 from openrl.config.commands import DPOConfig, RMConfig
 from openrl.config.groups.inference import RewardModelFlags
@@ -239,7 +239,7 @@ def test_a_reward_model_that_sees_judges_what_the_policy_sees(reward_model, pair
 
 def test_dpo_learns_what_the_image_alone_says(task, pairs, tmp_path):
     words = supervised_flags(task, tmp_path, **PAIRS, dataset=pairs)
-    assert command(DPOConfig, train_rm.prepare, train_rm.run, argv=words) == 0
+    assert command(DPOConfig, train_dpo.prepare, train_dpo.run, argv=words) == 0
     assert metrics(tmp_path)[-1]["accuracy"] == 1.0
 
 

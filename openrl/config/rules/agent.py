@@ -118,9 +118,8 @@ def endpoint_port_is_free(config: Playing) -> Problems:
             with socket.socket() as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:  # in use, or beyond 65535
-            reason = getattr(error, "strerror", error)
-            message = f"port {port} of 127.0.0.1 is not available: {reason}"
+        except OSError as error:
+            message = f"port {port} of 127.0.0.1 is not available: {error.strerror}"
             fix = "--agent_endpoint_port 0 for free ports"
             yield Problem(("agent_endpoint_port",), message, fix)
             return

@@ -77,8 +77,8 @@ def test_sessions_of_killed_drivers_go_and_those_of_living_ones_stay(tmp_path):
         assert not dead.exists() and living.exists() and of_somebody_else.exists()
 
 
-def test_a_caretaker_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch):
+def test_a_caretaker_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("openrl.cluster.ray_cluster.CARE_S", 0.1)
     beside = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     RayCluster(True, tmp_path / "session", caretaker=beside).close()
-    assert beside.poll() is not None
+    assert beside.poll() is not None and "what Ray left was not removed" in caplog.text

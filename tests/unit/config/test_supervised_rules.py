@@ -156,9 +156,7 @@ def test_a_rank_takes_its_gpu_before_anything_may_ask_cuda_for_one():
     imported."""
     code = """
 import sys
-from openrl.config.groups.placement import LAUNCHER_VARIABLES
-from openrl.config.rules.machine import is_later_rank
-from openrl.training.distributed import Launch, init_distributed
+from openrl.training.distributed import Launch
 
 def taken(self):
     loaded = {"bitsandbytes", "peft", "liger_kernel", "deepspeed", "vllm", "transformers"}
