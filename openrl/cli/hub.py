@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.config.groups.reward import split
-from openrl.config.rules.machine import DATA, MODELS, OUTPUTS, given_names, is_local
+from openrl.config.rules.machine import DATA, MODELS, given_names, is_local
 from openrl.errors import UserError
 from openrl.files import expanded
 
 CONNECT_TIMEOUT = 5.0  # seconds
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 MODEL_FLAGS = (*MODELS, "tokenizer_path", "lora_adapter_path", "lora_path")
-OTHER_PATHS = (*OUTPUTS, "output_path", "resume_from_checkpoint")
 
 
 def settle_for_cache(config: Any) -> str:
@@ -49,17 +48,16 @@ def hub_names(config: Any) -> list[str]:
 
 
 def with_places(config: Any) -> Any:
-    """Return the config of a command with paths that libraries understand: ~ is the home directory,
-    and with --use_ms each name of a model or dataset becomes the directory into which ModelScope's
-    client has downloaded it, or which it still has. Raises UserError if there is no client, or if
-    it gets no answer."""
+    """Return the config of a command with models and data that libraries understand: ~ is the home
+    directory in every item of a list, and with --use_ms each name becomes the directory into which
+    ModelScope's client has downloaded it, or which it still has. Raises UserError if there is no
+    client, or if it gets no answer."""
     changed = {}
     for name, group in vars(config).items():
         flags = {f: value for f, value in getattr(group, "__dict__", {}).items() if value}
         places = {
             **{f: _places(split(flags[f]), "model", config) for f in MODEL_FLAGS if f in flags},
             **{f: _places(data_items(flags[f]), "dataset", config) for f in DATA if f in flags},
-            **{f: _from_home(flags[f]) for f in OTHER_PATHS if f in flags},
         }
         if any(flags[f] != place for f, place in places.items()):
             changed[name] = replace(group, **places)
@@ -72,13 +70,10 @@ def _places(items: Iterable[str], kind: Literal["model", "dataset"], config: Any
     for item in items:
         name, subset = name_and_subset(item)
         away = config.model.use_ms and not is_local(name)
-        place = _download(name, kind) if away else _from_home(name)
+        place = _download(name, kind) if away else name
+        place = str(expanded(place)) if place.startswith("~") else place
         places.append(f"{place}@{subset}" if subset else place)
     return ",".join(places)
-
-
-def _from_home(path: str) -> str:
-    return str(expanded(path)) if path.startswith("~") else path
 
 
 def _download(name: str, kind: Literal["model", "dataset"]) -> str:

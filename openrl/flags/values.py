@@ -44,7 +44,7 @@ def convert(raw: Any, type_: Any) -> Any:
         if "\0" in text:  # YAML can write it, but no path may hold it
             raise ValueError(f"expected text, got {show(text)}")
         # a shell expands ~ only where a word begins with it, not in --flag=~/model
-        return str(expanded(text)) if text.startswith("~/") else text
+        return str(expanded(text)) if re.match(r"~[^/\s]*/", text) else text
     if type_ in (int, float):
         return _convert_number(text, type_)
     choices = BOOL_WORDS if type_ is bool else {str(choice): choice for choice in get_args(type_)}

@@ -110,18 +110,13 @@ def test_names_of_modelscope_become_directories(tmp_path):
 def test_paths_may_begin_at_home(monkeypatch):
     """As in a YAML file, where no shell replaces ~."""
     monkeypatch.setenv("HOME", "/home/me")
-    words = (
-        f"{PPO} --pretrain ~/m --reward_pretrain ~/a,some/judge --prompt_data ~/d.jsonl@x,some/data"
-    )
-    words += (
-        " --save_path ~/out --ckpt_path ~/out/checkpoints --resume_from_checkpoint ~/old/step_1"
-    )
+    words = f"{PPO} --pretrain ~/m --reward_pretrain some/judge,~/a --prompt_data d,~/d.jsonl@x"
+    words += " --save_path ~/out --ckpt_path ~/out/checkpoints"
+    words += " --resume_from_checkpoint ~/old/step_1"
     found = with_places(settle(PPOConfig, words)[0])
-    assert (found.model.pretrain, found.others.reward_pretrain) == (
-        "/home/me/m",
-        "/home/me/a,some/judge",
-    )
-    assert found.data.prompt_data == "/home/me/d.jsonl@x,some/data"
+    assert found.model.pretrain == "/home/me/m"
+    assert found.others.reward_pretrain == "some/judge,/home/me/a"
+    assert found.data.prompt_data == "d,/home/me/d.jsonl@x"
     assert found.checkpoint.save_path == "/home/me/out"
     assert found.checkpoint.ckpt_path == "/home/me/out/checkpoints"
     assert found.checkpoint.resume_from_checkpoint == "/home/me/old/step_1"
