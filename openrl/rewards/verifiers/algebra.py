@@ -15,7 +15,7 @@ from openrl.rewards.verifiers.parts import DERIVATIVE
 from openrl.rewards.verifiers.plain_text import FUNCTIONS
 
 TOLERANCE = 1e-9  # relative, for decimals
-ZERO = 1e-100  # more than what \sin\pi is worked out to
+ZERO = 1e-100  # absolute: rounding leaves less of \sin\pi
 DECIMALS = 12  # to which decimals inside of expressions are compared
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 MOST_TERMS = 500  # of an answer, multiplied out

@@ -14,14 +14,12 @@ from openrl.rewards.verifiers.algebra import load, too_large
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
-from openrl.rewards.verifiers.numeric import last_number, same_quantity, whole_number
+from openrl.rewards.verifiers.numeric import LONGEST, last_number, same_quantity, whole_number
 from openrl.rewards.verifiers.parts import is_name, split_list, split_name
 from openrl.rewards.verifiers.plain_text import negates, plain, without_lead, without_markup
 from openrl.rewards.verifiers.sameness import same_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
-# characters of an answer, and of the end that is searched if none is marked; a longer one is wrong
-LONGEST = 1000
 SECONDS = 1.0  # of processor time for one comparison; an answer that takes longer is wrong
 _SAYS = re.compile(r"^.*(?: is| are|:)\s")
 _DISPLAYED = re.compile(r"(?:\$\$[^$]+\$\$|\\\[(?:(?!\\\[).)+\\\])\.?\Z", re.DOTALL)
@@ -174,7 +172,7 @@ def _end_says(text: str, label: str) -> bool:
     if negates(said) or sum(map(_is_element, split_list(claim))) > 1:
         return False
     left, _, value = claim.rpartition("= ")
-    if left.rstrip().endswith(split_name(label)[0]) and same_answer(value, label):
+    if _ends_in_name(left.rstrip(), split_name(label)[0]) and same_answer(value, label):
         return True
     if whole_number(value):
         return False
@@ -183,6 +181,13 @@ def _end_says(text: str, label: str) -> bool:
         return same_answer(plain(mathematics), label)
     number, wanted = last_number(line), whole_number(label)
     return number is not None and wanted is not None and same_quantity(number, wanted)
+
+
+def _ends_in_name(left: str, name: str) -> bool:
+    """Whether a left side ends in the name, and not in a word or a product that does: "So x", but
+    not "the max" and "2x"."""
+    apart = r"(?<![\w\\+*/^)}-])(?<![\d+*/^)}-] )"
+    return not name or re.search(rf"{apart}{re.escape(name)}\Z", left) is not None
 
 
 def _is_element(text: str) -> bool:

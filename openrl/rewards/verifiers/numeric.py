@@ -60,6 +60,7 @@ _GOES_ON = re.compile(
 )
 _LIST = re.compile(r"\s?(?:[A-Za-z]+\s?)?(?:[,;&|]|and\b)\W{0,3}\d")  # 12, 13; 2 h and 5 min
 _EXPONENT = re.compile(r"(?<=[A-Za-z])\^?\{?[23]\}?(?!\d)")  # of a unit
+LONGEST = 1000  # characters of an answer; a longer one is wrong
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,10 @@ def numbers(text: str) -> Iterator[Number]:
 
 def whole_number(text: str) -> Number | None:
     """Return the number that the text consists of, apart from its unit, a name before it ("x = 5")
-    and words such as "the answer is"; None if the text is anything else."""
+    and words such as "the answer is"; None if the text is anything else, or is too long to be taken
+    apart at once."""
+    if len(text) > LONGEST:
+        return None
     text = without_lead(plain(text))
     if "=" in text and len(split_list(text)) > 1:
         return None  # x = 5, y = 6

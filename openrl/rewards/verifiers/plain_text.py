@@ -16,7 +16,7 @@ _LETTER = re.compile(r"(\\math(?:rm|bf|sf|it))\s+([A-Za-z])(?![A-Za-z])")  # \ma
 _SPACE = re.compile(
     r"(?<!\\)\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|~|\\(?:left|right|displaystyle)(?![A-Za-z])|\s+"
 )
-_CASES = re.compile(r"\\begin\{cases\}([^&]*)\\end\{cases\}")  # a list of equations
+_CASES = re.compile(r"\\begin\{cases\}([^&]{0,1000}?)\\end\{cases\}")  # a list of equations
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
 # 1\,234  1{,}234  1 234

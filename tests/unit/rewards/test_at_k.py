@@ -80,6 +80,18 @@ def test_answers_that_were_given_equally_often_are_counted_once(monkeypatch):
     assert sorted(counted) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "text", ["(" * 20_000 + "1" + ")" * 20_000, "x=" + "1," * 50_000, "=" * 50_000]
+)
+def test_a_vote_of_any_length_is_read_at_once(text):
+    """Taken apart, each of these would hold the run up for minutes."""
+    assert vote(rf"\boxed{{{text}}}") == text
+
+
+def test_words_behind_a_number_are_read_at_once():
+    assert vote("5 " + r"\begin{cases}" * 20_000) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_maj_at_k_is_the_mean_over_all_choices(seed):
     rng = random.Random(seed)

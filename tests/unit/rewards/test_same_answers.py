@@ -287,6 +287,11 @@ def test_numbers_behind_the_mark(response, label, right):
         ("The roots are $x = 2$ and $x = 3$.", "3", 0),
         ("The roots are $x = 2$ and $x = 3$.", "2, 3", 1),
         (r"So $\sin\theta = \frac{3}{5}$.", r"\cos\theta = \frac{3}{5}", 0),
+        ("So 2 + 3 = x = 5", "x = 5", 1),
+        ("Therefore $2x = 5$.", "x = 5", 0),
+        ("Therefore 2 x = 5", "x = 5", 0),
+        ("So y + x = 5", "x = 5", 0),
+        ("So the max = 5", "x = 5", 0),
     ],
 )
 def test_what_the_end_of_a_response_says(response, label, right):
