@@ -17,6 +17,7 @@ from openrl.errors import UserError
 from openrl.files import is_lfs_pointer
 from openrl.models.towers import empty_model
 
+CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 UNDONE = ("fp8", "mxfp4")  # quantisations that transformers undoes where it has no kernels for them
 INDEX = "model.safetensors.index.json"
@@ -111,9 +112,10 @@ def check_language_model(
     config = load_config(path, trust_remote_code)
     heads = config.architectures or []
     other = all(name.endswith(OTHER_HEADS) for name in heads)
-    # also said by the configs of some causal models, whose head tells them from encoders
-    decodes = vars(config).get("is_decoder") is not False
-    if heads and (other or not (decodes or any(name.endswith("ForCausalLM") for name in heads))):
+    # configs of some causal models say False too; the name of their head tells them from encoders
+    encodes = vars(config).get("is_decoder") is False
+    causal = any(name.endswith(CAUSAL_HEADS) for name in heads)
+    if heads and (other or (encodes and not causal)):
         message = f"{path} is a {heads[0]}, which writes no text"
         raise UserError(message, "a model with a language head")
     own_code = getattr(config, "auto_map", None)
