@@ -167,10 +167,12 @@ def _part_text(part: Any, cells: list[Any]) -> str:
     if not isinstance(part, dict):
         raise BadRow("a part of the chat is not of the form {type, ...}")
     kind = part.get("type")
-    if kind == "text" and isinstance(part.get("text"), str):
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise BadRow("the chat has a part of type 'text' without a text")
         return part["text"]
     if kind not in ("image", "image_url"):
-        raise BadRow(f"the chat has a part of type {kind!r} that is neither text nor image")
+        raise BadRow(f"the chat has a part of type {kind!r}, which is neither text nor image")
     held = next((part[key] for key in _OF_PARTS if part.get(key)), None)
     cells += [] if held is None else [held]
     return MARK
