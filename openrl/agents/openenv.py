@@ -1,9 +1,9 @@
 """Environments on OpenEnv's servers.
 
 Over the WebSocket <server>/ws, one episode per connection: {"type": "reset" | "step" | "state",
-"data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}. Servers
-without /ws have one environment for the HTTP requests of all clients, where the episodes of two
-engines would take each other's turns.
+"data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}. A server
+without /ws is refused: it has one environment for the HTTP requests of all clients, so the episodes
+of two engines would take each other's turns.
 
 An observation is {"observation": {...}, "reward": number or null, "done": bool}. The server's
 schema says how the policy's text becomes an action. Text that does not fit changes nothing, and the
@@ -41,7 +41,7 @@ BUSY = (429, 503)  # what a server, or a proxy before it, answers if there is no
 _REMEDIES = {  # for a status at the start of a run
     401: "a server that asks for no login",
     429: "start again when the server has fewer clients",
-    # a server without /ws: uvicorn and others
+    # from uvicorn and from others, for a server without /ws
     **dict.fromkeys((403, 404), "a server with /ws, where every episode has its own environment"),
 }
 _READ: dict[str, Callable[[str], Any]] = {

@@ -44,9 +44,9 @@ def request_body(rows: RewardRows) -> dict[str, Any]:
 
 def read_request(body: Any, check_room: Callable[[int], None] = lambda count: None) -> RewardRows:
     """Read the body of a request. If ``prompts`` or ``labels`` are missing, they become empty
-    texts. A response is its query without the prompt that it begins with. ``check_room`` is told
-    the number of texts before they are read, since the rows of many short texts take far more
-    memory than the body, and may raise something. Raises BadRequest."""
+    texts. A response is its query without the prompt that it begins with. ``check_room`` gets the
+    number of texts before they are read, and may raise: the rows of many short texts take far more
+    memory than the body. Raises BadRequest."""
     if not isinstance(body, dict) or QUERY not in body:
         raise BadRequest(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]

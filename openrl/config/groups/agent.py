@@ -97,9 +97,9 @@ class TurnFlags:
     )
     env_max_concurrency: int = flag(
         0,
-        "Most processes of environments and agents (each of a file or --plugin has its own), or of"
-        " agent programs, that run at a time beside one engine; most steps at a time of other"
-        " environments. The rest waits. 0: 64 processes or programs, any number of steps.",
+        "Most processes that run at a time beside one engine: one for each agent program, and for"
+        " each environment or agent from a file or --plugin. For other environments, most steps at"
+        " a time. The rest waits. 0: 64 processes, any number of steps.",
         bounds=">= 0",
         only_if=FILE | server("openenv") | given("agent_command") | given("env_tags"),
     )

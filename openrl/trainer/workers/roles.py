@@ -17,8 +17,8 @@ from openrl.cluster.model_worker import ModelWorker, import_training
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
 from openrl.cluster.ray_cluster import RayCluster, open_cluster
-from openrl.cluster.reservation import Reservation
 from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.reservation import Reservation
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
