@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from openrl.config.groups.placement import LAUNCHER_VARIABLES
+from openrl.config.groups.placement import has_launcher
 from openrl.errors import UserError
 
 
@@ -30,7 +30,7 @@ class Launch:
         """Read the launcher's environment; None if there is none. With ``local_rank`` -1,
         $LOCAL_RANK counts. Raises UserError for values that no launcher sets."""
         env = os.environ
-        if not env.keys() >= LAUNCHER_VARIABLES:
+        if not has_launcher():
             return None
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
             if not env.get(name, "0").isdecimal():

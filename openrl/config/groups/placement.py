@@ -36,6 +36,12 @@ NODES, PER_NODE = "(0, 4096]", "(0, 256]"
 LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 """What a launcher such as torchrun sets in the environment of each process."""
 
+
+def has_launcher() -> bool:
+    """Return whether a launcher started this process as one of several ranks."""
+    return os.environ.keys() >= LAUNCHER_VARIABLES
+
+
 FLAG_NAMES = {
     "actor": "actor",
     "critic": "critic",

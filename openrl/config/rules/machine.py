@@ -22,7 +22,7 @@ from openrl.config.commands import (
 )
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
-from openrl.config.groups.placement import LAUNCHER_VARIABLES
+from openrl.config.groups.placement import has_launcher
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problem, Problems, check, check_environment
@@ -167,8 +167,7 @@ def output_problems(flag: str, name: str) -> Problems:
 
 def is_later_rank(config: TrainingConfig) -> bool:
     """Return whether a launcher started this process beside one that begins the run."""
-    launched = os.environ.keys() >= LAUNCHER_VARIABLES
-    return launched and isinstance(config, SupervisedConfig) and os.environ["RANK"] != "0"
+    return has_launcher() and isinstance(config, SupervisedConfig) and os.environ["RANK"] != "0"
 
 
 @check_environment

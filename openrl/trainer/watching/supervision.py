@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shlex
 import signal
@@ -19,6 +20,9 @@ from typing import Any, TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
+from openrl.config.conditions import RAY
+from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.placement import has_launcher
 from openrl.errors import Interrupted, UserError, printable
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import Checkpoints, find_start, own_directories
@@ -66,7 +70,8 @@ class StopRequest:
     def _on_signal(
         self, number: signal.Signals, loop: asyncio.AbstractEventLoop, task: asyncio.Task[object]
     ) -> None:
-        """Run between any two instructions of the main thread, which may be writing to stderr."""
+        """Act on a signal. This runs between any two instructions of the main thread, which may be
+        printing, so it writes to stderr past Python's buffer."""
         if self.signal:
             tell_directly(f"{number.name} again: ended at once")
             os._exit(128 + number)
@@ -92,7 +97,9 @@ class StopRequest:
             await cancel_all([task, came])
 
     def lift_deadline(self) -> None:
-        """Give the clean-up all the time it needs: everything is saved."""
+        """Give the clean-up all the time it needs, whatever signal came or comes: everything is
+        saved."""
+        self.grace = math.inf
         if self._deadline:
             self._deadline.cancel()
 
@@ -134,7 +141,8 @@ async def supervise(
 async def with_restarts(
     config: Config, stop: StopRequest, once: Callable[[Config, StopRequest], Awaitable[Result]]
 ) -> Result:
-    left = config.faults.max_restarts
+    # under a launcher the other ranks end, and this one cannot go on without them
+    left = config.faults.max_restarts if RAY.holds(config) else 0
     while True:
         try:
             return await once(config, stop)
@@ -166,7 +174,7 @@ def explain_end(progress: Progress, checkpoints: Checkpoints, stop: StopRequest)
             raise
         what = "the run had not begun to train"
         if stop.saves:
-            what = f"the run was not done with what it had to save (--grace_period {stop.grace:g})"
+            what = f"not everything could be saved within --grace_period {stop.grace:g}"
         raise stop.interrupted(what, how_to_resume(checkpoints)) from None
 
 
@@ -175,7 +183,7 @@ def how_to_resume(checkpoints: Checkpoints) -> str:
     written one, from where it began. Empty on all ranks of a launcher but the first."""
     if not checkpoints.is_rank_0:
         return ""
-    flags, resume, words = checkpoints.flags, checkpoints.resume_flags(), sys.argv[1:]
+    flags, resume = checkpoints.flags, checkpoints.resume_flags()
     try:
         last, _ = find_start(resume, deep=False)
     except UserError as error:  # what there is cannot be resumed from
@@ -187,23 +195,30 @@ def how_to_resume(checkpoints: Checkpoints) -> str:
         return f"{again}; no checkpoint was written (--save_steps {flags.save_steps})"
     if resume.resume_from_checkpoint is not None:
         return f"the same command, which continues from {last}"
-    begins_elsewhere = [
-        (("overwrite_ckpt", "overwrite"), flags.overwrite_ckpt, "--no_overwrite_ckpt"),
-        (
-            ("resume_from_checkpoint",),
-            flags.resume_from_checkpoint is not None,
-            "--resume_from_checkpoint=None",
-        ),
-    ]
-    for names, on, off in begins_elsewhere:
-        kept = without_flag(words, *names)
-        in_a_file = on and kept == words
-        words = [*kept, off] if in_a_file else kept
-    if without_flag(words, "load_checkpoint") == words:
-        words.append("--load_checkpoint")
-    command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
-    launcher = "with the same launcher: " if "RANK" in os.environ else ""
+    command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    command += resuming(sys.argv[1:], flags)
+    launcher = "with the same launcher: " if has_launcher() else ""
     return f"{launcher}{shlex.join(command)}\n       which continues from {last}"
+
+
+BEGINS_ELSEWHERE = {
+    "--no_overwrite_ckpt": ("overwrite_ckpt", "overwrite"),
+    "--resume_from_checkpoint=None": ("resume_from_checkpoint",),
+}
+"""The flags, by all their names, with which a run does not begin at its newest checkpoint, and what
+turns each off."""
+
+
+def resuming(words: Sequence[str], flags: CheckpointFlags) -> list[str]:
+    """Return the words of a command line, changed so that it continues from the newest checkpoint.
+    ``flags`` are those in effect, perhaps by a file that the words name."""
+    words = list(words)
+    for off, names in BEGINS_ELSEWHERE.items():
+        kept = without_flag(words, *names)
+        in_a_file = getattr(flags, names[0]) and kept == words
+        words = [*kept, off] if in_a_file else kept
+    loads = without_flag(words, "load_checkpoint") != words
+    return words if loads else [*words, "--load_checkpoint"]
 
 
 def without_flag(words: Sequence[str], *names: str) -> list[str]:

@@ -7,13 +7,16 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from openrl.cluster.group import WorkerDied
+from openrl.config.commands import SFTConfig
 from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.errors import Interrupted
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull
@@ -23,7 +26,9 @@ from openrl.trainer.watching.supervision import (
     driver_log,
     explain_end,
     how_to_resume,
+    with_restarts,
 )
+from tests.flags import settle
 from tests.loops import silent_progress
 from tests.unit.trainer.test_checkpoints import save
 
@@ -113,6 +118,39 @@ def test_a_run_goes_on_from_where_it_began_until_it_has_written_a_checkpoint(
     assert restarted.start_from == old / "step_000007"
 
 
+@pytest.mark.parametrize(
+    ("left_in_the_environment", "said"),
+    [(("RANK", "WORLD_SIZE"), "python train"), (LAUNCHER_VARIABLES, "with the same launcher: ")],
+)
+def test_a_launcher_is_named_if_there_is_one(tmp_path, monkeypatch, left_in_the_environment, said):
+    """A process group of one process, which needs no launcher, sets some of its variables."""
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in left_in_the_environment:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train"])
+    checkpoints = opened(tmp_path)
+    save(checkpoints, 7)
+    assert how_to_resume(checkpoints).startswith(said)
+
+
+@pytest.mark.parametrize(("by_ray", "runs"), [(True, 3), (False, 1)])
+def test_a_run_restarts_itself_unless_a_launcher_started_its_ranks(tmp_path, by_ray, runs):
+    """The other ranks have ended, so rank 0 would wait for them in vain."""
+    words = f"--pretrain m --dataset d --save_path {tmp_path} --max_restarts 2"
+    config, _ = settle(SFTConfig, words + " --num_gpus_per_node 2" * by_ray)
+    tried = []
+
+    async def once(config, stop):
+        tried.append(config.checkpoint.load_checkpoint)
+        raise WorkerLost("rank 1 died", "", replace(config.checkpoint, load_checkpoint=True))
+
+    with pytest.raises(WorkerLost):
+        asyncio.run(with_restarts(config, StopRequest(), once))
+    assert tried == [False, True, True][:runs]
+
+
 def test_a_lost_worker_brings_along_how_the_run_goes_on(tmp_path):
     checkpoints = opened(tmp_path, overwrite_ckpt=True)
     with pytest.raises(WorkerLost) as lost, explain_end(silent_progress(3), checkpoints, None):
@@ -147,7 +185,7 @@ def test_a_signal_before_there_is_anything_to_save_ends_the_run(tmp_path):
 def test_a_run_that_does_not_end_in_time_is_ended(tmp_path):
     stop = StopRequest(grace=0.05)
     stop.saves = True
-    with pytest.raises(Interrupted, match=r"had to save \(--grace_period 0\.05\)"):
+    with pytest.raises(Interrupted, match=r"saved within --grace_period 0\.05"):
         asyncio.run(interrupted_at(tmp_path, stop, forever))
 
 
@@ -162,6 +200,22 @@ def test_what_comes_after_everything_is_saved_has_no_deadline(tmp_path):
         assert stop._deadline.cancelled()
 
     asyncio.run(interrupted_at(tmp_path, stop, saved))
+
+
+def test_a_signal_during_the_clean_up_does_not_cut_it_short(tmp_path):
+    """The run would be said to have lost what it has saved."""
+
+    async def cleaned_up() -> bool:
+        stop = StopRequest(grace=0)
+        stop.saves = True
+        with explain_end(silent_progress(3), opened(tmp_path), stop), stop.listening():
+            stop.lift_deadline()
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(5):  # turns of the event loop
+                await asyncio.sleep(0)
+            return bool(stop.signal)
+
+    assert asyncio.run(cleaned_up())
 
 
 def test_a_second_signal_ends_a_process_that_is_busy():
