@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from openrl.errors import UserError
 
@@ -33,7 +33,7 @@ def owner_of(directory: Path) -> str | None:
     path = directory / LOCK
     with suppress(OSError), open(path, "r+") as file:
         try:
-            locks = _lock(file)
+            locks = lock(file)
         except BlockingIOError:
             return _words(file.read())
         return _owner(file.read(), path, locks)
@@ -86,7 +86,7 @@ def _open_locked(path: Path):  # type: ignore[no-untyped-def]
     while True:
         file = open(path, "a+")  # noqa: SIM115
         try:
-            locks = _lock(file)
+            locks = lock(file)
         except BlockingIOError:
             file.close()
             return None, True
@@ -96,7 +96,7 @@ def _open_locked(path: Path):  # type: ignore[no-untyped-def]
         file.close()
 
 
-def _lock(file: IO[str]) -> bool:
+def lock(file: IO[Any]) -> bool:
     """Lock the file and return True; False if its file system has no locks. Raises BlockingIOError
     if another process holds the lock."""
     try:
@@ -122,9 +122,8 @@ def _owner(text: str, path: Path, locks: bool) -> str | None:
         if owner["host"] != socket.gethostname():
             lives = time.time() - path.stat().st_mtime < DEAD_S
         else:
-            lives = (
-                not locks and owner["pid"] != os.getpid() and Path(f"/proc/{owner['pid']}").exists()
-            )
+            pid = owner["pid"]
+            lives = not locks and pid != os.getpid() and Path(f"/proc/{pid}").exists()
         return _words(text) if lives else None
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import getpass
 import hashlib
 import logging
@@ -55,6 +54,7 @@ from openrl.cluster.worker_start import FORK_SERVER, PATIENCE_S, expanded
 from openrl.config.groups.placement import ClusterFlags
 from openrl.errors import UserError
 from openrl.lazy import torch
+from openrl.locks import lock
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
 # forked workers wait for the imports of the process that forks
 PATIENT = {"worker_register_timeout_seconds": int(2 * PATIENCE_S)}
-CARE_S = 2 * caretaker.PATIENCE_S  # how long to wait until the caretaker has cleaned up
+CARE_S = 2 * caretaker.PATIENCE_S  # seconds that the caretaker may take to clean up
 MARK = "openrl.lock"  # file in the session directory of a cluster of our own, which it locks
 RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 
@@ -80,7 +80,7 @@ class RayCluster:
     fork_servers: dict[bytes, ForkServer] = field(default_factory=dict)
     """By what makes their workers differ."""
     stopped_since: dict[str, float] = field(default_factory=dict)
-    """When Ray's own processes were first seen stopped, those that still are."""
+    """When each of Ray's own processes that is stopped now was first seen so."""
     mark: IO[bytes] | None = None  # open for as long as the session is in use
     ended: str = ""  # which of them was killed because it was stopped for too long
 
@@ -307,22 +307,22 @@ def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
 
 
 def mark_as_living(session: Path) -> IO[bytes]:
-    """Return an open file, which tells other processes as long as it is open that the session's
-    driver lives. Process ids would not: containers that share a directory have their own."""
+    """Return a file that tells other processes, for as long as it is open, that the driver of the
+    session lives. A process id would not do: containers that share a directory have their own."""
     named, aside = session / MARK, session / f".{MARK}"
     mark = open(aside, "wb")  # noqa: SIM115
-    with suppress(OSError):  # of a file system without locks, where nothing is removed
-        fcntl.flock(mark, fcntl.LOCK_EX)
+    lock(mark)
     aside.rename(named)  # only now, or another start could find it unlocked
     return mark
 
 
 def remove_dead_sessions(home: Path) -> None:
-    """Remove the session directories of our clusters whose drivers were killed before that."""
+    """Remove the session directories of our clusters whose drivers were killed before that. On a
+    file system without locks nobody can tell which these are, and they stay."""
     for named in home.glob(f"session_*/{MARK}"):
-        with suppress(OSError), open(named, "rb") as mark:  # also where another process locks it
-            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(named.parent, ignore_errors=True)
+        with suppress(OSError), open(named, "rb") as mark:  # BlockingIOError: its driver lives
+            if lock(mark):
+                shutil.rmtree(named.parent, ignore_errors=True)
 
 
 def join_cluster(address: str) -> RayCluster:

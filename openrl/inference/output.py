@@ -3,7 +3,6 @@ order of the work. Trajectories become its rows."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import EvaluateDataFlags
 from openrl.errors import UserError
 from openrl.files import write_atomically
+from openrl.locks import lock
 from openrl.types import Group, Trajectory
 
 Row = dict[str, Any]  # its "id" is the id of its unit
@@ -54,11 +54,13 @@ class Output:
 
     def _check_settings(self, written: Iterable[Path]) -> None:
         if not self._settings_path.exists():
-            for path in filter(Path.exists, written):
-                raise UserError(
-                    f"--output_path: {path} was not written by this command",
-                    "another --output_path",
-                )
+            for path in written:
+                empty = (
+                    path.is_file() and not path.stat().st_size
+                )  # left by a run that died at once
+                if path.exists() and not empty:
+                    message = f"--output_path: {path} was not written by this command"
+                    raise UserError(message, "another --output_path")
             return
         before = json.loads(self._settings_path.read_text(encoding="utf-8"))
         now = self._settings
@@ -106,22 +108,23 @@ class Output:
         """Open the file for this process alone. Raises UserError if another one writes to it, or
         has written to it since it was read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
         self._file: BinaryIO = open(self.path, "ab")
-        others = ""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            others = "is written by another run"
-        except OSError:
-            pass  # the file system has no locks
-        if not others and os.fstat(self._file.fileno()).st_size != self._size:
-            others = "was written by another run since this one has read it"
-        if others:
+        if other := self._other_run():
             self._file.close()
-            raise UserError(f"--output_path: {self.path} {others}", "another --output_path")
+            raise UserError(f"--output_path: {self.path} {other}", "another --output_path")
+        write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
         self._file.truncate(self._whole)
         return self
+
+    def _other_run(self) -> str:
+        """Lock the open file. Say so if another run has it, or has changed it since we read it."""
+        try:
+            lock(self._file)
+        except BlockingIOError:
+            return "is written by another run"
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            return "was written by another run since this one has read it"
+        return ""
 
     def write(self, rows: Iterable[Row]) -> None:
         """Append the rows of one unit; they are on disk when this returns. Raises UserError if they

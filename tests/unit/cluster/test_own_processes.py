@@ -1,5 +1,6 @@
 """Ray's own processes: that one of them has died is seen, whenever it dies."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -75,6 +76,18 @@ def test_sessions_of_killed_drivers_go_and_those_of_living_ones_stay(tmp_path):
         os.waitpid(driver, 0)
         remove_dead_sessions(tmp_path)
         assert not dead.exists() and living.exists() and of_somebody_else.exists()
+
+
+def test_without_locks_no_session_is_taken_for_dead(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    session = tmp_path / "session_1"
+    session.mkdir()
+    with mark_as_living(session):
+        remove_dead_sessions(tmp_path)
+        assert session.exists()
 
 
 def test_a_caretaker_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch, caplog):

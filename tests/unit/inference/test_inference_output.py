@@ -86,6 +86,23 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path):
     assert run(path) == UNITS[1:]
 
 
+def test_a_run_that_is_refused_leaves_the_flags_of_the_one_that_writes(tmp_path):
+    """Or the first could not resume, and the second would go on with rows of other flags."""
+    path = tmp_path / "out.jsonl"
+    second = Output(path, UNITS, 2, FLAGS | {"temperature": 0.5})
+    with Output(path, UNITS, 2, FLAGS) as first:
+        first.write(rows(UNITS[0]))
+        with pytest.raises(UserError, match="is written by another run"), second:
+            pytest.fail("two runs write")
+    assert run(path) == UNITS[1:]
+
+
+def test_a_run_that_died_before_it_wrote_anything_leaves_nothing_to_refuse(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.touch()
+    assert run(path) == UNITS
+
+
 def test_a_full_disk_is_told_and_the_next_run_goes_on(tmp_path):
     path = tmp_path / "out.jsonl"
     run(path, stop_after=1)

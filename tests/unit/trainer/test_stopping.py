@@ -1,6 +1,7 @@
 """A run that is asked to stop in the middle of its episodes."""
 
 import asyncio
+import os
 import signal
 
 import pytest
@@ -53,11 +54,12 @@ async def stopped(limits):
     settings = RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, stop)
     progress = silent_progress(3)
     trainer = RLTrainer(rollouts, None, Publisher(None), None, None, Trackers(), progress, settings)
-    running = asyncio.create_task(trainer.run_steps())
-    await turn_taken.wait()
-    stop._on_signal(signal.SIGTERM, running)
-    await running
-    stop.interrupted("")  # lifts the deadline
+    with stop.listening():
+        running = asyncio.create_task(trainer.run_steps())
+        await turn_taken.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    stop.lift_deadline()
     return rollouts
 
 
