@@ -8,7 +8,6 @@ SIGTERM.
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import logging
 import os
@@ -26,6 +25,7 @@ from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.checks import as_typed
 from openrl.flags.parser import UnknownFlags, load
 from openrl.flags.schema import collect_flags
+from openrl.trainer.saving.disk import FULL
 
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -85,8 +85,9 @@ def command(
         return 128 + number
     except Exception as error:
         user_error = find_user_error(error)
-        if user_error is None and (full := no_room_left(error)):
-            user_error = UserError(full, "free space, then the same command")
+        disk_full = isinstance(error, OSError) and error.errno in FULL
+        if user_error is None and disk_full:
+            user_error = UserError(str(error), "free space, then the same command")
         if user_error is None:
             raise
         said = printable(as_typed(str(user_error), collect_flags(config_type), argv))
@@ -117,12 +118,6 @@ def _end(number: int, frame: object) -> None:
     """End the process as Ctrl-C does: by what no ``except Exception`` on the way takes for the
     failure of a row, a file or an optional package."""
     raise KeyboardInterrupt(number)
-
-
-def no_room_left(error: BaseException) -> str:
-    """Describe a disk that is full, with the path if the error knows it; empty if none is."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return str(error) if full else ""
 
 
 def silence() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from openrl.errors import UserError
@@ -71,7 +71,9 @@ def model_has_room(directory: Path) -> Iterator[None]:
     except Exception as error:
         if not disk_is_full(error) or isinstance(error, DiskFull):
             raise
-        where = f"{directory}, where {format_bytes(free_bytes(directory))} is free"
+        where = str(directory)
+        with suppress(OSError):  # a disk that is gone does not say what is free
+            where += f", where {format_bytes(free_bytes(directory))} is free"
         message = f"the model could not be written to {where}: {first_line(error)}"
         raise DiskFull(
             message, "make room, or give another --save_path; then resume from the last checkpoint"

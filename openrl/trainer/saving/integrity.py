@@ -66,11 +66,9 @@ def find_damage(directory: Path, deep: bool = True) -> str | None:
     if not deep:
         return None
     with ThreadPoolExecutor(READERS) as pool:
-        damages = pool.map(
-            lambda name, entry: _wrong_content(directory / name, entry[1]), files, files.values()
-        )
-        found_damages = zip(files, damages, strict=True)
-        return next((f"{name} {wrong}" for name, wrong in found_damages if wrong), None)
+        found = pool.map(lambda name: _wrong_content(directory / name, files[name][1]), files)
+        named = zip(files, found, strict=True)
+        return next((f"{name} {wrong}" for name, wrong in named if wrong), None)
 
 
 def _wrong_size(path: Path, expected: int) -> str | None:

@@ -25,7 +25,7 @@ from openrl.trainer.saving.checkpoints import (
     read_state,
     step_of,
 )
-from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line
+from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line, model_has_room
 from openrl.trainer.saving.integrity import add_checksum
 from openrl.training.state import StateParts
 from tests.full_disk import files_of_at_most
@@ -317,6 +317,18 @@ def test_a_disk_that_takes_no_more_writes_costs_the_checkpoint_alone(tmp_path):
     ):
         save(checkpoints, 2, error=error)
     assert steps(tmp_path) == []
+
+
+def test_a_model_on_a_disk_that_is_gone_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    """It does not even say what is free."""
+
+    def gone(path):
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", str(path))
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    said = rf"not be written to {tmp_path}: .*not connected"
+    with pytest.raises(DiskFull, match=said), model_has_room(tmp_path):
+        gone(tmp_path)
 
 
 def test_an_error_without_words_is_named():
