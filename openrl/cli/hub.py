@@ -48,8 +48,8 @@ def hub_names(config: Any) -> list[str]:
 
 
 def with_places(config: Any) -> Any:
-    """Return the config of a command with models and data that libraries understand: ~ is the home
-    directory in every item of a list, and with --use_ms each name becomes the directory into which
+    """Return the config of a command whose models and data libraries find: ~ is the home directory
+    in every item of a list, and with --use_ms each name becomes the directory into which
     ModelScope's client has downloaded it, or which it still has. Raises UserError if there is no
     client, or if it gets no answer."""
     changed = {}

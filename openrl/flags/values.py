@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
+import os
 import re
 import types
 from collections.abc import Callable
@@ -43,8 +44,9 @@ def convert(raw: Any, type_: Any) -> Any:
     if type_ is str:
         if "\0" in text:  # YAML can write it, but no path may hold it
             raise ValueError(f"expected text, got {show(text)}")
-        # a shell expands ~ only where a word begins with it, not in --flag=~/model
-        return str(expanded(text)) if re.match(r"~[^/\s]*/", text) else text
+        # a shell expands ~ only where a word begins with it, not in --flag=~/model; Path would also
+        # change text that is no path
+        return os.path.expanduser(text) if "/" in text else text  # noqa: PTH111
     if type_ in (int, float):
         return _convert_number(text, type_)
     choices = BOOL_WORDS if type_ is bool else {str(choice): choice for choice in get_args(type_)}

@@ -676,7 +676,7 @@ def test_bounds(value, bounds, ok):
         ("3", int, 3), ("-3", int, -3), ("1e8", int, 10**8), (str(2**63), int, 2**63), (".inf", float, float("inf")),
         ("-inf", float, float("-inf")), ("Yes", bool, True), ("None", str, "None"), ("None", str | None, None),
         ("~/m", str | None, str(Path("~/m").expanduser())), ("~root/m", str, str(Path("~root/m").expanduser())),
-        ("~", str, "~"), ("~nobody here/m//n", str, "~nobody here/m//n"),
+        ("~", str, "~"), ("~nobody of that name/ //m", str, "~nobody of that name/ //m"),
         ("none", Literal["none", "batch"] | None, "none"), ("None", Literal["none", "batch"] | None, None),
         ("2", Literal[0, 2], 2), (["1", "2"], tuple[int, ...], (1, 2)), ("auto", float | Literal["auto"], "auto"),
     ],
