@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -61,29 +61,17 @@ async def in_order(
 async def in_daemon(work: Callable[..., Result], *args: Any) -> Result:
     """Return ``work(*args)``, done in a thread. Unlike that of ``asyncio.to_thread`` it holds up
     nothing if this call is cancelled: neither the end of the event loop nor that of the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # or its wait, when cancelled, would cancel it
 
     def run() -> None:
-        result: Any = None
-        raised: BaseException | None = None
         try:
-            result = work(*args)
+            done.set_result(work(*args))
         except BaseException as error:
-            raised = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, raised)
+            done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -115,7 +115,7 @@ class WorkerGroup(RankGroup):
         return (await self.call(method, *args))[0]
 
     async def any_rank(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # lets signal handlers run: workers here may block this thread
+        await asyncio.sleep(0)  # lets the loop act on a signal: workers may block this thread
         return asked
 
 

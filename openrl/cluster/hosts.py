@@ -125,9 +125,9 @@ def _beat(path: Path) -> None:
 
 
 class Pulse:
-    """How long the process of a log has given no sign of life, as far as it was looked at. Our own
-    clock counts since the file last changed: the clocks of two machines differ, and those of one
-    jump when it wakes from sleep."""
+    """For how long the process that touches a log has given no sign of life. Counted on our own
+    clock, from when we first saw the file's latest time: the clocks of two machines differ, and the
+    clock of one jumps when it wakes from sleep."""
 
     def __init__(self, path: str) -> None:
         self._path, self._touched, self._since = Path(path), 0, time.monotonic()

@@ -24,15 +24,13 @@ class LauncherGroup:
         self,
         role: str,
         launch: Launch,
-        device: str,
-        timeout: int,
         worker_class: type,
         *args: Any,
         ranks_per_shard: int = 1,
     ) -> None:
+        """``launch`` has joined the process group."""
         self.role, self.size, self.rank = role, launch.world_size, launch.rank
         self.ranks_per_shard = ranks_per_shard
-        launch.join(device, timeout)
         address = launch.master_addr, launch.master_port
         self._worker = worker_class(
             WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args
@@ -47,15 +45,15 @@ class LauncherGroup:
         return answers[:: self.ranks_per_shard]
 
     async def any_rank(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # lets signal handlers run: the worker blocks this thread
+        await asyncio.sleep(0)  # lets the loop act on a signal: the worker blocks this thread
         return any(self._exchange("any_rank", asked))
 
     async def close(self) -> None:
         close_distributed()
 
     async def _together(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call the method on all ranks. If any failed, those raise their errors, and the others the
-        error of the lowest that failed."""
+        """Call the method on all ranks. A rank that fails raises its own error, and the others that
+        of the lowest rank that failed."""
         await asyncio.sleep(0)  # a place to be cancelled
         self._exchange(method, None)
         error: Exception | None = None
@@ -85,8 +83,8 @@ class LauncherGroup:
 
 
 def portable(error: Exception) -> Exception:
-    """Return the error, or one in its words if other processes cannot rebuild it: they would wait
-    for its answer, or raise what went wrong with pickle."""
+    """Return the error, or one in its words if pickle cannot take it to another process: the other
+    ranks would wait for the answer, or raise the error of pickle."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

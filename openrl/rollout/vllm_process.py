@@ -97,8 +97,8 @@ class CopyContext(context.ForkContext):
     Process = CopiedProcess
 
 
-CONTEXTS = {"spawn": NewContext, "fork": CopyContext}
-"""By the way in which vLLM starts its engine where it is not forked from a process of ours."""
+CONTEXTS = {"forkserver": ForkContext, "spawn": NewContext, "fork": CopyContext}
+"""By Python's name of the way in which a process starts."""
 
 
 def preload_engine(spec: EngineSpec) -> None:
@@ -165,10 +165,8 @@ def forking_engine(spec: EngineSpec) -> Iterator[None]:
     from vllm.v1.engine import utils
 
     vllms_own = utils.get_mp_context
-    way = (
-        ForkContext if is_forked(spec) else CONTEXTS.get(vllms_own().get_start_method(), vllms_own)
-    )
-    utils.get_mp_context = way
+    way = "forkserver" if is_forked(spec) else vllms_own().get_start_method()
+    utils.get_mp_context = CONTEXTS[way]
     try:
         yield
     finally:

@@ -68,7 +68,8 @@ def driver_of_two(rank, port, root):
     """Saves after steps 1 to 4 as a launcher's driver does; rank 0 has no room for the second and
     the third."""
     launch = Launch(rank, 2, rank, "127.0.0.1", port)
-    group = LauncherGroup("model", launch, "cpu", LIMIT, Worker)
+    launch.join("cpu", LIMIT)
+    group = LauncherGroup("model", launch, Worker)
     checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(root)), {}, rank == 0)
 
     async def write(directory, parts):

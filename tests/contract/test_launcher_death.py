@@ -23,7 +23,8 @@ class Worker:
 
 def driver(rank, port):
     launch = Launch(rank, 2, rank, "127.0.0.1", port)
-    group = LauncherGroup("model", launch, "cpu", 30, Worker)
+    launch.join("cpu", 30)
+    group = LauncherGroup("model", launch, Worker)
 
     async def run():
         assert await group.call("work", False) == [0, 1]

@@ -48,7 +48,9 @@ class Worker:
 
 
 def driver(rank, port):
-    group = LauncherGroup("model", Launch(rank, 2, rank, "127.0.0.1", port), "cpu", LIMIT, Worker)
+    launch = Launch(rank, 2, rank, "127.0.0.1", port)
+    launch.join("cpu", LIMIT)
+    group = LauncherGroup("model", launch, Worker)
 
     async def run():
         for failing in range(2):

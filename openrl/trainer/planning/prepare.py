@@ -242,7 +242,7 @@ def check_shards(config: PPOConfig | SupervisedConfig, device: Device) -> None:
     whole = config.deepspeed.zero_stage not in (1, 2) or config.lora.adapts
     if config.optim.optimizer == "adamw_8bit" and ranks is not None and not whole:
         shape = model_shape(config.model.pretrain, config.model.trust_remote_code).of_rank(tp)
-        check_shard(config.optim.optimizer, shape.parameters // (ranks // tp or 1), device)
+        check_shard(config.optim.optimizer, shape.parameters // max(1, ranks // tp), device)
 
 
 def check_critic_adapters(config: PPOConfig) -> None:

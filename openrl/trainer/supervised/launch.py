@@ -259,9 +259,7 @@ async def start_ranks(
         timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
         # a signal ends the wait for ranks that do not come
         await in_daemon(launch.join, spec.device, timeout)
-        group = LauncherGroup(
-            ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each
-        )
+        group = LauncherGroup(ROLE, launch, ModelWorker, spec, ranks_per_shard=each)
         try:
             yield group
         finally:
