@@ -29,7 +29,8 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # that of a full disk names none
+        if error.strerror:  # that of a full disk names no file
+            error.filename = error.filename or str(path)
         raise
     finally:
         aside.unlink(missing_ok=True)

@@ -167,7 +167,7 @@ def test_a_device_that_is_settled_late_still_ends_before_the_start(
         "--train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node: 16 samples do not divide"
         " evenly among 3" in message
     )
-    assert "try: a number of actor ranks that divides 16, such as 2" in message
+    assert "try: a number of actor ranks that divides 32, such as 2" in message
     assert message.endswith("nothing was started\n")
 
 

@@ -276,8 +276,8 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint that is no longer needed; of a link, only the link. What cannot be removed
-    stays: it takes space and does no other harm."""
+    """Remove a checkpoint that is no longer needed; of a link, only the link. What cannot be
+    removed stays: it takes space and does no other harm."""
     try:
         if path.is_symlink() or path.is_file():
             path.unlink()
