@@ -92,8 +92,9 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
     flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
     flags |= {"rollout_backend": "hf"} | changes
     said = out.parent / f"{out.name}.txt"
-    # sockets need a short path
-    folder = tempfile.TemporaryDirectory(prefix="orl-", dir="/tmp", ignore_cleanup_errors=True)
+    # under a longer path the sockets of vLLM would be too long for the session's own directory
+    root = "/" if os.access("/", os.W_OK) else "/tmp"
+    folder = tempfile.TemporaryDirectory(prefix="", dir=root, ignore_cleanup_errors=True)
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *ppo_flags(task, out, **flags)]
     with open(said, "w") as file:
         process = subprocess.Popen(
