@@ -24,15 +24,15 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Prompt, Sampling
+from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 
 EPISODES, TURNS, SAMPLED, STEP_SECONDS = 64, 8, 16, 0.05
 OBSERVATION = "abcdefghijkl"  # a token each

@@ -27,7 +27,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, worker_arguments
+from openrl.workers.roles import Roles, assign_roles, start_roles, worker_arguments
 
 REWARD = '''
 def reward_func(queries, prompts, labels, **kwargs):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from openrl.experience import ExperienceBatch, StepPlan
-from openrl.rollout.engine import EngineSpec
-from openrl.training.optimizers import OptimSpec
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.training_engine.optimizers import OptimSpec
 
 START_S, CALL_S = 180.0, 600.0  # patience, seconds
 
@@ -91,7 +91,7 @@ def serve_vllm(
 async def _serve_vllm(
     connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float
 ) -> None:
-    from openrl.rollout.vllm_start import start_llm
+    from openrl.rollout_engines.vllm_start import start_llm
 
     llm = start_llm(spec, gettempdir())
     from vllm import SamplingParams, TokensPrompt

@@ -26,14 +26,23 @@ from benchmarks.options import parser_of
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.order import SeededStream
-from openrl.models.memory import freeze_gc_heap
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from openrl.models.process_memory import freeze_gc_heap
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import (
+    FinishReason,
+    Prompt,
+    PromptGroup,
+    Sampling,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
 
 
 class Engine:
@@ -45,15 +54,15 @@ class Engine:
         self.token_ids, self.logprobs = list(range(tokens)), [-0.5] * tokens
         self.versions = (VersionSpan(0, tokens, 1),)
 
-    async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
+    async def play(self, prompt: Prompt, request: RolloutRequest) -> PromptGroup:
         started = time.process_time()
         rows = [
             Segment.answer(prompt.token_ids, self.token_ids, self.logprobs, self.versions)
             for _ in range(request.n_samples)
         ]
-        played = [Trajectory(prompt, [row], End.STOP, score=Score(1.0)) for row in rows]
+        played = [Trajectory(prompt, [row], FinishReason.STOP, score=Score(1.0)) for row in rows]
         Engine.seconds += time.process_time() - started
-        return Group(prompt, played)
+        return PromptGroup(prompt, played)
 
 
 async def measure(args: argparse.Namespace) -> list[dict[str, float]]:

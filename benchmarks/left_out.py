@@ -28,10 +28,10 @@ from benchmarks.pairs import busy_seconds, spread
 from benchmarks.training import ANSWERS, UPDATE, make_llama, rollout, spec_of
 from openrl.algorithms.batching import plan_steps
 from openrl.experience import ExperienceBatch, StepCounts
-from openrl.training.build import build_engine
-from openrl.training.deepspeed_engine import DeepSpeedEngine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import Forward, LossOf
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import Forward, LossOf
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def say(mark: str) -> None:
 def marked_run(config: PPOConfig, inputs: Any) -> None:
     say("checks")
     from openrl.cluster.ray_group import RayGroup
-    from openrl.trainer.workers import roles
+    from openrl.workers import roles
 
     open_cluster, play = roles.open_cluster, RayGroup.call_one
 

@@ -28,10 +28,10 @@ from openrl.cli.run import silence
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
 from openrl.models.device import Device
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.planning.prepare import Inputs, prepare
-from openrl.trainer.workers.roles import Roles, assign_roles, worker_arguments
+from openrl.workers.roles import Roles, assign_roles, worker_arguments
 
 KEPT = (
     *(f"time/{name}" for name in ("rollout", "annotate", "reward", "train", "sync", "step")),

@@ -31,10 +31,15 @@ from openrl.algorithms.batching import plan_steps
 from openrl.cluster.ray_group import worker_env
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
-from openrl.trainer.planning.memory import Memory, in_size_classes, model_memory, model_shape
-from openrl.training.build import ModelSpec, build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.sleep import empty_cache
+from openrl.trainer.planning.memory_estimate import (
+    Memory,
+    in_size_classes,
+    model_memory,
+    model_shape,
+)
+from openrl.training_engine.build import ModelSpec, build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.sleep import empty_cache
 
 SHAPES = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64},

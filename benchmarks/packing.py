@@ -29,10 +29,10 @@ from openrl.algorithms.batching import plan_steps
 from openrl.data.answers import SupervisedRow
 from openrl.data.supervised import collate_rows
 from openrl.experience import ExperienceBatch, StepPlan
-from openrl.training.build import build_engine
-from openrl.training.deepspeed_engine import DeepSpeedEngine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 
 
 def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:

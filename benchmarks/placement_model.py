@@ -5,8 +5,8 @@ Engines share their time among the sequences they decode: while n are live, each
 ``decode_base + n * decode_per_sequence`` seconds. Training and log-prob passes take seconds of a
 GPU per token, sending weights and putting engines to sleep a number of seconds. Prefill is modelled
 only where interrupted answers go on. Time is that of ``virtual_clock``. Which prompts are played
-when, on which engine, and who waits for whom is decided by ``openrl.trainer.playing.buffer`` and
-``openrl.trainer.playing.rollouts``, the code that drives a real run."""
+when, on which engine, and who waits for whom is decided by ``openrl.trainer.rollout.buffer`` and
+``openrl.trainer.rollout.rollouts``, the code that drives a real run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.group import LocalGroup, WorkerContext
-from openrl.cluster.rollout_worker import Gate, RolloutRequest
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.workers.residency import Residency
-from openrl.types import Group, Prompt, Sampling
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import Prompt, PromptGroup, Sampling
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import Gate, RolloutRequest
 
 DONE = 1e-6  # tokens; what rounding leaves of a sequence that has ended
 
@@ -136,7 +136,7 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None
         run.engines.append(self)
 
-    async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
+    async def play(self, prompt: Prompt, request: RolloutRequest) -> PromptGroup:
         """Returns when all answers have been decoded."""
         async with self.gate:
             self._advance()
@@ -153,7 +153,7 @@ class Engine:
         by_version = [float(np.minimum(lengths, mark).sum()) for mark in marks]
         by_version.append(float(lengths.sum()))
         self.run.sampled[prompt.id] = version, np.diff(by_version, prepend=0.0)
-        return Group(prompt, [])
+        return PromptGroup(prompt, [])
 
     async def pause(self, finish_running: bool) -> None:
         if finish_running:

@@ -31,7 +31,7 @@ KINDS = {
     "benchmarks.marked_start": "command",
     "AsyncHost": "rollout worker",
     "PlainHost": "policy, reference",
-    "openrl.rollout.vllm_imports": "engine, and the process it is forked from",
+    "openrl.rollout_engines.vllm_imports": "engine, and the process it is forked from",
     "openrl.cluster.fork_server": "processes that workers are forked from, and the engine",
     "/ray/": "Ray",
     "ray::": "Ray",

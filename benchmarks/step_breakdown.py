@@ -42,8 +42,8 @@ from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.watching.supervision import StopRequest
-from openrl.trainer.workers.roles import start_roles, worker_arguments
-from openrl.types import Group, Prompt
+from openrl.types import Prompt, PromptGroup
+from openrl.workers.roles import start_roles, worker_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("rollout", "annotate", "train", "sync")
@@ -201,7 +201,7 @@ def _listen(side: Side) -> None:
         side.values = values
         log(step, values)
 
-    def logging_samples(step: int, groups: list[Group]) -> None:
+    def logging_samples(step: int, groups: list[PromptGroup]) -> None:
         side.prompts = [group.prompt for group in groups]
         log_samples(step, groups)
 

@@ -16,9 +16,9 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.experience import ExperienceBatch
-from openrl.training.build import ModelSpec
-from openrl.training.optimizers import OptimSpec
-from openrl.training.updates import PolicyUpdate
+from openrl.training_engine.build import ModelSpec
+from openrl.training_engine.optimizers import OptimSpec
+from openrl.training_engine.updates import PolicyUpdate
 
 ANSWERS = 8  # to a prompt
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")

@@ -41,7 +41,7 @@ verifiers: Registry[Any] = Registry(
 )
 _GAMES = "bandit calculator countdown frozen_lake number_game reasoning search sokoban"
 environments: Registry[Any] = Registry(
-    "environment", *(f"openrl.agents.environments.{module}" for module in _GAMES.split())
+    "environment", *(f"openrl.games.{module}" for module in _GAMES.split())
 )
 tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
 trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")

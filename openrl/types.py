@@ -27,7 +27,7 @@ def message_text(message: Message) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-class End(str, Enum):
+class FinishReason(str, Enum):
     """Why a completion or a trajectory ended."""
 
     STOP = "stop"  # end-of-text token, a stop text, or the environment ended the episode
@@ -42,12 +42,16 @@ class End(str, Enum):
     def is_failure(self) -> bool:
         """True if the infrastructure failed rather than the policy. No reward would be right, so
         the trajectory gets none."""
-        return self in (End.ENVIRONMENT_ERROR, End.ENGINE_ERROR, End.INTERRUPTED)
+        return self in (
+            FinishReason.ENVIRONMENT_ERROR,
+            FinishReason.ENGINE_ERROR,
+            FinishReason.INTERRUPTED,
+        )
 
     @property
     def is_truncated(self) -> bool:
         """True if a limit cut the policy off before it was done."""
-        return self in (End.LENGTH, End.MAX_TURNS, End.TIMEOUT)
+        return self in (FinishReason.LENGTH, FinishReason.MAX_TURNS, FinishReason.TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Completion:
 
     token_ids: list[int]  # [n] sampled tokens, the end-of-text token included
     logprobs: list[float]  # [n] log-probs of these tokens at the sampling temperature
-    end: End
+    end: FinishReason
     versions: tuple[VersionSpan, ...]  # consecutive spans that cover all n tokens
 
 
@@ -215,11 +219,11 @@ class Shown:
 class Trajectory:
     """One episode played from a prompt. It usually has one segment; an agent that rewrites its
     context instead of only appending to it leaves several. Example: ``Trajectory(prompt,
-    [Segment([5, 9, 7], ...)], End.STOP, "7")``."""
+    [Segment([5, 9, 7], ...)], FinishReason.STOP, "7")``."""
 
     prompt: Prompt
     segments: list[Segment]  # at least one, in the order they were played
-    end: End
+    end: FinishReason
     text: str = ""  # the response, decoded
     turns: int = 1
     score: Score | None = None
@@ -259,7 +263,7 @@ class Trajectory:
 
 
 @dataclass
-class Group:
+class PromptGroup:
     """The trajectories of one prompt, called siblings. Estimators compare them with each other."""
 
     prompt: Prompt
@@ -280,7 +284,7 @@ class Group:
         return [*self.answers, *self.lost]
 
     @property
-    def of_agents(self) -> list[Group]:
+    def of_agents(self) -> list[PromptGroup]:
         """One group per agent, since an agent's trajectories are only compared with each other.
         There are several where several agents share an episode. An agent whose trajectories all
         failed gets no group, unless all agents' did."""

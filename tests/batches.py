@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.collate import turn_ids
-from openrl.algorithms.credit import CreditPlan, assign_credit
+from openrl.algorithms.credit import CreditPlan, compute_advantages
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.experience import ExperienceBatch, LossInputs
@@ -77,7 +77,7 @@ def credit(
 def measured_credit(
     batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or
+    """``compute_advantages`` by one estimator with its suggestions; ``changes`` are shaping flags or
     plan fields."""
     entry = advantage_estimators[name]
     suggests = entry.suggests
@@ -94,7 +94,7 @@ def measured_credit(
         "whiten_advantages": suggests.get("whiten_advantages", False),
         "max_new_tokens": 16,
     }
-    return assign_credit(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())
+    return compute_advantages(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())
 
 
 def outcome_batch(

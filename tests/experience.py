@@ -17,14 +17,14 @@ from openrl.config.groups.model import ModelChangeFlags, ModelFlags
 from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.config.groups.vision import VisionFlags
 from openrl.experience import ExperienceBatch, StepCounts
-from openrl.training.build import EngineKind, ModelSpec
-from openrl.training.deepspeed_engine import DeepSpeedEngine
-from openrl.training.optimizers import OptimSpec
+from openrl.training_engine.build import EngineKind, ModelSpec
+from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
+from openrl.training_engine.optimizers import OptimSpec
 from tests.patience import PATIENCE
 
 LENGTHS = (12, 7, 9, 5, 12, 4, 8, 10)
 PROMPT = 3
-PRELOADED = ("openrl.training.deepspeed_engine", "deepspeed")  # what an engine needs
+PRELOADED = ("openrl.training_engine.deepspeed_engine", "deepspeed")  # what an engine needs
 
 
 def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> ExperienceBatch:

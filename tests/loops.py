@@ -1,5 +1,5 @@
 """What stands around the real loop of training in tests that write down what it asks for: a
-publisher, trackers and prompts that need no model."""
+weight_sync, trackers and prompts that need no model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.console import Console
 from openrl.data.order import SeededStream
 from openrl.metrics import Last
 from openrl.tracking.progress import Progress
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 
 
-class Publisher:
+class WeightSync:
     """Counts versions in ``run.version``; what a publish does is the subclass's ``send``."""
 
     def __init__(self, run):
@@ -29,7 +29,7 @@ class Publisher:
     async def resend_if_dropped(self):
         pass
 
-    async def publish(self, call_living=None):
+    async def sync(self, call_living=None):
         self.run.version += 1
         await self.send()
         return {"perf/sync_bytes": Last(8.0)}
@@ -61,7 +61,7 @@ def silent_progress(steps: int) -> Progress:
     return Progress("test", steps, (), console=Console(file=StringIO()), every=1000)
 
 
-def scored(prompt: Prompt, version: int) -> Group:
+def scored(prompt: Prompt, version: int) -> PromptGroup:
     """One answer of one token, by the weights of ``version``."""
     row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, version),))
-    return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
+    return PromptGroup(prompt, [Trajectory(prompt, [row], FinishReason.STOP, score=Score(1.0))])

@@ -15,9 +15,9 @@ from unittest import mock
 
 from openrl.cluster import worker_start
 from openrl.cluster.fork_server import ForkServer, Preload
-from openrl.cluster.model_worker import import_training
-from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_process import import_engine, preload_engine
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.rollout_engines.vllm_process import import_engine, preload_engine
+from openrl.workers.model_worker import import_training
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -32,7 +32,7 @@ def import_all() -> None:
 
 def import_all_but_vllm() -> None:
     import_training()
-    for name in ("openrl.cluster.rollout_worker", "openrl.rollout.hf_engine"):
+    for name in ("openrl.workers.rollout_worker", "openrl.rollout_engines.hf_engine"):
         import_module(name)
 
 

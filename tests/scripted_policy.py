@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from openrl.agents.chat import ChatFormat
-from openrl.types import Completion, End, PlacedImage, Sampling, Trajectory, VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling, Trajectory, VersionSpan
 
 
 class ScriptedPolicy:
@@ -30,7 +30,7 @@ class ScriptedPolicy:
         self.given.append(kept)
         self.sampling.append(sampling)
         self.shown.append(tuple(images))
-        end = End.STOP if kept == ids else End.LENGTH
+        end = FinishReason.STOP if kept == ids else FinishReason.LENGTH
         turn = float(len(self.given))
         return Completion(kept, [-turn] * len(kept), end, (VersionSpan(0, len(kept), 1),))
 

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
-from openrl.types import Completion, End, Message, PlacedImage, Prompt, Sampling, Trajectory
+from openrl.types import (
+    Completion,
+    FinishReason,
+    Message,
+    PlacedImage,
+    Prompt,
+    Sampling,
+    Trajectory,
+)
 
 if TYPE_CHECKING:  # environments of text run in processes that do not need PIL
     from openrl.vision.parts import Content
@@ -47,7 +55,7 @@ class EpisodeResult:
     reward: float | None = None
     passed: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    end: End | None = None  # None: the code ended it
+    end: FinishReason | None = None  # None: the code ended it
     failure: str | None = None  # why the code could not play to the end
     token_ids: list[int] | None = None  # from an executor: all tokens of the episode
     action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens

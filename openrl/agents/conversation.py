@@ -17,7 +17,7 @@ from openrl.agents.tools.calls import Parse, parse_no_calls
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import (
     Completion,
-    End,
+    FinishReason,
     Image,
     Message,
     PlacedImage,
@@ -35,7 +35,7 @@ from openrl.vision.placing import unexpanded
 class EpisodeOver(Exception):
     """The episode cannot go on; ``end`` says why."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: FinishReason) -> None:
         super().__init__(end.value)
         self.end = end
 
@@ -222,7 +222,7 @@ class Conversation:
 
     def _require_turn(self) -> None:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):
-            raise EpisodeOver(End.MAX_TURNS)
+            raise EpisodeOver(FinishReason.MAX_TURNS)
 
     def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
         """Return the longest row that the turn continues, or a new one."""
@@ -240,7 +240,7 @@ class Conversation:
             self._longest = min(self._longest, asked + self.sampling.max_tokens)
         left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
         if left < 1:
-            raise EpisodeOver(End.LENGTH)
+            raise EpisodeOver(FinishReason.LENGTH)
         bounds = (left, self.limits.max_tokens_per_turn, max_tokens)
         return replace(
             self.sampling,
@@ -263,7 +263,7 @@ class Conversation:
     def require_room_after(self, reply: Reply) -> None:
         """Raise EpisodeOver if the engine failed, or cut the reply because the episode is full."""
         end = reply.completion.end
-        if end.is_failure or (end is End.LENGTH and self.is_full):
+        if end.is_failure or (end is FinishReason.LENGTH and self.is_full):
             raise EpisodeOver(end)
 
     def credit(self, reward: float) -> None:
@@ -283,7 +283,10 @@ class Conversation:
             self.shown[-1] = replace(self.shown[-1], action=action, reward=reward)
 
     def trajectory(
-        self, end: End, score: Score | None = None, metrics: Mapping[str, float] | None = None
+        self,
+        end: FinishReason,
+        score: Score | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> Trajectory:
         """Return the episode as a trajectory. After several turns, ``score`` also gets the rewards
         credited to them, as token rewards."""

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from openrl.agents.conversation import EpisodeOver
-from openrl.types import End
+from openrl.types import FinishReason
 
 log = logging.getLogger(__name__)
 
 
 def deadline(seconds: float) -> AbstractAsyncContextManager[None]:
     """End the episode after this many seconds; 0 means never."""
-    return time_limit(seconds, EpisodeOver(End.TIMEOUT))
+    return time_limit(seconds, EpisodeOver(FinishReason.TIMEOUT))
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def time_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
         raise
 
 
-async def episode_end(turns: Awaitable[End], seconds: float) -> End:
+async def episode_end(turns: Awaitable[FinishReason], seconds: float) -> FinishReason:
     """Give an episode this many seconds, and return its end, which ``turns`` returns or raises."""
     try:
         async with deadline(seconds):

@@ -15,7 +15,7 @@ from openrl.errors import UserError
 from openrl.processes.child import CallFailed
 from openrl.processes.worker import WrongValueError
 from openrl.seeds import seed_of
-from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
 
 LONGEST_OBSERVATION = 1_000_000  # characters
@@ -68,7 +68,7 @@ class _Episode:
         self.steps: list[Step] = []
         self.passed: float | None = None
 
-    async def play(self) -> End:
+    async def play(self) -> FinishReason:
         first = await self._answer(self.environment.reset(self.seed, self.prompt))
         chat = new = self._messages(first)
         state = _state(None, new)
@@ -78,7 +78,7 @@ class _Episode:
             chat, new, state = [*chat, action, *after], after, _state(step.state, after)
             if step.done or step.truncated:
                 await self._show(new)
-                return End.STOP if step.done else End.MAX_TURNS
+                return FinishReason.STOP if step.done else FinishReason.MAX_TURNS
 
     async def _turn(
         self, chat: list[Message], new: list[Message], state: str
@@ -150,7 +150,7 @@ class _Episode:
         frame = await self._answer(self.environment.frame()) if self.prompt.shown else None
         self.conversation.show(new, frame)
 
-    def trajectory(self, end: End) -> Trajectory:
+    def trajectory(self, end: FinishReason) -> Trajectory:
         if self.passed is None and end.is_truncated:
             self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)

@@ -11,7 +11,15 @@ from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.errors import UserError, short
 from openrl.processes.child import CallFailed
 from openrl.seeds import seed_of
-from openrl.types import Completion, End, PlacedImage, Prompt, Sampling, Segment, Trajectory
+from openrl.types import (
+    Completion,
+    FinishReason,
+    PlacedImage,
+    Prompt,
+    Sampling,
+    Segment,
+    Trajectory,
+)
 
 ATTEMPTS = 2  # at an episode whose infrastructure fails
 _SHOWN = 1000  # characters of what was played, in an error message
@@ -51,9 +59,9 @@ async def play_episode(
     except UserError:
         raise
     except EngineError as error:
-        end, failure, fault = End.ENGINE_ERROR, str(error), error.kind
+        end, failure, fault = FinishReason.ENGINE_ERROR, str(error), error.kind
     except Exception as error:
-        end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
+        end, failure = FinishReason.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
         fault = "error"
         if isinstance(error, (EnvironmentFailure, UnequalStart, CallFailed)):
             fault = error.kind

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from openrl.agents.base import Generate
-from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,6 @@ def turns_from_json(saved: Sequence[Mapping[str, Any]]) -> list[Turn]:
     for turn in saved:
         reply = turn["completion"]
         spans = tuple(VersionSpan(**span) for span in reply["versions"])
-        known = Completion(reply["token_ids"], reply["logprobs"], End(reply["end"]), spans)
+        known = Completion(reply["token_ids"], reply["logprobs"], FinishReason(reply["end"]), spans)
         turns.append(Turn(turn["asked"], known))
     return turns

@@ -17,7 +17,7 @@ from openrl.agents.tools.calls import (
 )
 from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content, content_text, prompt_messages
 from openrl.waiting import all_or_first_error
 
@@ -49,7 +49,7 @@ class _Episode:
         self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
         self.in_a_row = 0  # parse errors
 
-    async def play(self) -> End:
+    async def play(self) -> FinishReason:
         prompt = self.conversation.prompt
         messages = new = first_messages(prompt, await self.tools.start(prompt))
         while True:
@@ -65,7 +65,7 @@ class _Episode:
             chats = [[*messages, *form] for form in self._chat_forms(reply, parsed, new)]
             messages = self.conversation.choose(chats, self.tools.schemas)
             if self.in_a_row == MOST_PARSE_ERRORS:
-                return End.STOP
+                return FinishReason.STOP
 
     def _parse_reply(self, reply: Reply) -> ParsedReply:
         """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
@@ -107,7 +107,7 @@ class _Episode:
             return [[reply.message, *after], [reply.message, as_user]]
         return [[form, *after] for form in message_forms(reply.message, parsed)]
 
-    async def trajectory(self, end: End) -> Trajectory:
+    async def trajectory(self, end: FinishReason) -> Trajectory:
         """Return the episode as a trajectory. Raises ValueError for a reward that is not finite."""
         reward = None if end.is_failure else await self.tools.reward()
         if reward is not None and not math.isfinite(reward):

@@ -32,7 +32,7 @@ from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.endpoint.session import Session
 from openrl.agents.foreign.user_code import numbers
 from openrl.errors import UserError
-from openrl.types import End, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Prompt, Sampling, Score, Trajectory
 from openrl.waiting import cancel_all
 
 START_TIMEOUT = 120.0  # seconds; the server may still load its environment
@@ -297,7 +297,7 @@ def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
     return EpisodeResult(
         sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards),
         metrics={name: value for one in metrics for name, value in one.items()},
-        end=End.TIMEOUT if timed_out else None,
+        end=FinishReason.TIMEOUT if timed_out else None,
         failure=None if head.get("ok") or timed_out else failed,
     )
 

@@ -1,6 +1,6 @@
 """Advantage estimators turn shaped rewards, and values, into advantages and returns.
 
-``credit.assign_credit`` runs an estimator in one of two places. One ``from_scores`` turns the
+``credit.compute_advantages`` runs an estimator in one of two places. One ``from_scores`` turns the
 rewards of trajectories into scores, for example by subtracting a baseline over siblings; the scores
 are then placed on tokens and summed from the end. One ``from_tokens`` reads the finished token
 rewards. ``suggests`` fills in flags that the user did not give.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from openrl.algorithms.masked import STD_EPS, standardise
 from openrl.algorithms.shaping import place_scores
-from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
+from openrl.algorithms.trajectories import SampledTokens, Trajectories, TrajectoryRewards
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
@@ -29,7 +29,7 @@ from openrl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-ScoreFn = Callable[[Outcomes, Any], "Tensor"]  # (N,) shaped rewards -> (N,) scores
+ScoreFn = Callable[[TrajectoryRewards, Any], "Tensor"]  # (N,) shaped rewards -> (N,) scores
 # -> advantages and returns, (B, T) each
 CreditFn = Callable[[ExperienceBatch, Any], "tuple[Tensor, Tensor]"]
 TokenFn = Callable[[SampledTokens, Any], "tuple[Tensor, Tensor]"]  # the same, (N, S) each
@@ -66,7 +66,7 @@ def sum_from_the_end(tokens: SampledTokens, options: Any) -> tuple[Tensor, Tenso
     return returns, returns
 
 
-def as_rewarded(outcomes: Outcomes, options: Any) -> Tensor:
+def as_rewarded(outcomes: TrajectoryRewards, options: Any) -> Tensor:
     """Return the shaped rewards as scores, (N,), compared with nothing."""
     return outcomes.rewards
 
@@ -140,13 +140,13 @@ _GROUP_MEAN = {"reward_norm_mean": "group"}
 _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 
 
-def minus_group_mean(outcomes: Outcomes) -> Tensor:
+def minus_group_mean(outcomes: TrajectoryRewards) -> Tensor:
     """Return each reward minus the mean over all siblings, the trajectory itself included, (N,)."""
     mean, _, _ = outcomes.group_moments(outcomes.rewards)
     return (outcomes.rewards.double() - mean).to(outcomes.rewards.dtype)
 
 
-def group_norm(outcomes: Outcomes, options: None) -> Tensor:
+def group_norm(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """GRPO: reward minus the siblings' mean, divided by their std; https://arxiv.org/abs/2402.03300
     section 4.1."""
     return outcomes.standardised(outcomes.rewards)
@@ -164,7 +164,7 @@ for _name in ("group_norm", "grpo"):
     suggests=_GROUP_MEAN | {"loss_agg_mode": "seq-mean-token-sum-norm"},
 )
 @from_scores
-def dr_grpo(outcomes: Outcomes, options: None) -> Tensor:
+def dr_grpo(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """Reward minus the siblings' mean, divided neither by the std nor, in the loss, by the length;
     https://arxiv.org/abs/2503.20783 (Dr. GRPO)."""
     return minus_group_mean(outcomes)
@@ -174,7 +174,7 @@ def dr_grpo(outcomes: Outcomes, options: None) -> Tensor:
     "reinforce_baseline", needs=("siblings",), suggests=_GROUP_MEAN | {"whiten_advantages": True}
 )
 @from_scores
-def reinforce_baseline(outcomes: Outcomes, options: None) -> Tensor:
+def reinforce_baseline(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """REINFORCE++-baseline: reward minus the siblings' mean, whitened over the batch;
     https://arxiv.org/abs/2501.03262."""
     return minus_group_mean(outcomes)
@@ -182,7 +182,7 @@ def reinforce_baseline(outcomes: Outcomes, options: None) -> Tensor:
 
 @advantage_estimators.register("rloo", needs=("siblings", "no_reward_norm"))
 @from_scores
-def rloo(outcomes: Outcomes, options: None) -> Tensor:
+def rloo(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. A trajectory
     alone in its group gets 0."""
     mean, _, count = outcomes.group_moments(outcomes.rewards)
@@ -191,7 +191,7 @@ def rloo(outcomes: Outcomes, options: None) -> Tensor:
 
 @advantage_estimators.register("opo", needs=("siblings", "no_reward_norm"))
 @from_scores
-def opo(outcomes: Outcomes, options: None) -> Tensor:
+def opo(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """Reward minus the siblings' mean weighted by response length,
     https://arxiv.org/abs/2505.23585. Under the paper's simplifications this baseline has the least
     variance."""
@@ -203,14 +203,14 @@ def opo(outcomes: Outcomes, options: None) -> Tensor:
 
 @advantage_estimators.register("remax", needs=("greedy_rewards", "no_reward_norm"))
 @from_scores
-def remax(outcomes: Outcomes, options: None) -> Tensor:
+def remax(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """Reward minus the reward of the greedy answer, https://arxiv.org/abs/2310.10505."""
     return outcomes.rewards - outcomes.greedy_rewards
 
 
 @advantage_estimators.register("grpo_passk", needs=("siblings", "no_reward_norm"))
 @from_scores
-def grpo_passk(outcomes: Outcomes, options: None) -> Tensor:
+def grpo_passk(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """The group's best sample gets its lead over the second best, divided by the group's std, and
     the others get 0; https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
     _, std, _ = outcomes.group_moments(outcomes.rewards)
@@ -225,7 +225,7 @@ def grpo_passk(outcomes: Outcomes, options: None) -> Tensor:
 
 @advantage_estimators.register("gpg", needs=("siblings", "no_reward_norm"))
 @from_scores
-def gpg(outcomes: Outcomes, options: None) -> Tensor:
+def gpg(outcomes: TrajectoryRewards, options: None) -> Tensor:
     """Reward minus the group mean, scaled up by samples / samples in groups with a signal;
     https://arxiv.org/abs/2504.02546."""
     mean, std, _ = outcomes.group_moments(outcomes.rewards)
@@ -248,7 +248,7 @@ class PartOptions(Options):
     suggests={"whiten_advantages": True},
 )
 @from_scores
-def gdpo(outcomes: Outcomes, options: PartOptions) -> Tensor:
+def gdpo(outcomes: TrajectoryRewards, options: PartOptions) -> Tensor:
     """The parts of the reward, each normalised within the group, summed with their weights;
     https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the parts."""
     parts = outcomes.parts
@@ -318,7 +318,7 @@ class GiGPOOptions(Options):
     gigpo_gamma: float = flag(0.95, "Discount per step of the step return.", bounds="[0, 1]")
 
 
-def gigpo_scores(outcomes: Outcomes, options: GiGPOOptions) -> Tensor:
+def gigpo_scores(outcomes: TrajectoryRewards, options: GiGPOOptions) -> Tensor:
     """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the trajectory's reward
     normalised among its siblings, plus the step's return normalised among the steps of the same
     prompt that answer an equal observation."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from openrl.experience import ExperienceBatch
-from openrl.types import Group, Score, Segment, Trajectory
+from openrl.types import PromptGroup, Score, Segment, Trajectory
 
 _ARRAY_TYPES = {torch.int64: "q", torch.float32: "f", torch.bool: "b"}
 
 
-def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
+def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
     """Return one row per segment, right-padded to the longest. The rows of a trajectory share a
     ``trajectory_ids`` value; the trajectories of one agent in a group share a ``group_ids`` value.
 
@@ -65,7 +65,7 @@ def _versions(segments: list[Segment], loss_mask: Tensor) -> Tensor:
     return versions.masked_fill(~loss_mask, -1)
 
 
-def _greedy_rewards(groups: list[Group]) -> Tensor | None:
+def _greedy_rewards(groups: list[PromptGroup]) -> Tensor | None:
     """Return (B,) rewards of the greedy answers; None if no group has one."""
     if all(group.greedy is None for group in groups):
         return None
@@ -94,7 +94,7 @@ def _invalid(trajectory: Trajectory) -> float | None:
 
 
 def _process_rewards(
-    rows: list[tuple[int, Group, Trajectory, Segment]], width: int
+    rows: list[tuple[int, PromptGroup, Trajectory, Segment]], width: int
 ) -> Tensor | None:
     """Return process rewards, cut to segments, (B, T); None if no trajectory has any."""
     cut: list[list[float]] = []
@@ -118,7 +118,7 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
     return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 
 
-def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list[bool]:
+def trained_mask(segment: Segment, trajectory: Trajectory, group: PromptGroup) -> list[bool]:
     """Return the segment's loss mask; all False if its trajectory or the greedy answer failed."""
     failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(segment.loss_mask) if failed else segment.loss_mask

@@ -41,7 +41,7 @@ from openrl.algorithms.shaping import (
     token_rewards,
     whiten,
 )
-from openrl.algorithms.trajectories import Outcomes, Trajectories
+from openrl.algorithms.trajectories import Trajectories, TrajectoryRewards
 from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.experience import ExperienceBatch
 from openrl.registry import Entry
@@ -65,7 +65,7 @@ class CreditPlan:
     kl_estimator: str = "k1"
 
 
-def assign_credit(
+def compute_advantages(
     batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
     """Fill the columns from ``shaped`` to ``loss_weights``; return the batch and metrics.
@@ -77,7 +77,7 @@ def assign_credit(
     Raises ValueError for a sampled trajectory without a finite reward, and for a missing column.
     """
     trajectories = Trajectories.of(batch)
-    outcomes = Outcomes.of(batch)
+    outcomes = TrajectoryRewards.of(batch)
     _check(batch, outcomes, plan.estimator)
     estimator, flags = plan.estimator.component, plan.shaping
     shaped = shape_rewards(outcomes, flags, plan.max_new_tokens)
@@ -103,14 +103,14 @@ def assign_credit(
         metrics["masked_truncated"] = float((outcomes.truncated & outcomes.valid).sum())
         batch = batch.replace(loss_mask=batch.loss_mask & ~batch.truncated[:, None])
     advantages, more = _finished(batch, plan)
-    weights = loss_weights(Outcomes.of(batch), flags)
+    weights = loss_weights(TrajectoryRewards.of(batch), flags)
     if weights is not None:
         batch = batch.replace(loss_weights=trajectories.spread(weights))
     return batch.replace(advantages=advantages), metrics | more
 
 
 def _scores(
-    outcomes: Outcomes, plan: CreditPlan, running: RunningMoments
+    outcomes: TrajectoryRewards, plan: CreditPlan, running: RunningMoments
 ) -> tuple[Tensor, dict[str, float]]:
     """Do steps 6 and 7."""
     limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
@@ -147,7 +147,9 @@ def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[st
     return advantages, metrics
 
 
-def _check(batch: ExperienceBatch, outcomes: Outcomes, estimator: Entry[Estimator]) -> None:
+def _check(
+    batch: ExperienceBatch, outcomes: TrajectoryRewards, estimator: Entry[Estimator]
+) -> None:
     if bad := (outcomes.valid & ~outcomes.rewards.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"trajectories {bad[:8]} have no finite reward ({len(bad)} in all)")
     needed = [column for need, column in COLUMN_OF_NEED.items() if need in estimator.needs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.types import Group, Trajectory
+from openrl.types import PromptGroup, Trajectory
 
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
@@ -24,13 +24,13 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
     return score.parts.get(key)
 
 
-def group_mean(group: Group, key: str = "score") -> float | None:
+def group_mean(group: PromptGroup, key: str = "score") -> float | None:
     """Return the mean of ``value_of`` over the trajectories that have one; None without any."""
     values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 
 
-def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
+def keep(group: PromptGroup, low: float, high: float, key: str = "score") -> bool:
     """Return whether low < mean < high, strictly: DAPO's dynamic sampling
     (https://arxiv.org/abs/2503.14476 section 3.2). Where several agents share an episode, it is
     enough if one of them qualifies, because each is compared only with its own kind."""
@@ -38,7 +38,7 @@ def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
     return any(mean is not None and low < mean < high for mean in means)
 
 
-def signal_metrics(groups: list[Group]) -> dict[str, float]:
+def signal_metrics(groups: list[PromptGroup]) -> dict[str, float]:
     """Return shares of groups in [0, 1]: all right and all wrong (by ``passed``), equal rewards,
     one scored trajectory. Agents that share an episode have a group each.
 

@@ -1,6 +1,6 @@
 """Shaping of rewards and advantages, one function for each kind. Needs only torch.
 
-``credit.assign_credit`` lists the order in which they act.
+``credit.compute_advantages`` lists the order in which they act.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
-from openrl.algorithms.trajectories import Outcomes, Trajectories
+from openrl.algorithms.trajectories import Trajectories, TrajectoryRewards
 from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
@@ -24,7 +24,9 @@ MIN_STD = 1e-4  # whitening divides by at least this
 # -- rewards of trajectories, (N,) -----------------------------------------------------------------
 
 
-def shape_rewards(outcomes: Outcomes, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
+def shape_rewards(
+    outcomes: TrajectoryRewards, flags: RewardShapingFlags, max_new_tokens: int
+) -> Tensor:
     """Return (N,) rewards after the penalties, before the clip range."""
     rewards, lengths = outcomes.rewards, outcomes.lengths
     if flags.format_penalty:
@@ -95,7 +97,10 @@ class RunningMoments:
 
 
 def normalise(
-    outcomes: Outcomes, mean_scope: NormScope, std_scope: NormScope, running: RunningMoments
+    outcomes: TrajectoryRewards,
+    mean_scope: NormScope,
+    std_scope: NormScope,
+    running: RunningMoments,
 ) -> Tensor:
     """Return (rewards - mean) / (std + 1e-6), each moment over its own scope; (N,). ``running``
     already counts these rewards.
@@ -113,7 +118,7 @@ def normalise(
 
 
 def _moments(
-    outcomes: Outcomes, scope: NormScope, running: RunningMoments
+    outcomes: TrajectoryRewards, scope: NormScope, running: RunningMoments
 ) -> tuple[Tensor, Tensor, Tensor]:
     rewards = outcomes.rewards
     if scope == "running":
@@ -175,7 +180,7 @@ def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
 # -- weights of trajectories in the loss, (N,) -----------------------------------------------------
 
 
-def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None:
+def loss_weights(outcomes: TrajectoryRewards, flags: RewardShapingFlags) -> Tensor | None:
     """Return (N,) factors with mean 1 over valid trajectories; None if no flag sets a weight."""
     if not (flags.difficulty_loss_weight or flags.length_loss_weight):
         return None
@@ -189,7 +194,7 @@ def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None
     return weights / masked_mean(weights, valid).clamp(min=1e-8)
 
 
-def difficulty(outcomes: Outcomes, key: str) -> Tensor:
+def difficulty(outcomes: TrajectoryRewards, key: str) -> Tensor:
     """Return difficulties in [0, 1], (N,): a column or, for "auto", 1 - the group's pass rate."""
     if key != "auto":
         if outcomes.difficulty is None:

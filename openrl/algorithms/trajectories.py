@@ -85,7 +85,7 @@ class Trajectories:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class TrajectoryRewards:
     """The outcome of each trajectory, for everything that compares trajectories; (N,) each.
     Baselines, group sizes and statistics count the ``valid`` ones."""
 

@@ -11,7 +11,7 @@ from openrl.errors import printable
 def prepare(config: SupervisedConfig) -> Any:
     """Read and check everything that can be wrong before anything is built."""
     # imported after the flags have been checked
-    from openrl.training.distributed import Launch
+    from openrl.training_engine.distributed import Launch
 
     if launch := Launch.from_environment(config.ranks.local_rank):
         # before the next import, because some of its libraries ask CUDA for a device

@@ -124,7 +124,7 @@ def _beat(path: Path) -> None:
                 os.utime(path)
 
 
-class Pulse:
+class Heartbeat:
     """For how long the process that touches a log has given no sign of life. Counted on our own
     clock, from when we first saw the file's latest time: the clocks of two machines differ, and the
     clock of one jumps when it wakes from sleep."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from openrl.cluster.group import WorkerContext, WorkerDied, check_shards, maybe_await, raised_by
-from openrl.training.distributed import Launch, close_distributed
+from openrl.training_engine.distributed import Launch, close_distributed
 
 
 class LauncherGroup:

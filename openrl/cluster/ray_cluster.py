@@ -38,7 +38,7 @@ from ray.util.placement_group import (
     placement_group_table,
 )
 
-from openrl.cluster import caretaker
+from openrl.cluster import watchdog
 from openrl.cluster.fork_server import ForkServer, Preload
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import (
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 LONGEST_SCRATCH = 107 - len("/v12345678/") - 36
 # forked workers wait for the imports of the process that forks
 PATIENT = {"worker_register_timeout_seconds": int(2 * PATIENCE_S)}
-CARE_S = 2 * caretaker.PATIENCE_S  # seconds that the caretaker may take to clean up
+CARE_S = 2 * watchdog.PATIENCE_S  # seconds that the watchdog may take to clean up
 MARK = "openrl.lock"  # file in the session directory of a cluster of our own, which it locks
 RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 
@@ -75,7 +75,7 @@ class RayCluster:
     session_dir: Path
     own: dict[str, psutil.Process] = field(default_factory=dict)
     """Ray's own processes, if they were started for this run."""
-    caretaker: subprocess.Popen[bytes] | None = None
+    watchdog: subprocess.Popen[bytes] | None = None
     """Cleans up if this process is killed."""
     fork_servers: dict[bytes, ForkServer] = field(default_factory=dict)
     """By what makes their workers differ."""
@@ -122,7 +122,7 @@ class RayCluster:
             log = self.session_dir / "logs" / f"{path.name}.log"
             added = {
                 "PYTHONPATH": os.pathsep.join(import_path()),
-                "RAY_RAYLET_PID": str(self.own["raylet"].pid),  # the caretaker's mark
+                "RAY_RAYLET_PID": str(self.own["raylet"].pid),  # the watchdog's mark
             }
             own = {name: expanded(value) for name, value in environ.items()}
             self.fork_servers[kind] = ForkServer(str(path), preload, added | own, log)
@@ -234,13 +234,13 @@ class RayCluster:
             shutil.rmtree(self.session_dir, ignore_errors=True)
         if self.mark is not None:
             self.mark.close()
-        if self.caretaker is not None:
+        if self.watchdog is not None:
             try:
-                self.caretaker.communicate(timeout=CARE_S)  # closes its stdin: it cleans up again
+                self.watchdog.communicate(timeout=CARE_S)  # closes its stdin: it cleans up again
             except subprocess.TimeoutExpired:  # it was stopped, or /proc does not answer
                 log.warning("what Ray left was not removed within %.0f s", CARE_S)
-                self.caretaker.kill()
-                self.caretaker.wait()
+                self.watchdog.kill()
+                self.watchdog.wait()
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
@@ -301,7 +301,7 @@ def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
     mark = mark_as_living(session)
     started = ray._private.worker._global_node.all_processes
     own = {name: psutil.Process(started[name][0].process.pid) for name in RAYS_OWN}
-    words = [sys.executable, "-I", caretaker.__file__, str(session), str(own["raylet"].pid)]
+    words = [sys.executable, "-I", watchdog.__file__, str(session), str(own["raylet"].pid)]
     beside = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     return RayCluster(True, session, own, beside, mark=mark)
 

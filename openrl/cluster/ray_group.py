@@ -24,7 +24,7 @@ from openrl.cluster.group import (
     is_async,
     raised_by,
 )
-from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, PlainHost, Pulse
+from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, Heartbeat, PlainHost
 from openrl.cluster.ray_cluster import RayCluster
 from openrl.cluster.reservation import Reservation
 from openrl.config.groups.placement import ENGINES
@@ -62,7 +62,7 @@ class RayGroup(WorkerGroup):
         self._places: dict[int, tuple[str, int, int]] = {}
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
-        self._pulses = {rank: Pulse(settings.log_path(role, rank)) for rank in range(self.size)}
+        self._pulses = {rank: Heartbeat(settings.log_path(role, rank)) for rank in range(self.size)}
         self._watcher: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 

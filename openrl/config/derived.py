@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from openrl.config.commands import AnsweringConfig, DPOConfig, PPOConfig, TrainingConfig
@@ -12,6 +13,16 @@ from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.flags.checks import in_use
+
+# -- directories ----------------------------------------------------------------------------------
+
+
+def logging_directory(config: TrainingConfig) -> Path:
+    """Return the directory in which every process of the run writes its log."""
+    named = config.logging.logging_dir
+    directory = Path(named) if named else Path(config.checkpoint.save_path) / "logs"
+    return directory.expanduser().absolute()
+
 
 # -- batches and steps -----------------------------------------------------------------------------
 

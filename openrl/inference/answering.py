@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
 from openrl.agents.episode import ATTEMPTS, Starts, has_failed, known_prompt, play_episode
-from openrl.cluster.rollout_worker import note_missing_scores, request_seed
 from openrl.config import derived
 from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
 from openrl.config.conditions import VLLM
@@ -43,17 +42,18 @@ from openrl.rewards.build import (
     check_reward_sources,
 )
 from openrl.rewards.combined import CombinedReward, require_no_scores
-from openrl.rollout.build import (
+from openrl.rollout_engines.build import (
     engine_spec,
     sampling_from_flags,
     start_engine,
 )
-from openrl.rollout.engine import EngineSpec, RolloutEngine
-from openrl.rollout.parallel import check_engine
-from openrl.rollout.vllm_fields import check_engine_kwargs
+from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
+from openrl.rollout_engines.parallel import check_engine
+from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
-from openrl.types import Group, Prompt, Trajectory
+from openrl.types import Prompt, PromptGroup, Trajectory
 from openrl.waiting import all_or_first_error, in_order
+from openrl.workers.rollout_worker import note_missing_scores, request_seed
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
@@ -230,7 +230,7 @@ async def open_answering(
             starts: Starts = {}
             played = await all_or_first_error(answer(unit, sample, starts) for sample in range(n))
             answers = [trajectory for of_sample in played for trajectory in of_sample]
-            group = await score(reward, Group(known_prompt(answers), answers))
+            group = await score(reward, PromptGroup(known_prompt(answers), answers))
             if rewards_itself:
                 note_missing_scores(answers)
             if renders is not None:
@@ -286,13 +286,13 @@ async def open_reward(
                 print(printable(f"{name}: {line}"))
 
 
-async def score(reward: CombinedReward | None, group: Group) -> Group:
+async def score(reward: CombinedReward | None, group: PromptGroup) -> PromptGroup:
     """Return the group, each answer with its score if there is a reward. Raises UserError if the
     agent gave rewards itself, too."""
     sound = [t for t in group.trajectories if not t.end.is_failure]
     if reward is not None and sound:
         require_no_scores(sound, reward.combiner.plan)
-        scores = await reward.score(Group(group.prompt, sound))
+        scores = await reward.score(PromptGroup(group.prompt, sound))
         for trajectory, given in zip(sound, scores, strict=True):
             trajectory.score = given
     return group

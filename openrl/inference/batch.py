@@ -30,7 +30,7 @@ from openrl.inference.answering import (
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.post_process import ONE_OF_MANY, post_process
 from openrl.tracking.console import PlainConsole
-from openrl.types import End, Group, Prompt, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
 
 NO_LIMIT = 2**31  # tokens of a prompt that already has its response
 
@@ -149,19 +149,21 @@ async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterat
         yield score_given
 
 
-def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Group:
+def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> PromptGroup:
     """Return the responses that the data holds. Each ends with the end-of-text token, which reward
     models were trained on, unless its row says that it ran out of tokens."""
     trajectories = []
     for prompt in unit.rows:
         text, finish = prompt.meta[key], prompt.meta.get("finish")
-        end = End(finish) if finish in [*End] else End.STOP  # other systems have other words
+        end = (
+            FinishReason(finish) if finish in [*FinishReason] else FinishReason.STOP
+        )  # other systems have other words
         ids = tokenizer(text, add_special_tokens=False).input_ids
-        if end is End.STOP and ids[-1:] != [tokenizer.eos_token_id]:
+        if end is FinishReason.STOP and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
         row = Segment.answer(prompt.token_ids, ids, images=prompt.images)
         trajectories.append(Trajectory(prompt, [row], end, text=tokenizer.decode(ids)))
-    return Group(unit.rows[0], trajectories)
+    return PromptGroup(unit.rows[0], trajectories)
 
 
 @dataclass

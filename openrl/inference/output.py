@@ -17,7 +17,7 @@ from openrl.config.groups.data import EvaluateDataFlags
 from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.locks import lock
-from openrl.types import Group, Trajectory
+from openrl.types import PromptGroup, Trajectory
 
 Row = dict[str, Any]  # its "id" is the id of its unit
 
@@ -147,7 +147,7 @@ def _line(row: Row) -> str:
 
 
 def rows_of(
-    unit: str, group: Group, flags: EvaluateDataFlags, tokenizer: PreTrainedTokenizerBase
+    unit: str, group: PromptGroup, flags: EvaluateDataFlags, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
     """Return one row per answer: prompt, response without special tokens, how it ended, and agent,
     label and reward if there are any, in the columns that the flags name."""

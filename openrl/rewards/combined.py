@@ -16,7 +16,7 @@ from openrl.config.reward_plan import RewardPlan
 from openrl.errors import UserError, short
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
-from openrl.types import Group, Score, Trajectory
+from openrl.types import PromptGroup, Score, Trajectory
 from openrl.vision.placing import unexpanded
 from openrl.waiting import all_or_first_error
 
@@ -115,7 +115,7 @@ class CombinedReward:
         self.combiner, self.sources, self.tokenizer = combiner, sources, tokenizer
         self._skip, self._executor = skip_special_tokens, executor
 
-    async def score(self, group: Group) -> list[Score]:
+    async def score(self, group: PromptGroup) -> list[Score]:
         """Return one score per trajectory, in their order. Several groups may be scored at a time.
         Raises UserError, naming the row, if a source fails and the policy is fail."""
         weights = self.combiner.plan.of(group.prompt.source)
@@ -131,7 +131,7 @@ class CombinedReward:
 
 
 def read_rows(
-    group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
+    group: PromptGroup, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
 ) -> RewardRows:
     """Return what rewards are told about a group. The prompt is decoded like the query, so that the
     query begins with it."""

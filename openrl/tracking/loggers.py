@@ -19,7 +19,7 @@ from openrl.tracking.aliases import alias_values
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
 from openrl.tracking.trackers import TrackedRun, Tracker
-from openrl.types import Group
+from openrl.types import PromptGroup
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +88,12 @@ class Trackers:
         for name, tracker in self.others.items() if sent else ():
             self._guard(name, tracker.log, step, sent)
 
-    def log_samples(self, step: int, groups: list[Group]) -> None:
+    def log_samples(self, step: int, groups: list[PromptGroup]) -> None:
         """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
         if self.samples and step % self.every == 0:
             self._guard("samples", self.samples.log, step, groups)
 
-    def log_evaluated(self, step: int, groups: list[Group]) -> None:
+    def log_evaluated(self, step: int, groups: list[PromptGroup]) -> None:
         """Write answers of an evaluation to eval_samples.jsonl, if the run keeps any."""
         if self.evaluated:
             self._guard("samples", self.evaluated.log, step, groups)

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from openrl.files import write_atomically
-from openrl.types import Group, Shown, Trajectory
+from openrl.types import PromptGroup, Shown, Trajectory
 from openrl.vision.parts import content_text
 from openrl.vision.pictures import png
 
@@ -36,7 +36,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }}
 """
 
 
-def save_episodes(directory: Path, groups: Iterable[Group]) -> None:
+def save_episodes(directory: Path, groups: Iterable[PromptGroup]) -> None:
     """Write NAME.txt, NAME.html and, if there are frames, NAME.gif for each trajectory that was
     ``shown``. NAME consists of prompt, number and reward."""
     for group in groups:

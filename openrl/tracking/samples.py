@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.tracking.jsonl import JsonlWriter
-from openrl.types import Group, Trajectory
+from openrl.types import PromptGroup, Trajectory
 
 MOST_FAILURES = 16  # per step
 
@@ -21,7 +21,7 @@ class SampleLog(JsonlWriter):
         super().__init__(path, keep_until)
         self.per_step = per_step
 
-    def log(self, step: int, groups: list[Group]) -> None:
+    def log(self, step: int, groups: list[PromptGroup]) -> None:
         rows = list(_round_robin(groups))
         lost = [trajectory for group in groups for trajectory in group.lost]
         failed = [t for t in [*rows[self.per_step :], *lost] if _failure(t)]
@@ -29,7 +29,7 @@ class SampleLog(JsonlWriter):
             self.write({"step": step, **sample_record(trajectory)})
 
 
-def _round_robin(groups: list[Group]) -> Iterable[Trajectory]:
+def _round_robin(groups: list[PromptGroup]) -> Iterable[Trajectory]:
     """Return the first trajectory of each group, then the second of each, and so on."""
     return (
         t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.credit import CreditPlan
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.order import SeededStream
@@ -20,7 +19,7 @@ from openrl.data.prompts import prompts_fingerprint
 from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
 from openrl.rewards.combined import RewardCombiner
-from openrl.rollout.build import sampling_from_flags
+from openrl.rollout_engines.build import sampling_from_flags
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
@@ -32,22 +31,23 @@ from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
 from openrl.trainer.planning.prepare import Inputs
-from openrl.trainer.planning.sleep import dropped_parts
+from openrl.trainer.planning.sleep_estimate import dropped_parts
 from openrl.trainer.planning.start_lines import start_lines, write_config
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
-from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
-from openrl.trainer.playing.filtering import DynamicFilter
-from openrl.trainer.playing.replay import NoEngines, Replay
-from openrl.trainer.playing.reward_models import RewardModels
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
+from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation
+from openrl.trainer.rollout.filtering import DynamicFilter
+from openrl.trainer.rollout.replay import NoEngines, Replay
+from openrl.trainer.rollout.reward_models import RewardModels
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
-from openrl.trainer.watching.profiling import Profiling
 from openrl.trainer.watching.supervision import StopRequest, explain_end, supervise
-from openrl.trainer.workers.publisher import Publisher
-from openrl.trainer.workers.roles import Roles, Stage, start_roles
-from openrl.types import Group, Sampling
+from openrl.types import PromptGroup, Sampling
+from openrl.workers.profiling import Profiling
+from openrl.workers.roles import Roles, Stage, start_roles
+from openrl.workers.rollout_worker import RolloutRequest
+from openrl.workers.weight_sync import WeightSync
 
 COLUMNS = (
     Column("rollout/reward", "reward {:.3f}"),
@@ -106,9 +106,9 @@ def build_trainer(
     stop: StopRequest,
 ) -> RLTrainer:
     """Build the trainer over running worker groups."""
-    learner, publisher = build_learner(config, inputs, roles), build_publisher(config, roles)
+    learner, weight_sync = build_learner(config, inputs, roles), build_weight_sync(config, roles)
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
-    repair = EngineRepair(restarts, publisher, progress) if restarts else None
+    repair = EngineRepair(restarts, weight_sync, progress) if restarts else None
     pool = EnginePool(roles.engines, repair, config.asynchrony.partial_rollout)
     directory = config.collecting.rollout_dump_dir
     dump = Path(directory).expanduser() if directory else None
@@ -117,7 +117,7 @@ def build_trainer(
     return RLTrainer(
         build_rollouts(config, inputs, roles, learner, pool),
         learner,
-        publisher,
+        weight_sync,
         build_evaluation(config, inputs),
         checkpoints,
         build_trackers(
@@ -219,7 +219,7 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
     if (group := roles.reward) is None:
         return None
 
-    async def forward(groups: list[Group], model: int) -> Tensor:
+    async def forward(groups: list[PromptGroup], model: int) -> Tensor:
         # the reward model is awake, since the stage "collect" covers engines and reward models
         batch = collate(groups, learner.pad_id)
         return await forward_rows(group, batch, learner.settings.batching, model)
@@ -228,8 +228,8 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
     return RewardModels(combiner, forward, most=1 if config.debug.full_determinism else None)
 
 
-def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
-    kind = NoEngines if config.collecting.replays else Publisher
+def build_weight_sync(config: PPOConfig, roles: Roles) -> WeightSync:
+    kind = NoEngines if config.collecting.replays else WeightSync
     return kind(
         roles,
         config.engine,

@@ -1,7 +1,7 @@
 """The loop of a reinforcement-learning run.
 
-    SeededStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [Group]
-    -> RolloutBuffer.take -> Learner.learn -> Publisher.publish -> RolloutBuffer.published
+    SeededStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [PromptGroup]
+    -> RolloutBuffer.take -> Learner.learn -> WeightSync.sync -> RolloutBuffer.published
 
 The buffer decides when prompts are played, so on-policy and asynchronous training share this
 loop."""
@@ -22,18 +22,18 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.learner import Learner
-from openrl.trainer.playing.buffer import RolloutBatch
-from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
-from openrl.trainer.playing.metrics import attempt_notes, failure_notes, rollout_metrics
-from openrl.trainer.playing.replay import Replay, dump_evaluated, dump_rollouts
-from openrl.trainer.playing.rollouts import Rollouts
+from openrl.trainer.rollout.buffer import RolloutBatch
+from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
+from openrl.trainer.rollout.metrics import attempt_notes, failure_notes, rollout_metrics
+from openrl.trainer.rollout.replay import Replay, dump_evaluated, dump_rollouts
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.watching.supervision import StopRequest, how_to_resume
-from openrl.trainer.workers.publisher import Publisher
-from openrl.types import Group
+from openrl.types import PromptGroup
 from openrl.waiting import result_beside
+from openrl.workers.weight_sync import WeightSync
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class RLTrainer:
         self,
         rollouts: Rollouts,
         learner: Learner,
-        publisher: Publisher,
+        weight_sync: WeightSync,
         evaluation: Evaluation | None,
         checkpoints: Checkpoints,
         trackers: Trackers,
         progress: Progress,
         settings: RunSettings,
     ) -> None:
-        self.rollouts, self.learner, self.publisher = rollouts, learner, publisher
+        self.rollouts, self.learner, self.weight_sync = rollouts, learner, weight_sync
         self.evaluation, self.checkpoints = evaluation, checkpoints
         self.trackers, self.progress, self.settings = trackers, progress, settings
         self.step, self.totals = 0, Totals()
@@ -107,7 +107,7 @@ class RLTrainer:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > self.checkpoints.saved:
             if await self.sync():  # a resumed run's first publish sends the saved weights
-                await self.rollouts.published(self.publisher.version)
+                await self.rollouts.published(self.weight_sync.version)
             await self.save()
         await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.progress.total}"
@@ -118,16 +118,16 @@ class RLTrainer:
         if start := self.checkpoints.resume(self.progress.note):
             await self.restore(*start)
         with self.progress.stage("sync"):
-            await self.publisher.publish()
-            await self.rollouts.published(self.publisher.version)
+            await self.weight_sync.sync()
+            await self.rollouts.published(self.weight_sync.version)
             if not isinstance(self.rollouts, Replay):
-                await check_sync(self.rollouts, self.learner, self.publisher.version)
-        for note in self.publisher.notes():
+                await check_sync(self.rollouts, self.learner, self.weight_sync.version)
+        for note in self.weight_sync.notes():
             self.progress.note(note)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
-        await self.publisher.resend_if_dropped()
+        await self.weight_sync.resend_if_dropped()
         async with self.rollouts.generating():
             yield
 
@@ -179,10 +179,12 @@ class RLTrainer:
         measured |= rollout_metrics(taken.generated)
         if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
-        await self.rollouts.published(self.publisher.version)
+        await self.rollouts.published(self.weight_sync.version)
         return measured | self.learner.residency.metrics()
 
-    async def report(self, step: int, groups: list[Group], metrics: dict[str, Metric]) -> None:
+    async def report(
+        self, step: int, groups: list[PromptGroup], metrics: dict[str, Metric]
+    ) -> None:
         """End a step: evaluate if due, log, then save a checkpoint if due. A run that is killed
         before its checkpoint is complete logs the step again when it resumes. The time of the
         checkpoint counts in the next step.
@@ -194,7 +196,7 @@ class RLTrainer:
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
-            await self.rollouts.published(self.publisher.version)
+            await self.rollouts.published(self.weight_sync.version)
             values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
         if evaluates:
             values |= await self.evaluate()
@@ -212,11 +214,13 @@ class RLTrainer:
             return {}
         with self.progress.stage("sync"):
             async with self.rollouts.engines_paused():
-                measured = await self.publisher.publish(self.rollouts.pool.call_living)
+                measured = await self.weight_sync.sync(self.rollouts.pool.call_living)
         self.unsent = 0
         return measured
 
-    def perf_metrics(self, groups: list[Group], values: Mapping[str, float]) -> dict[str, float]:
+    def perf_metrics(
+        self, groups: list[PromptGroup], values: Mapping[str, float]
+    ) -> dict[str, float]:
         """Return the step's seconds by stage, and its throughput."""
         samples, sampled = (int(values[f"rollout/{name}"]) for name in ("samples", "tokens"))
         rows = [s for g in groups for t in g.trajectories for s in t.segments]
@@ -252,7 +256,7 @@ class RLTrainer:
         with self.progress.stage("checkpoint"):
             state = {
                 "step": self.step,
-                "version": self.publisher.version,
+                "version": self.weight_sync.version,
                 "rollouts": await self.rollouts.state(),
                 "learner": self.learner.state(),
                 "totals": vars(self.totals),
@@ -268,7 +272,7 @@ class RLTrainer:
         await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
         self.rollouts.load_state(state["rollouts"])
         # the next publish sends the restored weights, under their old version
-        self.publisher.version = state["version"] - 1
+        self.weight_sync.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:

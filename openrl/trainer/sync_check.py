@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.collate import collate
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.errors import UserError
 from openrl.trainer.learning.learner import ColumnRequest, Learner
-from openrl.trainer.playing.rollouts import Rollouts
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Sampling
+from openrl.workers.rollout_worker import RolloutRequest
 
 # Per dtype: which statistic of the gaps is judged, and its limit in nats. In fp32 two summation
 # orders differ by 1e-6 to 1e-4, so more than 1e-3 means a different computation. In half precision

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrl.training.distributed import init_distributed
+from openrl.training_engine.distributed import init_distributed
 from tests.experience import ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

@@ -22,8 +22,8 @@ from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from tests.chat_templates import family_tokenizer
 from tests.patience import PATIENCE

@@ -11,15 +11,15 @@ import pytest
 
 from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_fields import (
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.rollout_engines.vllm_fields import (
     check_engine_kwargs,
     engine_args,
     fits,
     has_fields,
     members,
 )
-from openrl.rollout.vllm_start import block_size, engine_arguments
+from openrl.rollout_engines.vllm_start import block_size, engine_arguments
 
 GPU = EngineSpec("model", device="cuda", dtype="bf16", max_model_len=4096, seed=7)
 FULL = replace(

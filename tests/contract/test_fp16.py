@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from openrl.experience import StepPlan
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

@@ -16,9 +16,9 @@ from openrl.experience import StepPlan
 from openrl.trainer.saving import disk
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.saving.disk import DiskFull, disk_is_full
-from openrl.training.build import build_engine
-from openrl.training.distributed import Launch, close_distributed, init_distributed
-from openrl.training.updates import PolicyUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import Launch, close_distributed, init_distributed
+from openrl.training_engine.updates import PolicyUpdate
 from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, ragged_batch
 from tests.full_disk import files_of_at_most
 from tests.tiny import tiny_model_dir

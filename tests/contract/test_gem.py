@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openrl.config.groups.agent import TurnFlags
-from openrl.types import End
+from openrl.types import FinishReason
 from tests.foreign_files import CHAT, play, policy_of
 
 PACKAGES = os.environ.get("OPENRL_GEM_PATH", "")
@@ -32,6 +32,6 @@ def test_guess_the_number(tmp_path, monkeypatch):
     one, other = play(tmp_path / "game.py", up, down, limits=TurnFlags(env_step_timeout=60.0))
     assert up.asked[0] == down.asked[0]
     assert "Guess The Number" in CHAT.tokenizer.decode(up.asked[0])
-    assert (one.end, other.end) == (End.STOP, End.STOP)
+    assert (one.end, other.end) == (FinishReason.STOP, FinishReason.STOP)
     assert one.turns + other.turns == 6
     assert one.score.reward == other.score.reward == 1.0

@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrl.errors import UserError
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec, Request, RolloutEngine
-from openrl.rollout.hf_engine import HFEngine
-from openrl.rollout.vllm_engine import VLLMEngine, seed_after
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec, Request, RolloutEngine
+from openrl.rollout_engines.hf_engine import HFEngine
+from openrl.rollout_engines.vllm_engine import VLLMEngine, seed_after
+from openrl.types import Completion, FinishReason, Sampling, VersionSpan
 from openrl.weights.transport import Route
 from tests.contract.test_rollout_engines import Bench, checkpoint
 from tests.tiny import tiny_model_dir
@@ -259,7 +259,7 @@ def test_stop_texts_are_found_across_the_seam(
     async def seam_after(tokens: int) -> Completion:
         """As if a pause had fallen there."""
         first = await bench.engine.generate(PROMPTS[0], replace(free, max_tokens=tokens))
-        parts = [replace(first, end=End.INTERRUPTED)]
+        parts = [replace(first, end=FinishReason.INTERRUPTED)]
 
         async def given(request: Request) -> Completion:
             monkeypatch.setattr(bench.engine, "_interrupting", bool(parts))

@@ -7,7 +7,7 @@ import pytest
 
 from openrl.cluster.group import WorkerDied
 from openrl.cluster.launcher_group import LauncherGroup
-from openrl.training.distributed import Launch
+from openrl.training_engine.distributed import Launch
 from tests.experience import on_ranks
 
 

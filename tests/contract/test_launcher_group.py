@@ -9,7 +9,7 @@ import pytest
 
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.errors import UserError
-from openrl.training.distributed import Launch
+from openrl.training_engine.distributed import Launch
 from tests.experience import on_ranks
 
 LIMIT = 30  # seconds that a rank waits for the other

@@ -22,9 +22,9 @@ from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.models.lora import keep_differentiable
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import PolicyUpdate, ValueUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import PolicyUpdate, ValueUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

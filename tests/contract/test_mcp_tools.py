@@ -19,7 +19,7 @@ from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.mcp import McpFailed, find_tools
 from openrl.agents.tools.parsers import parser_for
 from openrl.errors import UserError
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from tests.chat_templates import chat_of
 from tests.scripted_policy import ScriptedPolicy
 
@@ -103,7 +103,7 @@ def test_an_episode_with_a_server():
             return await agent.run(prompt, policy, Sampling(max_tokens=1000))
 
     trajectory = asyncio.run(play())
-    assert trajectory.end is End.STOP and "<tool_response>\n4\n" in trajectory.text
+    assert trajectory.end is FinishReason.STOP and "<tool_response>\n4\n" in trajectory.text
 
 
 class PlainServer:

@@ -13,8 +13,8 @@ from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import recompute
-from openrl.training.build import build_engine
-from openrl.training.updates import SupervisedUpdate, ValueUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.updates import SupervisedUpdate, ValueUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 

@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 
 from openrl.errors import UserError
 from openrl.experience import StepPlan
-from openrl.training.build import build_engine
-from openrl.training.state import StateParts
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.state import StateParts
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec
 
 BETA = 0.75

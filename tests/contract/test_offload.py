@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
-from openrl.training.build import build_engine
-from openrl.training.deepspeed_config import check_overrides
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.deepspeed_config import check_overrides
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec, poison
 
 THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]

@@ -15,7 +15,7 @@ import pytest
 
 from openrl.agents.conversation import Play
 from openrl.agents.openenv import OpenEnvAgent, find_server
-from openrl.types import End
+from openrl.types import FinishReason
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
 from tests.patience import PATIENCE
 
@@ -110,7 +110,7 @@ def test_episodes_on_a_server_with_two_places(url, scheme):
     text = CHAT.tokenizer.decode(policies[0].asked[-1])
     number = int(text.partition("easy: a number, ")[2][0])
     for trajectory in played:
-        assert (trajectory.end, trajectory.turns) == (End.STOP, 1 + number)
+        assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 1 + number)
         assert trajectory.score.reward == 1.0
         assert trajectory.metrics["invalid_actions"] == 1.0
     assert sum(trajectory.metrics["waits_for_room"] for trajectory in played) > 0

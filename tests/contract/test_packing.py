@@ -10,8 +10,8 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.models.attention import varlen_attention
-from openrl.training.build import build_engine
-from openrl.training.updates import PolicyUpdate, ValueUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.updates import PolicyUpdate, ValueUpdate
 from tests.contract.test_train_engine import plain_logprobs
 from tests.experience import alike, column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir

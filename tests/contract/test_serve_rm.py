@@ -19,14 +19,14 @@ import pytest
 
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.model_worker import ModelWorker
 from openrl.config.groups.model import LoadFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.build import RewardSetup, build_reward
 from openrl.trainer.learning.rows import BatchingSpec, forward_rows
-from openrl.types import End, Group, Prompt, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
+from openrl.workers.model_worker import ModelWorker
 from tests.e2e.runs import start
 from tests.experience import engine_spec
 from tests.patience import PATIENCE
@@ -52,7 +52,7 @@ def serving(*flags: object, **env: str) -> Iterator[tuple[str, subprocess.Popen[
         process.wait()
 
 
-def random_groups(tokenizer, count: int = 6, size: int = 4) -> list[Group]:
+def random_groups(tokenizer, count: int = 6, size: int = 4) -> list[PromptGroup]:
     rng = random.Random(0)
     groups = []
     for i in range(count):
@@ -62,14 +62,14 @@ def random_groups(tokenizer, count: int = 6, size: int = 4) -> list[Group]:
         for _ in range(size):
             ended = rng.random() < 0.5
             answer = [rng.randrange(4, 60) for _ in range(rng.randint(1, 20))] + [EOS] * ended
-            end = End.STOP if ended else End.LENGTH
+            end = FinishReason.STOP if ended else FinishReason.LENGTH
             text = tokenizer.decode(answer)
             trajectories.append(Trajectory(prompt, [Segment.answer(ids, answer)], end, text))
-        groups.append(Group(prompt, trajectories))
+        groups.append(PromptGroup(prompt, trajectories))
     return groups
 
 
-async def rewards_over_http(url: str, tokenizer, groups: list[Group]) -> list[list[float]]:
+async def rewards_over_http(url: str, tokenizer, groups: list[PromptGroup]) -> list[list[float]]:
     flags = RewardFlags(
         remote_rm_url=f"{url}/get_reward", reward_failure_policy="fail", reward_max_retries=2
     )
@@ -81,7 +81,9 @@ async def rewards_over_http(url: str, tokenizer, groups: list[Group]) -> list[li
     return [[score.reward for score in of_group] for of_group in scores]
 
 
-async def rewards_of_the_role(checkpoint, groups: list[Group], pad_id: int) -> list[list[float]]:
+async def rewards_of_the_role(
+    checkpoint, groups: list[PromptGroup], pad_id: int
+) -> list[list[float]]:
     role = LocalGroup.create("reward", 1, ModelWorker, engine_spec(checkpoint, "rewards"))
     try:
         await role.call("start")

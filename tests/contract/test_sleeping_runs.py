@@ -22,9 +22,9 @@ from openrl.cluster.placement import Node
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
-from openrl.trainer.watching.profiling import MemoryLog
-from openrl.trainer.workers.residency import Residency, ResidencyTable
-from openrl.trainer.workers.roles import (
+from openrl.workers.profiling import MemoryLog
+from openrl.workers.residency import Residency, ResidencyTable
+from openrl.workers.roles import (
     Roles,
     assign_roles,
     sleep_parts,

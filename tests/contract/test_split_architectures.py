@@ -11,8 +11,8 @@ from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import check_split, split_sequences
 from openrl.models.trial import Trial
-from openrl.training.build import load_model
-from openrl.training.distributed import init_distributed, own_group
+from openrl.training_engine.build import load_model
+from openrl.training_engine.distributed import init_distributed, own_group
 from tests.experience import engine_spec
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

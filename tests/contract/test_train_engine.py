@@ -16,26 +16,26 @@ from openrl.algorithms.batching import plan_pairs
 from openrl.algorithms.off_policy import correct_rollouts, mismatch_figures
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.model_worker import ModelWorker
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.experts import check_mixture
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.optimizers import build_optimizer, build_scheduler
-from openrl.training.preference_updates import PairRewardUpdate
-from openrl.training.sleep import parameter_tensors
-from openrl.training.state import StateParts
-from openrl.training.updates import (
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.optimizers import build_optimizer, build_scheduler
+from openrl.training_engine.preference_updates import PairRewardUpdate
+from openrl.training_engine.sleep import parameter_tensors
+from openrl.training_engine.state import StateParts
+from openrl.training_engine.updates import (
     COMPARED,
     PolicyUpdate,
     SupervisedUpdate,
     ValueUpdate,
     balanced,
 )
-from openrl.training.whole_weights import deepspeed_module
+from openrl.training_engine.whole_weights import deepspeed_module
 from openrl.weights.transport import Route
+from openrl.workers.model_worker import ModelWorker
 from tests.experience import (
     alike,
     column_of,

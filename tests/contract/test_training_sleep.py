@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 from openrl.config.groups.lora import LoRAFlags
 from openrl.experience import StepPlan
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.sleep import gradient_tensors, parameter_tensors
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.sleep import gradient_tensors, parameter_tensors
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

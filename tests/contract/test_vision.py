@@ -17,8 +17,6 @@ from openrl.agents.build import AgentSetup
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
-from openrl.cluster.model_worker import ModelWorker
-from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.model import LoadFlags, ModelFlags
@@ -33,14 +31,16 @@ from openrl.data.tokenizer import load_tokenizer
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.towers import tower_parameters
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.engine import EngineSpec
-from openrl.trainer.workers.publisher import Publisher
-from openrl.trainer.workers.roles import Roles
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
-from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Segment, Trajectory
 from openrl.vision.processor import VisionProcessor
 from openrl.vision.travel import with_pixels
+from openrl.workers.model_worker import ModelWorker
+from openrl.workers.roles import Roles
+from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
+from openrl.workers.weight_sync import WeightSync
 from tests.experience import counts_of, engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.tiny import PAD
@@ -141,7 +141,7 @@ def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFl
     policy, worker = policy_of(checkpoint, vision, packing=backend == "vllm")
     engines = engines_of(checkpoint, backend)
     flags = EngineFlags(check_weight_sync=True)
-    publisher = Publisher(Roles(policy, engines), flags, keeps_tower=frozen)
+    weight_sync = WeightSync(Roles(policy, engines), flags, keeps_tower=frozen)
     names = {*tower_parameters(worker.engine.model.hf)}
     tower = [p for name, p in worker.engine.model.hf.named_parameters() if name in names]
     before = [p.detach().clone() for p in tower]
@@ -162,7 +162,7 @@ def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFl
         await engines.call("start")
         gaps = []
         for step in range(3):
-            sent = (await publisher.publish())["perf/sync_bytes"].value
+            sent = (await weight_sync.sync())["perf/sync_bytes"].value
             groups = await play(step)
             gaps.append(gap(worker, groups))
             batch = collate(groups, PAD)
@@ -190,12 +190,12 @@ def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_p
     agents = AgentSetup(AgentFlags(max_tokens_per_turn=8), tags, CHAT, vision)
     policy, worker = policy_of(checkpoint, vision, packing=True)
     engines = engines_of(checkpoint, backend, agents, max_images=4)
-    publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
+    weight_sync = WeightSync(Roles(policy, engines), EngineFlags(check_weight_sync=True))
     seeds = [Prompt(f"s:{n}", [], "", source="number_game", meta={"seed": n}) for n in range(3)]
 
     async def scenario():
         await engines.call("start")
-        await publisher.publish()
+        await weight_sync.sync()
         (player,) = engines._workers
         asked = RolloutRequest(2, Sampling(150, ignore_eos=True), seed=(1, 0, 0), scored=False)
         played = [await player.play(seed, asked) for seed in seeds]
@@ -208,7 +208,7 @@ def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_p
     assert gap(worker, groups) < CLOSE
 
 
-def rows_in(groups: list[Group]) -> list[Segment]:
+def rows_in(groups: list[PromptGroup]) -> list[Segment]:
     played = [trajectory for group in groups for trajectory in group.trajectories]
     assert [trajectory.failure for trajectory in played] == [None] * len(played)
     return [row for trajectory in played for row in trajectory.segments]
@@ -242,12 +242,12 @@ def test_agents_of_others_leave_the_rows_of_ours(checkpoint, prompts, tmp_path):
     program.write_text(PROGRAM)
     policy, worker = policy_of(checkpoint, TRAINED, packing=True)
 
-    async def played(agents: AgentFlags) -> list[Group]:
+    async def played(agents: AgentFlags) -> list[PromptGroup]:
         setup = AgentSetup(agents, EnvironmentTagFlags(), CHAT, TRAINED)
         engines = engines_of(checkpoint, "hf", setup)
-        publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
+        weight_sync = WeightSync(Roles(policy, engines), EngineFlags(check_weight_sync=True))
         await engines.call("start")
-        await publisher.publish()
+        await weight_sync.sync()
         (player,) = engines._workers
         asked = RolloutRequest(2, Sampling(12, ignore_eos=True), seed=(1, 0, 0), scored=False)
         groups = [await player.play(prompt, asked) for prompt in prompts]
@@ -301,10 +301,10 @@ def test_zero_stages_train_the_same_with_and_without_images(checkpoint, prompts)
     g = torch.Generator().manual_seed(0)
     answers = torch.randint(20, 60, (6, 5), generator=g).tolist()
     rows = [
-        Trajectory(p, [Segment.answer(p.token_ids, answer, images=p.images)], End.STOP)
+        Trajectory(p, [Segment.answer(p.token_ids, answer, images=p.images)], FinishReason.STOP)
         for p, answer in zip([*prompts, *prompts], answers, strict=True)
     ]
-    batch = collate([Group(t.prompt, [t]) for t in rows], PAD)
+    batch = collate([PromptGroup(t.prompt, [t]) for t in rows], PAD)
     found = []
     for stage in (0, 2, 3):
         worker = ModelWorker(

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrl.rollout.vllm_start import missing_features
+from openrl.rollout_engines.vllm_start import missing_features
 from tests.patience import PATIENCE
 
 
 def test_the_installed_vllm_has_all_of_it():
     """In a process of its own: importing vLLM changes the one it is in."""
     code = (
-        "from openrl.rollout.vllm_start import KEEPING, REQUIRED, missing_features;"
+        "from openrl.rollout_engines.vllm_start import KEEPING, REQUIRED, missing_features;"
         " print(missing_features(REQUIRED) + missing_features(KEEPING))"
     )
     found = subprocess.run(
@@ -49,7 +49,7 @@ def test_what_another_version_lacks_is_named(required, missing):
 
 @pytest.mark.parametrize("layer", ["experts.routed_experts", "experts"])
 def test_experts_have_one_name_whichever_vllm_reports_them(layer):
-    from openrl.rollout.vllm_transfer import parameter_key
+    from openrl.rollout_engines.vllm_transfer import parameter_key
 
     assert (
         parameter_key(f"model.layers.0.mlp.{layer}.w13_weight")

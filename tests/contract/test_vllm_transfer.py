@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from types import SimpleNamespace
 from vllm.model_executor.utils import replace_parameter
-from openrl.rollout.vllm_transfer import wanted_parameters
+from openrl.rollout_engines.vllm_transfer import wanted_parameters
 
 model = nn.ModuleDict({"plain": nn.Linear(2, 2), "online": nn.Linear(2, 2, bias=False)})
 model["plain"].quant_method = SimpleNamespace(uses_meta_device=False)
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
-from openrl.rollout.vllm_transfer import Buckets, BucketTransfer, Refused
+from openrl.rollout_engines.vllm_transfer import Buckets, BucketTransfer, Refused
 from openrl.weights.buckets import pack
 from openrl.weights.transport import Route, make_receiver, make_sender
 

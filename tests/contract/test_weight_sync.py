@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from openrl.agents.build import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
-from openrl.cluster.model_worker import ModelWorker
-from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.lora import LoRAFlags
@@ -27,15 +25,17 @@ from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.engine import EngineSpec
-from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
-from openrl.trainer.workers.publisher import Publisher
-from openrl.trainer.workers.roles import Roles
-from openrl.training.distributed import init_distributed
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
+from openrl.training_engine.distributed import init_distributed
 from openrl.types import Sampling
 from openrl.weights.buckets import checksum
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
+from openrl.workers.model_worker import ModelWorker
+from openrl.workers.roles import Roles
+from openrl.workers.rollout_worker import RolloutWorker
+from openrl.workers.weight_sync import WeightSync
 from tests.experience import engine_spec, optim_spec
 from tests.loops import silent_progress
 from tests.patience import PATIENCE
@@ -122,7 +122,7 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
     path = tiny_model_dir(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     policy, worker = policy_of(path)
     engines = engines_of(path, 2)
-    publisher = Publisher(
+    weight_sync = WeightSync(
         Roles(policy, engines), EngineFlags(sync_bucket_mb=1, check_weight_sync=True)
     )
 
@@ -132,7 +132,7 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
             for parameter in worker.engine.model.parameters():
                 parameter.mul_(1.5)
         measured = [
-            {name: m.value for name, m in (await publisher.publish()).items()} for _ in range(2)
+            {name: m.value for name, m in (await weight_sync.sync()).items()} for _ in range(2)
         ]
         got = await engine_logprobs(engines)
         await engines.close()
@@ -160,13 +160,13 @@ def test_an_engine_that_fails_in_the_middle_is_named_and_all_keep_their_weights(
         for parameter in worker.engine.model.parameters():
             parameter.mul_(1.5)
     engines = engines_of(path, 2)
-    publisher = Publisher(Roles(policy, engines), EngineFlags())
+    weight_sync = WeightSync(Roles(policy, engines), EngineFlags())
 
     async def scenario():
         await start(engines)
         engines._workers[1].engine.load_bucket = fail
         with pytest.raises(ConnectionError, match="no memory") as raised:
-            await publisher.publish()
+            await weight_sync.sync()
         versions = [worker.engine.policy_version for worker in engines._workers]
         got = await engine_logprobs(engines)
         await engines.close()
@@ -187,8 +187,8 @@ def test_an_engine_that_dies_is_left_out_and_served_when_it_is_back(tmp_path, be
     path = tiny_model_dir(tmp_path)
     policy, worker = policy_of(path)
     engines = engines_of(path, 2)
-    publisher = Publisher(Roles(policy, engines), EngineFlags())
-    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+    weight_sync = WeightSync(Roles(policy, engines), EngineFlags())
+    pool = EnginePool(engines, EngineRepair(1, weight_sync, silent_progress(1)))
     versions = []
 
     def versions_now():
@@ -196,19 +196,19 @@ def test_an_engine_that_dies_is_left_out_and_served_when_it_is_back(tmp_path, be
 
     async def scenario():
         await start(engines)
-        await publisher.publish()
+        await weight_sync.sync()
         with torch.no_grad():
             for parameter in worker.engine.model.parameters():
                 parameter.mul_(1.5)
         engines._workers[1].load_bucket = die
-        await publisher.publish(pool.call_living)
+        await weight_sync.sync(pool.call_living)
         versions.append((versions_now(), [*pool.lost]))
         pool.lost.clear()
         del engines._workers[1].load_bucket
-        publisher.route = replace(publisher.route, transport=before)
-        await publisher.send_to_restarted([1])
+        weight_sync.route = replace(weight_sync.route, transport=before)
+        await weight_sync.send_to_restarted([1])
         versions.append(versions_now())
-        await publisher.publish(pool.call_living)
+        await weight_sync.sync(pool.call_living)
         versions.append(versions_now())
         got = await engine_logprobs(engines)
         await engines.close()
@@ -284,21 +284,21 @@ def test_an_engine_that_dies_in_a_broadcast_is_replaced(tmp_path, monkeypatch):
     policy = Threaded("actor", [worker])
     engines = LocalGroup.create("vllm", 3, HoldingEngine)
     flags = EngineFlags(sync_bucket_mb=1, check_weight_sync=True)
-    publisher = Publisher(Roles(policy, engines), flags, timeout=60)
-    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+    weight_sync = WeightSync(Roles(policy, engines), flags, timeout=60)
+    pool = EnginePool(engines, EngineRepair(1, weight_sync, silent_progress(1)))
 
     async def scenario():
         await engines.call("start")
-        await publisher.publish()
-        assert publisher.route.transport == "nccl"
+        await weight_sync.sync()
+        assert weight_sync.route.transport == "nccl"
         with torch.no_grad():
             for parameter in worker.engine.model.parameters():
                 parameter.mul_(1.5)
         dies = engines._workers[1]
         dies.dies_at = dies.buckets + 2
-        figures = await publisher.publish(pool.call_living)
-        assert figures["sync/resent"].value == 1 and publisher.version == 2
-        assert [*pool.lost] == [1] and publisher.route.transport == "host"
+        figures = await weight_sync.sync(pool.call_living)
+        assert figures["sync/resent"].value == 1 and weight_sync.version == 2
+        assert [*pool.lost] == [1] and weight_sync.route.transport == "host"
         of_living = [await engines.call_one(rank, "checksums") for rank in (0, 2)]
         await pool.replace_lost()
         of_all = await engines.call("checksums")
@@ -315,24 +315,24 @@ def test_an_engine_that_dies_in_a_broadcast_is_replaced(tmp_path, monkeypatch):
 def test_a_broadcast_that_fails_while_all_engines_live_raises_the_error(tmp_path):
     path = tiny_model_dir(tmp_path)
     (policy, _), engines = policy_of(path), engines_of(path, 2)
-    publisher = Publisher(Roles(policy, engines), EngineFlags(), timeout=1)
-    pool = EnginePool(engines, EngineRepair(1, publisher, silent_progress(1)))
+    weight_sync = WeightSync(Roles(policy, engines), EngineFlags(), timeout=1)
+    pool = EnginePool(engines, EngineRepair(1, weight_sync, silent_progress(1)))
 
     async def fail(sent):
         raise ConnectionError("no memory left")
 
     async def scenario():
         await start(engines)
-        await publisher.publish()
-        publisher.route = replace(publisher.route, transport="nccl")  # what the driver goes by
+        await weight_sync.sync()
+        weight_sync.route = replace(weight_sync.route, transport="nccl")  # what the driver goes by
         engines._workers[1].engine.load_bucket = fail
         with pytest.raises(ConnectionError, match="no memory") as raised:
-            await publisher.publish(pool.call_living)
+            await weight_sync.sync(pool.call_living)
         await engines.close()
         return raised.value.__notes__
 
     assert asyncio.run(scenario()) == ["raised by vllm rank 1 in load_bucket"]
-    assert not pool.lost and publisher.version == 1
+    assert not pool.lost and weight_sync.version == 1
 
 
 def test_adapters_are_announced_as_peft_names_them(tmp_path):
@@ -355,7 +355,9 @@ def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
     path = tiny_model_dir(tmp_path)
     policy, worker = policy_of(path, LoRAFlags(lora_rank=4, lora_alpha=8))
     engines = engines_of(path, 1, "vllm", adapter_rank=4, enable_prefix_caching=True)
-    publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True), adapter=True)
+    weight_sync = WeightSync(
+        Roles(policy, engines), EngineFlags(check_weight_sync=True), adapter=True
+    )
 
     async def scenario():
         await start(engines)
@@ -365,7 +367,7 @@ def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
                 for name, parameter in worker.engine.model.named_parameters():
                     if "lora_" in name:
                         parameter.normal_(std=0.2)
-            figures = await publisher.publish()
+            figures = await weight_sync.sync()
             worker.export(str(tmp_path / str(version)))
             found.append((figures["perf/sync_bytes"].value, (await engine_logprobs(engines))[0]))
         with pytest.raises(UserError, match="does not take the adapter"):

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import ray
 
-from openrl.cluster import caretaker
+from openrl.cluster import watchdog
 from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
 from openrl.cluster.hosts import GroupSettings
@@ -311,7 +311,7 @@ def test_everything_listens_on_loopback_only(cluster):
 
 def test_a_cluster_has_only_the_processes_that_a_run_needs(cluster):
     """Ray would start three more, whose imports take seconds, and wait for one of them."""
-    pids = caretaker.cluster_pids(str(cluster.session_dir), cluster.own["raylet"].pid)
+    pids = watchdog.cluster_pids(str(cluster.session_dir), cluster.own["raylet"].pid)
     first_words = [psutil.Process(pid).cmdline()[0] for pid in pids if pid != os.getpid()]
     names = [Path(word.strip()).name for word in first_words]
     workers = ("ray::PlainHost", "ray::AsyncHost", "ray::IDLE")

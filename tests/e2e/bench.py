@@ -17,8 +17,8 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.workers.residency import Residency
-from openrl.trainer.workers.roles import Roles, assign_roles, start_roles, worker_arguments
+from openrl.workers.residency import Residency
+from openrl.workers.roles import Roles, assign_roles, start_roles, worker_arguments
 from tests.e2e.runs import metrics, ppo_flags, run_here
 
 

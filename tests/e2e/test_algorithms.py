@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.tracking.aliases import ALIASES
 from openrl.trainer.saving.checkpoints import SCHEMA_VERSION
-from openrl.trainer.workers.roles import assign_roles
+from openrl.workers.roles import assign_roles
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, untimed
 

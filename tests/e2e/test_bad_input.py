@@ -20,7 +20,6 @@ from openrl.agents.build import AgentSetup
 from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
@@ -29,8 +28,9 @@ from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Prompt, Sampling
+from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 from tests.e2e.runs import make_task, ppo_flags, start
 from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer

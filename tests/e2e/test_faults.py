@@ -255,7 +255,7 @@ def test_an_engine_that_dies_in_its_start_is_replaced_too(task, tmp_path):
 DIES_IN_A_SYNC = """
 import os, pathlib, signal
 import psutil
-from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.workers.rollout_worker import RolloutWorker
 
 now = pathlib.Path(__file__).with_name("now")
 finish = RolloutWorker.finish_sync

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrl.trainer.workers.residency import Residency
+from openrl.workers.residency import Residency
 from tests.e2e.bench import started
 from tests.e2e.runs import SMALL_STEPS, make_task, untimed
 

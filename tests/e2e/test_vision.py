@@ -26,7 +26,7 @@ from openrl.inference.scoring import load_reward_model
 from openrl.models.causal_lm import Loading
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.playing.replay import path_of, read_rollout_batch
+from openrl.trainer.rollout.replay import path_of, read_rollout_batch
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.e2e.bench import in_this_process

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from openrl.rollout.engine import RolloutEngine
+from openrl.rollout_engines.engine import RolloutEngine
 from openrl.weights.buckets import pack, split_into_buckets
 from openrl.weights.transport import Route, Sender, make_sender
 

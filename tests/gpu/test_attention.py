@@ -9,9 +9,9 @@ from transformers.utils import is_flash_attn_2_available
 from openrl.experience import StepPlan
 from openrl.models.logits import LogitTransform
 from openrl.models.logprobs import token_logprobs
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import alike, column_of, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 

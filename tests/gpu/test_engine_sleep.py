@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from safetensors.torch import load_file
 
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Sampling
 from tests.gpu.syncing import connected, send
 

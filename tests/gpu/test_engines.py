@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Sampling
 from tests.gpu.syncing import connected, send
 from tests.tiny import tiny_model_dir

@@ -9,7 +9,7 @@ import gc
 import pytest
 import torch
 
-from openrl.models.memory import freeze_gc_heap
+from openrl.models.process_memory import freeze_gc_heap
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 

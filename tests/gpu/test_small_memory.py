@@ -11,10 +11,10 @@ import torch
 
 from openrl.config.groups.lora import LoRAFlags
 from openrl.experience import StepPlan
-from openrl.models.memory import freeze_gc_heap, memory_use
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.models.process_memory import freeze_gc_heap, memory_use
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragged_batch
 
 GIB = 2**30

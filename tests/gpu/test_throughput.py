@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openrl.experience import StepPlan
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 from openrl.types import Sampling
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 

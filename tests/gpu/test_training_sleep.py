@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from openrl.experience import StepPlan
-from openrl.models.memory import memory_use
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
-from openrl.training.updates import SupervisedUpdate
+from openrl.models.process_memory import memory_use
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
+from openrl.training_engine.updates import SupervisedUpdate
 from tests.contract.test_training_sleep import STATES, held
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 

@@ -17,14 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
-from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec, RolloutEngine
-from openrl.training.distributed import close_distributed, init_distributed
+from openrl.rollout_engines.build import start_engine
+from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
+from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.types import Completion, Sampling
 from openrl.weights.broadcast import end_group
 from openrl.weights.transport import Route, choose_transport
+from openrl.workers.model_worker import ModelWorker
 from tests.experience import engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.receivers import announced, bucket_on, receivers
@@ -149,7 +149,9 @@ def test_a_broadcast_without_a_member_frees_the_gpus_of_the_others(record_proper
 
 def test_this_vllm_has_what_is_asked_of_it():
     """Other versions than the one that the CPU tests run on come with GPUs."""
-    code = "from openrl.rollout.vllm_start import missing_features; print(missing_features())"
+    code = (
+        "from openrl.rollout_engines.vllm_start import missing_features; print(missing_features())"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )

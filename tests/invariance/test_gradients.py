@@ -35,9 +35,9 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.scalar_model import RewardModel, ValueModel
-from openrl.training.distributed import close_distributed, init_distributed
-from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
-from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
+from openrl.training_engine.distributed import close_distributed, init_distributed
+from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
+from openrl.training_engine.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, assert_same_gradient, on_ranks, ragged_batch
 from tests.patience import PATIENCE

@@ -16,7 +16,7 @@ from openrl.data.answers import SupervisedRow
 from openrl.data.preference import PreferenceExample, collate_preferences
 from openrl.models.causal_lm import CausalLM
 from openrl.models.scalar_model import RewardModel
-from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
+from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from tests.tiny import PAD, tiny_model_dir
 
 UPDATES = {

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import StepPlan
-from openrl.training.build import build_engine
-from openrl.training.distributed import close_distributed, init_distributed
-from openrl.training.updates import PolicyUpdate
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import close_distributed, init_distributed
+from openrl.training_engine.updates import PolicyUpdate
 from tests.experience import (
     column_of,
     counts_of,

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
-from openrl.training.build import load_model
-from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
-from openrl.training.deepspeed_engine import shard
-from openrl.training.distributed import close_distributed, init_distributed
+from openrl.training_engine.build import load_model
+from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config
+from openrl.training_engine.deepspeed_engine import shard
+from openrl.training_engine.distributed import close_distributed, init_distributed
 from tests.experience import engine_spec, on_ranks
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.experience import ParallelLayout, StepPlan
-from openrl.training.build import build_engine
-from openrl.training.distributed import close_distributed, init_distributed
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import close_distributed, init_distributed
 from tests.experience import counts_of, engine_spec, on_ranks
 from tests.invariance.test_ranks import (
     OPTIM,

@@ -22,9 +22,9 @@ from openrl.experience import ExperienceBatch
 from openrl.models.causal_lm import CausalLM, logit_transform
 from openrl.models.scalar_model import ValueModel
 from openrl.models.vision import Vision
-from openrl.training.distributed import close_distributed, init_distributed
-from openrl.training.updates import PolicyUpdate, ValueUpdate
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.training_engine.distributed import close_distributed, init_distributed
+from openrl.training_engine.updates import PolicyUpdate, ValueUpdate
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.experience import assert_same_gradient, on_ranks
@@ -71,8 +71,8 @@ def whole_batch(checkpoint: str) -> ExperienceBatch:
         prompt = Prompt(f"p:{number}", tokens, "", images=placed)
         answers = [[7 + number] * (3 + i + number % 2) for i in range(2)]
         rows = [Segment.answer(tokens, answer, images=placed) for answer in answers]
-        played = [Trajectory(prompt, [row], End.STOP, score=Score(1.0)) for row in rows]
-        groups.append(Group(prompt, played))
+        played = [Trajectory(prompt, [row], FinishReason.STOP, score=Score(1.0)) for row in rows]
+        groups.append(PromptGroup(prompt, played))
     batch = collate(groups, 0)
     g = torch.Generator().manual_seed(3)
     noise = {

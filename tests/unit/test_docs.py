@@ -12,7 +12,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.flags.parser import load
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def test_the_agents_of_the_page_play(file, tmp_path):
             return await agent.run(QUESTION, policy, Sampling(max_tokens=4000))
 
     played = asyncio.run(main())
-    assert played.end is End.STOP
+    assert played.end is FinishReason.STOP
     assert played.turns == turns or played.score.passed == 1.0  # the number was among the guesses
     assert [s.sampled_ids for s in played.segments] == [[i for ids in policy.given for i in ids]]
 

@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("cli",),
     ("trainer", "inference"),
+    ("workers",),
     ("cluster",),
-    ("rollout", "training"),
+    ("rollout_engines", "training_engine"),
     ("weights",),
-    ("agents",),
+    ("agents", "games"),
     ("data", "models", "rewards", "tracking"),
     ("algorithms", "vision"),
     ("experience",),
@@ -39,8 +40,7 @@ TRAINER_LAYERS = (
     ("launch",),
     ("rl_trainer", "supervised"),
     ("sync_check", "planning"),
-    ("playing", "learning"),
-    ("workers",),
+    ("rollout", "learning"),
     ("watching",),
     ("saving",),
 )
@@ -48,8 +48,8 @@ TRAINER_LEVEL = {part: level for level, parts in enumerate(TRAINER_LAYERS) for p
 
 HOMES = {  # heavy library -> the parts that may import it
     "ray": {"cluster"},
-    "deepspeed": {"training"},
-    "vllm": {"rollout"},
+    "deepspeed": {"training_engine"},
+    "vllm": {"rollout_engines"},
     "math_verify": {"rewards"},
     "reasoning_gym": {"rewards"},
     "sympy": {"rewards", "lazy"},
@@ -232,14 +232,14 @@ def test_every_library_that_is_imported_is_pinned():
 @pytest.mark.parametrize(
     "path, source, offence",
     [
-        ("openrl/rollout/x.py", "import os\nfrom openrl.training.updates import A", "x.py:2: rollout may not import training"),
+        ("openrl/rollout_engines/x.py", "import os\nfrom openrl.training_engine.updates import A", "x.py:2: rollout may not import training"),
         ("openrl/types.py", "def f():\n    from openrl import config, trainer", "types.py:2: types may not import trainer"),
         ("openrl/algorithms/x.py", "import numpy as np", "x.py:1: algorithms may not import numpy"),
         ("openrl/config/x.py", "import torch", "x.py:1: config may not import torch"),
         ("openrl/trainer/launch.py", "import ray.util", "launch.py:1: ray is imported in cluster only"),
         ("openrl/trainer/x.py", "", "x has no place in the table of the trainer's layers"),
         ("openrl/trainer/saving/x.py", "from openrl.trainer.watching.supervision import f", "trainer/saving may not import trainer/watching"),
-        ("openrl/trainer/playing/x.py", "from openrl.trainer.learning.rows import f", "trainer/playing may not import trainer/learning"),
+        ("openrl/trainer/rollout/x.py", "from openrl.trainer.learning.rows import f", "trainer/rollout may not import trainer/learning"),
         ("openrl/trainer/planning/x.py", "from openrl.trainer import launch", "trainer/planning may not import trainer/launch"),
         ("openrl/models/x.py", "from torch.utils.tensorboard import S", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from torch.utils import tensorboard", "torch.utils.tensorboard is imported in tracking"),
@@ -260,7 +260,7 @@ def test_an_offence_is_named_with_its_line(path, source, offence):
     "path, source",
     [
         (
-            "openrl/rollout/x.py",
+            "openrl/rollout_engines/x.py",
             (
                 "import vllm\nfrom openrl.weights.buckets import Bucket\nfrom openrl.types import"
                 " Prompt"

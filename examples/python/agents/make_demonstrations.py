@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from openrl.agents.environments.calculator import Calculator
-from openrl.agents.environments.frozen_lake import FrozenLake
-from openrl.agents.environments.grid import MOVES, beyond
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
+from openrl.games.calculator import Calculator
+from openrl.games.frozen_lake import FrozenLake
+from openrl.games.grid import MOVES, beyond
 from openrl.seeds import seed_of
 
 SETTINGS = Path(__file__).with_name("environments.yaml")

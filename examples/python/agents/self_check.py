@@ -2,7 +2,7 @@
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import Conversation, EpisodeOver, Play
-from openrl.types import End, Prompt, Sampling, Trajectory
+from openrl.types import FinishReason, Prompt, Sampling, Trajectory
 
 CHECK = "Check it. What is your final answer?"
 
@@ -20,4 +20,6 @@ class SelfCheck:
             await conversation.reply([*messages, first.message, check])
         except EpisodeOver as over:
             return conversation.trajectory(over.end)
-        return conversation.trajectory(End.LENGTH if conversation.is_full else End.STOP)
+        return conversation.trajectory(
+            FinishReason.LENGTH if conversation.is_full else FinishReason.STOP
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import Conversation, EpisodeOver, Play
-from openrl.types import End, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Prompt, Sampling, Score, Trajectory
 
 NOTHING = Score(0.0, 0.0)
 
@@ -35,8 +35,8 @@ class SolverAndCritic:
         solved = is_right(last.text, prompt.label)
         agreed = ("yes" in verdict.text.lower()) == was_right
         return named(
-            solver.trajectory(End.STOP, Score(float(solved), float(solved))),
-            critic.trajectory(End.STOP, Score(float(agreed), float(agreed))),
+            solver.trajectory(FinishReason.STOP, Score(float(solved), float(solved))),
+            critic.trajectory(FinishReason.STOP, Score(float(agreed), float(agreed))),
         )
 
 

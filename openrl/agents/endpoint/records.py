@@ -8,7 +8,7 @@ from typing import Any
 
 from openrl.agents.tools.calls import ToolCall
 from openrl.http_server import Refusal
-from openrl.types import Completion, End, Message
+from openrl.types import Completion, FinishReason, Message
 
 Json = dict[str, Any]
 CONTEXT_LENGTH = "context_length_exceeded"
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def was_cut(self) -> bool:
-        return self.completion.end is End.LENGTH
+        return self.completion.end is FinishReason.LENGTH
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from openrl.agents.tools.calls import ParsedReply
 from openrl.data.rows import BadRow
 from openrl.http_server import Refusal
 from openrl.rewards.protocol import BadReply, read_reply
-from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Shown, Trajectory
 
 
 class NoRequest(RuntimeError):
@@ -56,7 +56,7 @@ class Session:
         self.conversation = Conversation(play, prompt, generate, bounded, any_prompt=True)
         self.exchanges = Exchanges()
         self.score: Score | None = None  # given by the client
-        self.over: End | None = None  # why the last request was refused
+        self.over: FinishReason | None = None  # why the last request was refused
         self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
         self._closed = False
         self._calls = 0  # tool calls so far
@@ -117,9 +117,9 @@ class Session:
         chat = self._sampled.restore(messages, choose)
         return await self.conversation.reply(chat, ask.tools, **limits)
 
-    def _refuse(self, end: End) -> Refusal:
+    def _refuse(self, end: FinishReason) -> Refusal:
         self.over = end
-        if end is not End.LENGTH:
+        if end is not FinishReason.LENGTH:
             return Refusal(400, f"the episode is over: {end.value}", "episode_over")
         return Refusal(400, "the episode has no room for another token", CONTEXT_LENGTH)
 
@@ -177,10 +177,10 @@ class Session:
         if not self.conversation.turns and self.over is None:
             raise NoRequest("the agent sent no request to the endpoint")
 
-    def trajectory(self, end: End | None = None) -> Trajectory:
+    def trajectory(self, end: FinishReason | None = None) -> Trajectory:
         """Return the rollout as a trajectory. ``end`` None means that the agent ended it, or that
         there is no room for another token."""
-        full = End.LENGTH if self.conversation.is_full else End.STOP
+        full = FinishReason.LENGTH if self.conversation.is_full else FinishReason.STOP
         counted = {
             "sampling_overrides": float(self.overrides),
             "requests_without_tools": float(self.left_out),

@@ -16,7 +16,7 @@ from openrl.agents.foreign import user_code
 from openrl.agents.foreign.calls import GenerateRequest, TokenizerRequest
 from openrl.agents.foreign.player import Player
 from openrl.processes.worker import AskParent
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 
 
 class ExecutorPlayer(Player):
@@ -85,7 +85,7 @@ class Engine:
             logprobs=[
                 {i: SimpleNamespace(logprob=p, rank=None, decoded_token=None)} for i, p in pairs
             ],
-            finish_reason="length" if sampled.end is End.LENGTH else "stop",
+            finish_reason="length" if sampled.end is FinishReason.LENGTH else "stop",
             stop_reason=None,
         )
         return SimpleNamespace(
@@ -117,7 +117,7 @@ def read(found: Any) -> EpisodeResult:
         )
     return replace(
         user_code.read_scores(found),
-        end=End.LENGTH if found.get("truncated") else None,
+        end=FinishReason.LENGTH if found.get("truncated") else None,
         token_ids=[int(i) for i in found["observation_tokens"]],
         action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],
     )

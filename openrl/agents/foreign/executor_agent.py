@@ -13,7 +13,7 @@ from openrl.agents.ending import deadline
 from openrl.agents.foreign.calls import Call, GenerateRequest, TokenizerRequest
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease
-from openrl.types import End, Image, Prompt, Sampling, Score, Segment, Trajectory
+from openrl.types import FinishReason, Image, Prompt, Sampling, Score, Segment, Trajectory
 from openrl.vision.placing import unexpanded
 
 
@@ -29,7 +29,7 @@ class ExecutorAgent:
         self.process, self.how = process, play
         self.replies: list[Reply] = []
         self.failure: Exception | None = None
-        self.over: End | None = None  # why there was no reply
+        self.over: FinishReason | None = None  # why there was no reply
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. If its time is over, or there is no room for another token, return what

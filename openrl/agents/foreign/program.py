@@ -11,7 +11,7 @@ from openrl.agents.base import EpisodeResult
 from openrl.agents.foreign import user_code
 from openrl.agents.foreign.player import Player
 from openrl.agents.foreign.shims import ChatContext
-from openrl.types import End, Prompt, Sampling, message_text
+from openrl.types import FinishReason, Prompt, Sampling, message_text
 
 
 class ProgramPlayer(Player):
@@ -51,6 +51,6 @@ def read(found: Any) -> EpisodeResult:
     if hasattr(found, "terminated"):
         reward = user_code.scalar(found.reward, "the reward")
         passed = user_code.verdict(reward if found.score is None else found.score, reward)
-        end = End.LENGTH if found.truncated else None
+        end = FinishReason.LENGTH if found.truncated else None
         return EpisodeResult(reward, passed, user_code.numbers(found.info), end)
     return EpisodeResult(user_code.scalar(found, "the reward"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from openrl.algorithms.credit import CreditPlan, assign_credit
+from openrl.algorithms.credit import CreditPlan, compute_advantages
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_metrics
 from openrl.algorithms.off_policy import correct_rollouts, mismatch_figures
@@ -17,7 +17,7 @@ from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch
 from openrl.metrics import Last, Metric, merge_all
 from openrl.trainer.learning.nonfinite import Reports
-from openrl.training.updates import COMPARED
+from openrl.training_engine.updates import COMPARED
 
 LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 
@@ -32,7 +32,7 @@ class Credit:
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
         coef = self.kl.coef if self.flags.in_reward else 0.0
-        batch, shaping = assign_credit(batch, self.plan, coef, self.running)
+        batch, shaping = compute_advantages(batch, self.plan, coef, self.running)
         metrics = credit_metrics(batch)
         if self.flags.controlled:
             metrics["kl_coef"] = Last(self.kl.coef)

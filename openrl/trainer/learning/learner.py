@@ -16,7 +16,6 @@ from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
-from openrl.cluster.model_worker import ModelChoice
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.model import Dtype
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
@@ -38,12 +37,13 @@ from openrl.trainer.learning.rows import (
     update_rows,
     work_metrics,
 )
-from openrl.trainer.watching.profiling import Profiling
-from openrl.trainer.workers.roles import Roles
-from openrl.training.state import StateParts
-from openrl.training.updates import COMPARED, RoleUpdate
-from openrl.types import Group
+from openrl.training_engine.state import StateParts
+from openrl.training_engine.updates import COMPARED, RoleUpdate
+from openrl.types import PromptGroup
 from openrl.waiting import all_or_first_error
+from openrl.workers.model_worker import ModelChoice
+from openrl.workers.profiling import Profiling
+from openrl.workers.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Learner:
         self.guard = guard
 
     async def learn(
-        self, groups: list[Group], version: int, step: int, stage: Stage
+        self, groups: list[PromptGroup], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
         """Train the weights ``version`` on answers of these or older ones. Returns metrics."""
         async with self.settings.profiling.step(step, self.roles.models):
             return await self._learn(groups, version, step, stage)
 
     async def _learn(
-        self, groups: list[Group], version: int, step: int, stage: Stage
+        self, groups: list[PromptGroup], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
         batch = collate(groups, self.pad_id)
         rows = self._rows_before_credit(batch, step)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.training.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
+from openrl.training_engine.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from openrl.data.loading import load_sources
 from openrl.data.order import SeededStream
 from openrl.data.supervised import SupervisedBuilder, collate_rows, examples_fingerprint
 from openrl.trainer.learning.rows import BatchingSpec, shares
-from openrl.training.updates import Share, SupervisedUpdate
+from openrl.training_engine.updates import Share, SupervisedUpdate
 
 
 def load_ptx(

@@ -18,7 +18,6 @@ from openrl.algorithms.batching import (
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
-from openrl.cluster.model_worker import ModelChoice
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
@@ -26,7 +25,8 @@ from openrl.experience import ExperienceBatch
 from openrl.metrics import Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.trainer.learning.nonfinite import Reports
-from openrl.training.updates import LossOf, Share
+from openrl.training_engine.updates import LossOf, Share
+from openrl.workers.model_worker import ModelChoice
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching
-from openrl.trainer.planning.memory import (
+from openrl.trainer.planning.memory_estimate import (
     Memory,
     gpu_memory,
     memory_by_role,
@@ -25,7 +25,7 @@ from openrl.trainer.planning.memory import (
     model_shape,
 )
 from openrl.trainer.planning.prepare import Inputs
-from openrl.trainer.planning.sleep import (
+from openrl.trainer.planning.sleep_estimate import (
     StageMemory,
     dropped_parts,
     simulate_stages,
@@ -33,10 +33,10 @@ from openrl.trainer.planning.sleep import (
 )
 from openrl.trainer.planning.start_lines import start_lines
 from openrl.trainer.saving.disk import format_bytes
-from openrl.trainer.workers.residency import ResidencyTable, RolePart
-from openrl.trainer.workers.roles import check_ranks, model_specs, place_requests, sleep_parts
-from openrl.training.build import ModelSpec
+from openrl.training_engine.build import ModelSpec
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
+from openrl.workers.residency import ResidencyTable, RolePart
+from openrl.workers.roles import check_ranks, model_specs, place_requests, sleep_parts
 
 GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 

@@ -44,21 +44,21 @@ from openrl.models.stored import (
     load_config,
 )
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
-from openrl.rollout.parallel import check_engine
-from openrl.rollout.vllm_fields import check_engine_kwargs
+from openrl.rollout_engines.parallel import check_engine
+from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
-from openrl.trainer.planning.memory import model_shape
-from openrl.trainer.playing.evaluation import metric_names
-from openrl.trainer.playing.replay import check_steps_kept
+from openrl.trainer.planning.memory_estimate import model_shape
+from openrl.trainer.rollout.evaluation import metric_names
+from openrl.trainer.rollout.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
 from openrl.trainer.saving.disk import require_room
 from openrl.trainer.saving.uploads import Uploads
-from openrl.trainer.workers.roles import agent_setup, check_ranks, model_paths
-from openrl.training.deepspeed_config import check_device, check_overrides
-from openrl.training.optimizers import check_shard
-from openrl.training.whole_weights import check_layers
+from openrl.training_engine.deepspeed_config import check_device, check_overrides
+from openrl.training_engine.optimizers import check_shard
+from openrl.training_engine.whole_weights import check_layers
 from openrl.types import Prompt
 from openrl.vision.processor import sees
+from openrl.workers.roles import agent_setup, check_ranks, model_paths
 
 
 @dataclass(frozen=True)

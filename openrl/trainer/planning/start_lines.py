@@ -13,7 +13,7 @@ from openrl.config.presets import PRESETS
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.values import show
-from openrl.trainer.planning.sleep import lines_on_a_cpu
+from openrl.trainer.planning.sleep_estimate import lines_on_a_cpu
 
 
 def preset_lines(config: PPOConfig) -> list[str]:

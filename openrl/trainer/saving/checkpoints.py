@@ -35,7 +35,7 @@ from openrl.trainer.saving.integrity import (
     read_manifest,
 )
 from openrl.trainer.saving.uploads import Uploads
-from openrl.training.state import StateParts
+from openrl.training_engine.state import StateParts
 
 log = logging.getLogger(__name__)
 AnyRank = Callable[[bool], Awaitable[bool]]

@@ -17,11 +17,11 @@ from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, RankGroup
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
-from openrl.cluster.model_worker import ModelWorker, import_training
 from openrl.cluster.planner import RoleRequest, check_address
 from openrl.cluster.ray_cluster import open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
+from openrl.config.derived import logging_directory
 from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
@@ -50,14 +50,14 @@ from openrl.trainer.supervised.trainer import SupervisedTrainer
 from openrl.trainer.watching.supervision import (
     StopRequest,
     explain_end,
-    logging_directory,
     supervise,
 )
-from openrl.trainer.workers.roles import model_spec
-from openrl.training.build import ModelSpec
-from openrl.training.distributed import Launch
-from openrl.training.optimizers import OptimSpec
+from openrl.training_engine.build import ModelSpec
+from openrl.training_engine.distributed import Launch
+from openrl.training_engine.optimizers import OptimSpec
 from openrl.waiting import in_daemon
+from openrl.workers.model_worker import ModelWorker, import_training
+from openrl.workers.roles import model_spec
 
 ROLE = "model"
 

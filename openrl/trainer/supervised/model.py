@@ -27,8 +27,8 @@ from openrl.trainer.learning.rows import (
     work_metrics,
 )
 from openrl.trainer.supervised.tasks import Examples, Task
-from openrl.training.build import ModelSpec
-from openrl.training.state import StateParts
+from openrl.training_engine.build import ModelSpec
+from openrl.training_engine.state import StateParts
 
 CHUNK = 1024  # examples per batch where no optimizer step determines the number
 # training examples whose rewards are measured if there are no evaluation examples

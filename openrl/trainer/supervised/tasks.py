@@ -23,9 +23,9 @@ from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
-from openrl.training.build import EngineKind
-from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
-from openrl.training.updates import LossOf, SupervisedUpdate, balanced
+from openrl.training_engine.build import EngineKind
+from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
+from openrl.training_engine.updates import LossOf, SupervisedUpdate, balanced
 
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 

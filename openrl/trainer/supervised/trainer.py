@@ -20,8 +20,8 @@ from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.supervised.model import SupervisedModel
 from openrl.trainer.supervised.tasks import Examples
-from openrl.trainer.watching.profiling import Profiling
 from openrl.trainer.watching.supervision import StopRequest, how_to_resume
+from openrl.workers.profiling import Profiling
 
 
 class SupervisedTrainer:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from openrl.cluster.group import WorkerDied, WorkerTimeout
 from openrl.config.commands import TrainingConfig
 from openrl.config.conditions import RAY
+from openrl.config.derived import logging_directory
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.groups.placement import has_launcher
 from openrl.errors import Interrupted, UserError, printable
@@ -230,13 +231,6 @@ def without_flag(words: Sequence[str], *names: str) -> list[str]:
         if not inside:
             kept.append(word)
     return kept
-
-
-def logging_directory(config: TrainingConfig) -> Path:
-    """Return the directory in which every process of the run writes its log."""
-    named = config.logging.logging_dir
-    directory = Path(named) if named else Path(config.checkpoint.save_path) / "logs"
-    return directory.expanduser().absolute()
 
 
 class LenientFileHandler(logging.FileHandler):

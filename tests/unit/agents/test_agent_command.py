@@ -18,7 +18,7 @@ from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import Play
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from tests.endpoint import ROOM, Row, endpoint, hermes_chat, policy_of, rows_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
@@ -71,7 +71,7 @@ post(os.environ["OPENRL_REWARD_URL"], {{"reward": 0.5, "scores": 1, "extra_logs"
 """),
         policy,
     )
-    assert trajectory.end is End.STOP and trajectory.turns == 1
+    assert trajectory.end is FinishReason.STOP and trajectory.turns == 1
     assert (trajectory.score.reward, trajectory.score.passed) == (0.5, 1.0)
     assert trajectory.score.parts == {"steps": 2.0}
     shown = hermes_chat().tokenizer.decode(policy.asked[0])
@@ -132,7 +132,7 @@ def test_no_room_is_no_failure_of_the_program():
     trajectory = play(
         program("ask('a'); ask('b')"), policy, sampling=Sampling(max_tokens=5, max_len=100)
     )
-    assert (trajectory.end, trajectory.turns) == (End.LENGTH, 1)
+    assert (trajectory.end, trajectory.turns) == (FinishReason.LENGTH, 1)
 
 
 ORPHAN = """
@@ -145,11 +145,11 @@ print(child.pid, file=open({path!r}, "w"), flush=True)
 
 
 @pytest.mark.parametrize(
-    "then, end", [("", End.STOP), ("os.rename({path!r}, {path!r} + '.done'); child.wait()", End.TIMEOUT)]
+    "then, end", [("", FinishReason.STOP), ("os.rename({path!r}, {path!r} + '.done'); child.wait()", FinishReason.TIMEOUT)]
 )  # fmt: skip
 def test_nothing_is_left_of_a_program(tmp_path, then, end):
     path = str(tmp_path / "pid")
-    limits = TurnFlags(episode_timeout=0.0 if end is End.STOP else 5.0)
+    limits = TurnFlags(episode_timeout=0.0 if end is FinishReason.STOP else 5.0)
     code = (ORPHAN + then).replace("{path!r}", repr(path))
     trajectory = play(program(code), policy_of("b"), limits)
     assert (trajectory.end, trajectory.turns) == (end, 1)

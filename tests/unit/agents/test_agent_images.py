@@ -21,7 +21,7 @@ from openrl.data.images import RowImages
 from openrl.errors import UserError
 from openrl.rewards.combined import read_rows
 from openrl.tracking.renders import page, transcript
-from openrl.types import End, Group, PlacedImage, Prompt, Sampling
+from openrl.types import FinishReason, PlacedImage, Prompt, PromptGroup, Sampling
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.scripted_policy import ScriptedPolicy
@@ -85,7 +85,9 @@ def test_a_row_is_what_the_processor_makes_of_the_whole_chat(processor):
 def test_rewards_are_told_what_was_seen(processor):
     trajectory, _ = play(chat_of(processor), Zoom())
     tokenizer = processor.processor.tokenizer
-    rows = read_rows(Group(trajectory.prompt, [trajectory]), tokenizer, skip_special_tokens=False)
+    rows = read_rows(
+        PromptGroup(trajectory.prompt, [trajectory]), tokenizer, skip_special_tokens=False
+    )
     assert rows.prompts == ["u:<image><eos>a:"]  # one mark for each image
     assert rows.queries == [rows.prompts[0] + trajectory.text]
     assert rows.images == [[placed.image.data for placed in trajectory.segments[0].images]]
@@ -172,7 +174,7 @@ def test_renders_show_what_a_single_answer_was_about(processor, question):
 
 def test_tools_show_pictures(processor, question):
     trajectory = ask(chat_of(processor), question)
-    assert trajectory.end is End.STOP
+    assert trajectory.end is FinishReason.STOP
     (row,) = trajectory.segments
     assert row.token_ids[: len(question.token_ids)] == question.token_ids
     assert row.images[0] == question.images[0] and isinstance(row.images[1], PlacedImage)

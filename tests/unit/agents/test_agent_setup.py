@@ -16,7 +16,7 @@ from openrl.algorithms.collate import collate
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
-from openrl.types import End, Group, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling
 from tests.chat_templates import family_tokenizer
 from tests.endpoint import hermes_chat, policy_of
 
@@ -82,10 +82,10 @@ def test_two_agents_of_one_episode_are_compared_with_their_own_kind():
     ]
     cut = play(how, "3", "no", tokens=3)[0]
     assert [(t.agent, t.end, t.score.reward) for t in cut] == [
-        ("solver", End.LENGTH, 0.0),
-        ("critic", End.LENGTH, 0.0),
+        ("solver", FinishReason.LENGTH, 0.0),
+        ("critic", FinishReason.LENGTH, 0.0),
     ]
-    batch = collate([Group(QUESTION, [t for played in episodes for t in played])], 0)
+    batch = collate([PromptGroup(QUESTION, [t for played in episodes for t in played])], 0)
     assert batch.group_ids.tolist() == [0, 1, 0, 1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from openrl.agents.chat import ChatFormat, TemplateError
 from openrl.agents.conversation import Conversation, EpisodeOver, Play
 from openrl.config.groups.agent import TurnFlags
-from openrl.types import End, Prompt, Sampling, Score
+from openrl.types import FinishReason, Prompt, Sampling, Score
 from tests.chat_templates import FAMILIES, TOOLS, chat_of
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny import tiny_tokenizer
@@ -70,7 +70,7 @@ def test_a_chat_of_three_turns(family, kind, odd):
     chat, words = chat_of(family), FAMILIES[family]
     policy = ScriptedPolicy(chat, [getattr(words, kind) + words.end] * 3, odd)
     conversation, messages = play(chat, policy, [[ASKS], [GOES_ON], [GOES_ON]])
-    segments = conversation.trajectory(End.STOP).segments
+    segments = conversation.trajectory(FinishReason.STOP).segments
     assert [(s.token_ids, s.loss_mask) for s in segments] == rows_of(policy)
     assert len(segments) == ROWS.get((family, kind), 1)
     assert conversation.forks == len(segments) - 1
@@ -91,7 +91,7 @@ def test_calls_that_go_back_as_they_were_sampled(family, rows):
     call = words.calls + (words.after_call or words.end)
     policy = ScriptedPolicy(chat, [call, words.says + words.end])
     conversation, messages = play(chat, policy, [[ASKS], [RESULT]], TOOLS)
-    segments = conversation.trajectory(End.STOP).segments
+    segments = conversation.trajectory(FinishReason.STOP).segments
     assert [(s.token_ids, s.loss_mask) for s in segments] == rows_of(policy)
     assert len(segments) == rows
     whole = chat.encode(chat.render(messages[:3], TOOLS)) + policy.given[1]
@@ -147,7 +147,7 @@ def test_a_reply_that_is_cut_within_a_character():
     )
     assert [len(ids) for ids in policy.given] == [8, 3]  # six letters, two of three bytes
     assert messages[1]["content"] == "It is \N{REPLACEMENT CHARACTER}"
-    (row,) = conversation.trajectory(End.STOP).segments
+    (row,) = conversation.trajectory(FinishReason.STOP).segments
     assert [(row.token_ids, row.loss_mask)] == rows_of(policy)
     assert row.token_ids[len(policy.asked[0]) :][:8] == policy.given[0]
 
@@ -157,19 +157,19 @@ def test_plain_text_goes_on_behind_the_end_of_a_turn():
     policy = ScriptedPolicy(chat, ["b<eos>", "d", "f<eos>"])
     said = [[{"role": "user", "content": text}] for text in ("a", "c", "e")]
     conversation, _ = play(chat, policy, said)
-    (row,) = conversation.trajectory(End.STOP).segments
+    (row,) = conversation.trajectory(FinishReason.STOP).segments
     assert chat.tokenizer.decode(row.token_ids) == "ab<eos>cdef<eos>"
     assert row.loss_mask == [False, True, True, False, True, False, True, True]
     assert row.rollout_logprobs == [0, -1, -1, 0, -2, 0, -3, -3]
     assert [(s.start, s.end) for s in row.versions] == [(1, 3), (4, 5), (6, 8)]
-    assert conversation.trajectory(End.STOP).text == "b<eos>cdef<eos>"
+    assert conversation.trajectory(FinishReason.STOP).text == "b<eos>cdef<eos>"
 
 
 def test_a_row_for_each_turn():
     policy = ScriptedPolicy(plain(), ["b<eos>", "d"])
     said = [[{"role": "user", "content": text}] for text in ("a", "c")]
     conversation, _ = play(plain(), policy, said, row_per_turn=True)
-    trajectory = conversation.trajectory(End.STOP)
+    trajectory = conversation.trajectory(FinishReason.STOP)
     first, second = trajectory.segments
     assert trajectory.text == "b<eos>cd"
     assert second.token_ids[:3] == first.token_ids
@@ -188,7 +188,7 @@ def test_tokens_run_out():
             for others in said:
                 messages += others
                 messages.append(asyncio.run(conversation.reply(messages)).message)
-        assert over.value.end is End.LENGTH and conversation.is_full
+        assert over.value.end is FinishReason.LENGTH and conversation.is_full
         # a bb a b: the observation takes from the row, too
         assert [s.max_tokens for s in policy.sampling] == [4, 1]
         assert [len(ids) for ids in policy.given] == [2, 1]
@@ -211,7 +211,9 @@ def test_turns_at_the_same_time_have_a_row_each():
         return await asyncio.gather(conversation.reply(more), conversation.reply(more))
 
     asyncio.run(twice())
-    assert len(conversation.trajectory(End.STOP).segments) == 2  # nobody waited for the other
+    assert (
+        len(conversation.trajectory(FinishReason.STOP).segments) == 2
+    )  # nobody waited for the other
 
 
 def test_turns_run_out():
@@ -224,21 +226,21 @@ def test_turns_run_out():
         return await asyncio.gather(*map(conversation.reply, chats), return_exceptions=True)
 
     *_, last = asyncio.run(thrice())
-    assert isinstance(last, EpisodeOver) and last.end is End.MAX_TURNS
+    assert isinstance(last, EpisodeOver) and last.end is FinishReason.MAX_TURNS
     assert conversation.turns == 3
 
 
 def test_a_turn_that_fails_leaves_nothing():
     policy = ScriptedPolicy(plain(), ["b<eos>"])
     conversation, messages = play(plain(), policy, [[{"role": "user", "content": "a"}]])
-    before = conversation.trajectory(End.STOP).segments[0].token_ids[:]
+    before = conversation.trajectory(FinishReason.STOP).segments[0].token_ids[:]
     more = [*messages, {"role": "user", "content": "c"}]
     with pytest.raises(IndexError):  # nothing is left to say
         asyncio.run(conversation.reply(more))
     policy.replies.append("d")
-    assert conversation.trajectory(End.STOP).segments[0].token_ids == before
+    assert conversation.trajectory(FinishReason.STOP).segments[0].token_ids == before
     asyncio.run(conversation.reply(more))
-    (row,) = conversation.trajectory(End.STOP).segments
+    (row,) = conversation.trajectory(FinishReason.STOP).segments
     assert plain().tokenizer.decode(row.token_ids) == "ab<eos>cd"
 
 
@@ -251,13 +253,13 @@ def test_what_a_turn_earns_stands_on_its_last_token():
         messages.append(asyncio.run(conversation.reply(messages)).message)
         conversation.credit(reward)
     conversation.credit(1.0)
-    score = conversation.trajectory(End.STOP, Score(3.5)).score
+    score = conversation.trajectory(FinishReason.STOP, Score(3.5)).score
     assert score == Score(3.5, token_rewards=[0, 0, 0.5, 0, 3.0])
 
 
 def test_nothing_was_played():
     conversation = Conversation(Play(plain()), PROMPT, ScriptedPolicy(plain(), []), ROOM)
-    trajectory = conversation.trajectory(End.ENVIRONMENT_ERROR)
+    trajectory = conversation.trajectory(FinishReason.ENVIRONMENT_ERROR)
     assert trajectory.segments[0].token_ids == [1, 2] and trajectory.response_length == 0
 
 

@@ -16,7 +16,7 @@ from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.seeds import seed_of
-from openrl.types import End, Prompt, Sampling, Score
+from openrl.types import FinishReason, Prompt, Sampling, Score
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy, sampled
 
@@ -82,7 +82,7 @@ def test_an_episode_to_the_end():
     trajectory, policy = play(game := Walk(), "right", "left", "jump", "right", "right", "right")
     assert game.seeds == [5] and game.closed == 1
     assert game.actions == ["right", "left", "jump", "right", "right", "right"]
-    assert (trajectory.end, trajectory.turns) == (End.STOP, 6)
+    assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 6)
     assert trajectory.score.reward == 10 - 4 * 0.5 and trajectory.score.passed == 1
     assert sampled(trajectory) == policy.given  # and nothing that the environment said
     (row,) = trajectory.segments
@@ -117,20 +117,20 @@ def test_a_row_for_each_turn_knows_the_state_that_it_answers():
 @pytest.mark.parametrize(
     "replies, limits, end",
     [
-        (["left"] * 3, TurnFlags(max_turns=3), End.MAX_TURNS),
-        (["left"] * 6, TurnFlags(), End.MAX_TURNS),  # the environment gave up
-        (["right"] * 3, TurnFlags(max_turns=3), End.STOP),
+        (["left"] * 3, TurnFlags(max_turns=3), FinishReason.MAX_TURNS),
+        (["left"] * 6, TurnFlags(), FinishReason.MAX_TURNS),  # the environment gave up
+        (["right"] * 3, TurnFlags(max_turns=3), FinishReason.STOP),
     ],
 )
 def test_the_last_turn(replies, limits, end):
     trajectory, _ = play(Walk(), *replies, limits=limits)
     assert (trajectory.end, trajectory.turns) == (end, len(replies))
-    assert trajectory.score.passed == (end is End.STOP)
+    assert trajectory.score.passed == (end is FinishReason.STOP)
 
 
 def test_an_action_that_was_cut_is_not_taken_unless_there_is_room_for_another():
     trajectory, _ = play(game := Walk(), "right", sampling=Sampling(max_tokens=3))
-    assert trajectory.end is End.LENGTH and game.actions == [] and game.closed == 1
+    assert trajectory.end is FinishReason.LENGTH and game.actions == [] and game.closed == 1
     assert (trajectory.score.reward, trajectory.score.passed) == (0, 0)
     limits = TurnFlags(max_tokens_per_turn=4)
     with pytest.raises(EnvironmentFailure, match=re.escape("KeyError: 'righ'; actions: ['righ']")):
@@ -141,7 +141,7 @@ def test_an_action_that_ends_with_the_last_token_is_taken():
     tokens = len(CHAT.encode_after([0], "right" + END))
     game = Walk()
     trajectory, _ = play(game, "right", "right", sampling=Sampling(max_tokens=tokens))
-    assert trajectory.end is End.LENGTH and game.actions == ["right"]
+    assert trajectory.end is FinishReason.LENGTH and game.actions == ["right"]
     assert (trajectory.score.reward, trajectory.score.passed) == (-0.5, 0)
 
 
@@ -258,14 +258,14 @@ def test_a_long_list_of_actions_is_cut():
 def test_what_takes_too_long_ends_the_episode(limit):
     environment = Async(hangs)
     trajectory, policy = play(environment, "go", limits=TurnFlags(**{limit: 0.05}))
-    assert trajectory.end is End.TIMEOUT and environment.closed == 1
+    assert trajectory.end is FinishReason.TIMEOUT and environment.closed == 1
     assert sampled(trajectory) == policy.given and trajectory.score == Score(0, 0)
 
     async def never(token_ids, sampling, images=()):
         await asyncio.Event().wait()
 
     trajectory, _ = play(Async(), limits=TurnFlags(**{limit: 0.05}), generate=never)
-    assert trajectory.end is End.TIMEOUT and trajectory.response_length == 0
+    assert trajectory.end is FinishReason.TIMEOUT and trajectory.response_length == 0
 
 
 def test_a_broken_engine_is_not_the_environments_fault():
@@ -299,7 +299,7 @@ def test_steps_wait_for_a_place(most, seen):
         policies = [ScriptedPolicy(CHAT, ["go" + END]) for _ in range(6)]
         return await asyncio.gather(*(agent.run(PROMPT, policy, ROOM) for policy in policies))
 
-    assert [trajectory.end for trajectory in asyncio.run(episodes())] == [End.STOP] * 6
+    assert [trajectory.end for trajectory in asyncio.run(episodes())] == [FinishReason.STOP] * 6
     assert peak == seen
 
 
@@ -315,7 +315,7 @@ def test_old_and_asynchronous_classes():
             return "over", 2, True, {}
 
     trajectory, _ = play(Old(), "x")
-    assert (trajectory.end, trajectory.score) == (End.STOP, Score(2, None))
+    assert (trajectory.end, trajectory.score) == (FinishReason.STOP, Score(2, None))
     assert "seed 5" in trajectory.prompt.text
     assert trajectory.metrics["invalid_actions"] == 0
 
@@ -327,7 +327,7 @@ def test_old_and_asynchronous_classes():
             return "over", 3.0, False, True, {}
 
     trajectory, _ = play(Later(), "x")
-    assert (trajectory.end, trajectory.score) == (End.MAX_TURNS, Score(3, 0))
+    assert (trajectory.end, trajectory.score) == (FinishReason.MAX_TURNS, Score(3, 0))
 
 
 def test_classes_that_are_no_environment_are_refused():

@@ -4,7 +4,7 @@ import asyncio
 
 from openrl.agents.conversation import Conversation, Play
 from openrl.agents.episode import EngineError, play_episode
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of
 
 ASKS = {"role": "user", "content": "2 + 2?"}
@@ -21,7 +21,7 @@ class Three:
         said, _ = await asyncio.gather(*(solver.reply([ASKS]) for solver in solvers))
         await solvers[0].reply([ASKS, said.message, ASKS])
         await generate([1], sampling)
-        return [solver.trajectory(End.STOP) for solver in solvers]
+        return [solver.trajectory(FinishReason.STOP) for solver in solvers]
 
 
 def seeds_of(seed):
@@ -50,8 +50,8 @@ def test_what_failed_is_told_apart():
             raise self.error
 
     failures = {
-        EngineError("no memory"): (End.ENGINE_ERROR, "no memory"),
-        KeyError("up"): (End.ENVIRONMENT_ERROR, "KeyError: 'up'"),
+        EngineError("no memory"): (FinishReason.ENGINE_ERROR, "no memory"),
+        KeyError("up"): (FinishReason.ENVIRONMENT_ERROR, "KeyError: 'up'"),
     }
     for error, found in failures.items():
         playing = play_episode(Failing(error), PROMPT, policy_of(), Sampling(1000), {})

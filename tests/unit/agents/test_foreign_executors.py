@@ -8,7 +8,7 @@ from openrl.agents.base import EpisodeResult
 from openrl.agents.conversation import Reply
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
 from openrl.config.groups.agent import TurnFlags
-from openrl.types import Completion, End, Score
+from openrl.types import Completion, FinishReason, Score
 from tests.foreign_files import CHAT, END, PROMPT, ROOM, play, policy_of
 from tests.scripted_policy import sampled
 
@@ -71,7 +71,7 @@ def test_openrlhf_executor(write, shape):
     logprobs = [logprob for logprob, mine in pairs if mine]
     assert logprobs == [-1.0] * len(policy.given[0]) + [-2.0] * len(policy.given[1])
     assert [s.version for s in segment.versions] == [1, 1]
-    assert (played.end, played.turns, played.score) == (End.STOP, 2, Score(1.0, 1.0))
+    assert (played.end, played.turns, played.score) == (FinishReason.STOP, 2, Score(1.0, 1.0))
     assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
     assert played.text == f"3{END}\nagain: 2{END}"
     assert {s.temperature for s in policy.sampling} == {0.7}
@@ -103,7 +103,7 @@ def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
     """It was given 1 2 and said 3 4, then given 1 2 3 4 5 and said 6."""
 
     def reply(asked, said):
-        return Reply("", {}, asked, Completion(said, [-1.0] * len(said), End.STOP, ()))
+        return Reply("", {}, asked, Completion(said, [-1.0] * len(said), FinishReason.STOP, ()))
 
     replies = [reply([1, 2], [3, 4]), reply([1, 2, 3, 4, 5], [6])]
     played = EpisodeResult(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
@@ -126,9 +126,9 @@ def test_an_executor_may_leave_replies_out_and_cut_them(write):
 @pytest.mark.parametrize(
     ("limits", "room", "end", "turns"),
     [
-        (TurnFlags(max_turns=1), 1000, End.MAX_TURNS, 1),
-        (TurnFlags(), 2, End.LENGTH, 1),
-        (TurnFlags(episode_timeout=2.0), 1000, End.TIMEOUT, 2),
+        (TurnFlags(max_turns=1), 1000, FinishReason.MAX_TURNS, 1),
+        (TurnFlags(), 2, FinishReason.LENGTH, 1),
+        (TurnFlags(episode_timeout=2.0), 1000, FinishReason.TIMEOUT, 2),
     ],
 )
 def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, end, turns):
@@ -145,7 +145,7 @@ def test_the_engines_failure_is_the_engines(write):
 
     failed, played = play(write(executor()), broken, policy_of("3", "2"))
     assert isinstance(failed, ConnectionError)
-    assert played.end is End.STOP
+    assert played.end is FinishReason.STOP
 
 
 SINGLE = """

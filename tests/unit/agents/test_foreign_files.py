@@ -12,7 +12,7 @@ import pytest
 from openrl.agents.conversation import Play
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.config.groups.agent import TurnFlags
-from openrl.types import End, Score
+from openrl.types import FinishReason, Score
 from tests.endpoint import endpoint
 from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of
 from tests.scripted_policy import sampled
@@ -79,7 +79,7 @@ def test_openrlhf_agent_instance(write):
     assert policy.asked == [ids(QUESTION), ids(QUESTION) + policy.given[0] + ids(again)]
     assert played.segments[0].token_ids == policy.asked[1] + policy.given[1]
     assert sampled(played) == policy.given
-    assert (played.end, played.turns) == (End.STOP, 2)
+    assert (played.end, played.turns) == (FinishReason.STOP, 2)
     assert played.score.reward == 0.75
     assert played.score.passed == 0.25
     at = [i for i, r in enumerate(played.score.token_rewards) if r]
@@ -349,7 +349,7 @@ def test_trl_environment(write):
 
 
 OURS = """
-from openrl.types import End, Score, Segment, Trajectory
+from openrl.types import FinishReason, Score, Segment, Trajectory
 
 class Once:
     def __init__(self, play):

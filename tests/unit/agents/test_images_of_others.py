@@ -20,7 +20,7 @@ from openrl.agents.foreign.executor_agent import NotSampled
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.data.rows import BadRow
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from openrl.vision.pictures import make_image
 from openrl.vision.processor import VisionProcessor
 from tests.endpoint import run
@@ -261,7 +261,7 @@ def executor(more=False, spoil="pass"):
 def test_an_executor_is_given_the_images_of_its_row(tmp_path, processor, chat, prompt):
     trajectory, policy = play_file(tmp_path, chat, prompt, executor())
     assert_row(processor, trajectory, ASKED + "12<eos>", [FIRST], policy)
-    assert (trajectory.end, trajectory.text) == (End.STOP, "12<eos>")
+    assert (trajectory.end, trajectory.text) == (FinishReason.STOP, "12<eos>")
     (row,) = trajectory.segments
     assert (
         row.images == prompt.images and row.token_ids[: len(prompt.token_ids)] == prompt.token_ids

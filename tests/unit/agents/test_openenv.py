@@ -23,7 +23,7 @@ from openrl.agents.openenv import (
 )
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
-from openrl.types import End
+from openrl.types import FinishReason
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
 
 MESSAGE = {"properties": {"metadata": {}, "message": {"type": "string"}}, "required": ["message"]}
@@ -128,7 +128,7 @@ def test_an_episode(scheme):
     texts = [CHAT.tokenizer.decode(asked) for asked in policy.asked]
     assert "user\nhello 5 easy<|im_end|>" in texts[0]
     assert texts[1].endswith("user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    assert (played.end, played.turns, played.score.reward) == (End.STOP, 2, 3.0)
+    assert (played.end, played.turns, played.score.reward) == (FinishReason.STOP, 2, 3.0)
     assert played.metrics["waits_for_room"] == 0.0
 
 

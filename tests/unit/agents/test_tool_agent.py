@@ -12,7 +12,7 @@ from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags
-from openrl.types import End, Prompt, Sampling
+from openrl.types import FinishReason, Prompt, Sampling
 from tests.chat_templates import FAMILIES, chat_of
 from tests.scripted_policy import ScriptedPolicy
 
@@ -56,7 +56,9 @@ def test_an_answer_with_a_call(family, rows):
         chat, [words.calls + (words.after_call or words.end), words.says + words.end], odd=True
     )
     trajectory = play(chat, policy)
-    assert trajectory.end is End.STOP and trajectory.turns == 2 and trajectory.score is None
+    assert (
+        trajectory.end is FinishReason.STOP and trajectory.turns == 2 and trajectory.score is None
+    )
     assert len(trajectory.segments) == rows
     first, last = trajectory.segments[0], trajectory.segments[-1]
     assert first.sampled_ids[: len(policy.given[0])] == policy.given[0]
@@ -138,7 +140,7 @@ def test_what_went_wrong_is_told():
     assert "[cut: the result has 9000 characters]" in told
     assert "Error: there is no tool 'subtract', only add, sleeps, talks" in told
     assert numbers(trajectory, "tool_calls", "tool_errors", "cut_tool_results") == [4, 3, 1]
-    assert trajectory.end is End.STOP
+    assert trajectory.end is FinishReason.STOP
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "gemma3"])
@@ -148,7 +150,7 @@ def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
     policy = ScriptedPolicy(chat, [broken + end] * 4)
     trajectory = play(chat, policy, "hermes")
-    assert (trajectory.end, trajectory.turns) == (End.STOP, 3)
+    assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 3)
     assert numbers(trajectory, "tool_calls", "invalid_actions") == [0, 3]
     assert "This call cannot be read: not JSON" in chat.tokenizer.decode(policy.asked[1])
     assert len(trajectory.segments) == 1
@@ -156,7 +158,7 @@ def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
         replies = [broken, broken, call, broken, broken, "It is 4."]
         policy = ScriptedPolicy(chat, [reply + end for reply in replies])
         trajectory = play(chat, policy)
-        assert (trajectory.end, trajectory.turns) == (End.STOP, 6)
+        assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 6)
         assert numbers(trajectory, "tool_calls", "invalid_actions") == [1, 4]
 
 
@@ -223,7 +225,7 @@ def test_half_a_surrogate_pair_in_a_result_is_a_question_mark():
     call = '<tool_call>\n{"name": "echo", "arguments": {"text": "a\\ud800b"}}\n</tool_call>'
     policy = ScriptedPolicy(chat, [call + "<|im_end|>", "Well.<|im_end|>"])
     trajectory = play(chat, policy, tools=[echo])
-    assert trajectory.end is End.STOP and len(trajectory.segments) == 1
+    assert trajectory.end is FinishReason.STOP and len(trajectory.segments) == 1
     assert "said a?b" in chat.tokenizer.decode(policy.asked[1])
 
 
@@ -232,16 +234,16 @@ def test_limits():
     call = FAMILIES["qwen2.5"].calls + "<|im_end|>"
     policy = ScriptedPolicy(chat, [call] * 9)
     trajectory = play(chat, policy, limits=TurnFlags(max_turns=2))
-    assert (trajectory.end, trajectory.turns) == (End.MAX_TURNS, 2)
+    assert (trajectory.end, trajectory.turns) == (FinishReason.MAX_TURNS, 2)
     assert trajectory.metrics["tool_calls"] == 2  # what was asked for was done
 
     policy = ScriptedPolicy(chat, [call] * 9)
     trajectory = play(chat, policy, sampling=Sampling(max_tokens=len(call)))
-    assert trajectory.end is End.LENGTH
+    assert trajectory.end is FinishReason.LENGTH
 
     policy = ScriptedPolicy(chat, ["A long answer.<|im_end|>"])
     trajectory = play(chat, policy, limits=TurnFlags(max_tokens_per_turn=2))
-    assert (trajectory.end, trajectory.response_length) == (End.LENGTH, 2)
+    assert (trajectory.end, trajectory.response_length) == (FinishReason.LENGTH, 2)
 
 
 @pytest.mark.parametrize("limit", ["turn_timeout", "episode_timeout"])
@@ -255,7 +257,7 @@ def test_time_runs_out(limit):
     call = '<tool_call>\n{"name": "sleeps"}\n</tool_call><|im_end|>'
     policy = ScriptedPolicy(chat, [call])
     trajectory = play(chat, policy, tools=[sleeps], limits=TurnFlags(**{limit: 0.2}))
-    assert trajectory.end is End.TIMEOUT
+    assert trajectory.end is FinishReason.TIMEOUT
     assert trajectory.segments[0].sampled_ids == policy.given[0]  # what was played is kept
 
 

@@ -15,7 +15,7 @@ from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.errors import UserError
-from openrl.types import End, Prompt, Sampling, Score
+from openrl.types import FinishReason, Prompt, Sampling, Score
 from tests.chat_templates import chat_of
 from tests.scripted_policy import ScriptedPolicy
 
@@ -151,7 +151,7 @@ def test_an_episode():
     assert "user\nCount. Reach 3 (hard).<|im_end|>" in asked[0]
     assert asked[1].index("\n1\n</tool_response>") < asked[1].index("\n3\n</tool_response>")
     assert "It is 3." in asked[2] and "Error: ValueError: only forward" in asked[3]
-    assert trajectory.score == Score(1.0) and trajectory.end is End.STOP
+    assert trajectory.score == Score(1.0) and trajectory.end is FinishReason.STOP
     assert trajectory.metrics["tool_calls"] == 4 and trajectory.metrics["tool_errors"] == 1
 
 

@@ -15,7 +15,7 @@ from openrl.agents import verifiers
 from openrl.agents.verifiers import open_verifiers
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
-from openrl.types import End, Prompt
+from openrl.types import FinishReason, Prompt
 from tests.endpoint import ROOM, Row, endpoint, policy_of, rows_of
 
 ASKS = {"role": "user", "content": "What is 2 + 2?"}
@@ -140,7 +140,7 @@ def test_an_episode(version):
 
     trajectory, request = talk(version, play)
     assert [Row.of(segment) for segment in trajectory.segments] == rows_of(policy)
-    assert (trajectory.turns, len(trajectory.segments), trajectory.end) == (2, 1, End.STOP)
+    assert (trajectory.turns, len(trajectory.segments), trajectory.end) == (2, 1, FinishReason.STOP)
     assert (trajectory.score.reward, trajectory.score.parts) == (0.5, {"steps": 2.0})
     assert trajectory.metrics["sampling_overrides"] == 0
     row = request["input"] if version == "0.1" else request["task_data"]
@@ -242,7 +242,11 @@ def test_an_episode_that_takes_too_long():
         return trajectory
 
     trajectory = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (trajectory.end, trajectory.turns, trajectory.score.reward) == (End.TIMEOUT, 1, 0.0)
+    assert (trajectory.end, trajectory.turns, trajectory.score.reward) == (
+        FinishReason.TIMEOUT,
+        1,
+        0.0,
+    )
 
 
 def test_a_server_that_dies(monkeypatch):

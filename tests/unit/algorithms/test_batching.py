@@ -14,7 +14,7 @@ from openrl.algorithms.row_sizes import RowSizes, common_prefixes
 from openrl.errors import UserError
 from openrl.experience import StepCounts
 from openrl.models.packing import arrange
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 from tests.batches import random_batch
 
 
@@ -26,7 +26,7 @@ def trajectory(mask, reward=1.0, **fields):
     row = Segment(
         list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], (), state
     )
-    return Trajectory(prompt, [row], score=score, **({"end": End.STOP} | fields))
+    return Trajectory(prompt, [row], score=score, **({"end": FinishReason.STOP} | fields))
 
 
 PROMPT = Prompt("p", [1], "")
@@ -34,12 +34,12 @@ PROMPT = Prompt("p", [1], "")
 
 def test_collate_by_hand():
     groups = [
-        Group(
+        PromptGroup(
             PROMPT,
-            [trajectory([0, 1, 1, 0, 1], 2.0, end=End.LENGTH), trajectory([0, 1], -1.0)],
+            [trajectory([0, 1, 1, 0, 1], 2.0, end=FinishReason.LENGTH), trajectory([0, 1], -1.0)],
             greedy=trajectory([0, 1], 0.5),
         ),
-        Group(
+        PromptGroup(
             PROMPT,
             [trajectory([0, 0, 1], 0.0, score={"passed": 1.0, "parts": {"format": 0.5}})],
             greedy=trajectory([0, 1], 1.5),
@@ -65,22 +65,23 @@ def test_collate_by_hand():
 
 
 def test_failed_and_unscored_trajectories_keep_their_rows():
-    group = Group(
-        PROMPT, [trajectory([0, 1, 1], 1.0, end=End.ENGINE_ERROR), trajectory([0, 1, 1], None)]
+    group = PromptGroup(
+        PROMPT,
+        [trajectory([0, 1, 1], 1.0, end=FinishReason.ENGINE_ERROR), trajectory([0, 1, 1], None)],
     )
     batch = collate([group], pad_id=0)
     assert batch.valid.tolist() == [False, True]
     assert math.isnan(batch.rewards[1])
-    unrated = Group(PROMPT, [trajectory([0, 1], 1.0)], greedy=trajectory([0, 1], None))
+    unrated = PromptGroup(PROMPT, [trajectory([0, 1], 1.0)], greedy=trajectory([0, 1], None))
     assert collate(
-        [unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0
+        [unrated, PromptGroup(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0
     ).valid.tolist() == [False, True]
 
 
 def test_an_episode_without_a_token_is_a_row_that_models_can_compute():
     """A seed whose environment failed, or took all the time, before the first observation."""
-    late = trajectory([], 0.0, end=End.TIMEOUT)
-    batch = collate([Group(PROMPT, [trajectory([0, 1], 1.0), late])], pad_id=99)
+    late = trajectory([], 0.0, end=FinishReason.TIMEOUT)
+    batch = collate([PromptGroup(PROMPT, [trajectory([0, 1], 1.0), late])], pad_id=99)
     assert batch.token_ids.tolist() == [[1, 2], [99, 99]] and batch.lengths.tolist() == [2, 1]
     assert batch.valid.tolist() == [True, False]
     prefixes = common_prefixes(batch.token_ids, batch.attention_mask, batch.group_ids)
@@ -98,8 +99,8 @@ def test_answers_that_could_not_be_read():
         {},
     ]
     rows = [trajectory([0, 1], 0.0, score={"parts": p}) for p in parts]
-    assert collate([Group(PROMPT, rows)], pad_id=0).invalid_actions.tolist() == [0, 1, 1, 0]
-    assert collate([Group(PROMPT, rows[3:])], pad_id=0).invalid_actions is None
+    assert collate([PromptGroup(PROMPT, rows)], pad_id=0).invalid_actions.tolist() == [0, 1, 1, 0]
+    assert collate([PromptGroup(PROMPT, rows[3:])], pad_id=0).invalid_actions is None
 
 
 def test_segments_become_rows():
@@ -107,8 +108,8 @@ def test_segments_become_rows():
     first = trajectory([0, 1, 1], 1.0, state="s", score={"token_rewards": [0, 0.25, 0.5, 0, 0.125]})
     first.segments += trajectory([0, 1], state="t").segments
     first.metrics = {"invalid_actions": 2.0}
-    group = Group(PROMPT, [first, trajectory([0, 1], 0.0, state="s")])
-    batch = collate([group, Group(PROMPT, [trajectory([0, 1], 3.0, state="u")])], pad_id=0)
+    group = PromptGroup(PROMPT, [first, trajectory([0, 1], 0.0, state="s")])
+    batch = collate([group, PromptGroup(PROMPT, [trajectory([0, 1], 3.0, state="u")])], pad_id=0)
     assert batch.trajectory_ids.tolist() == [0, 0, 1, 2]
     assert batch.group_ids.tolist() == [0, 0, 0, 1]
     assert batch.state_ids.tolist() == [0, 1, 0, 2]
@@ -121,9 +122,9 @@ def test_versions_of_tokens():
     """Weights changed within the answer; a failed sibling has no sampled token."""
     played = trajectory([0, 1, 1, 0, 1])
     played.segments[0].versions = (VersionSpan(1, 2, 3), VersionSpan(2, 5, 4))
-    failed = trajectory([0, 1], end=End.ENGINE_ERROR)
+    failed = trajectory([0, 1], end=FinishReason.ENGINE_ERROR)
     failed.segments[0].versions = (VersionSpan(1, 2, 3),)
-    batch = collate([Group(PROMPT, [played, failed])], pad_id=0)
+    batch = collate([PromptGroup(PROMPT, [played, failed])], pad_id=0)
     assert batch.versions.tolist() == [[-1, 3, 4, -1, 4], [-1] * 5]
     assert batch.versions.dtype == torch.int32
 
@@ -151,7 +152,9 @@ def seeded(seed=0):
 
 def ragged(lengths):
     """Rows of these lengths, in which all but the first token is trained."""
-    return collate([Group(PROMPT, [trajectory([0] + [1] * (n - 1)) for n in lengths])], pad_id=0)
+    return collate(
+        [PromptGroup(PROMPT, [trajectory([0] + [1] * (n - 1)) for n in lengths])], pad_id=0
+    )
 
 
 def rows_of_steps(plan):

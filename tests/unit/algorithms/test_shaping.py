@@ -14,7 +14,7 @@ from openrl.algorithms.shaping import (
     token_rewards,
     whiten,
 )
-from openrl.algorithms.trajectories import Outcomes
+from openrl.algorithms.trajectories import TrajectoryRewards
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from tests.batches import credit, measured_credit, outcome_batch, random_batch
@@ -64,14 +64,16 @@ def of(*values):
 @pytest.mark.parametrize(("scopes", "expected"), NORMS.items())
 def test_scopes_of_mean_and_std(scopes, expected):
     batch = outcome_batch(REWARDS, GROUPS)
-    assert normalise(Outcomes.of(batch), *scopes, RunningMoments()).tolist() == pytest.approx(
-        expected, abs=1e-5
-    )
+    assert normalise(
+        TrajectoryRewards.of(batch), *scopes, RunningMoments()
+    ).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_datasource_is_a_scope_across_groups():
     batch = outcome_batch([1, 3, 10, 30], [0, 1, 0, 1], sources=["a", "a", "b", "b"])
-    assert normalise(Outcomes.of(batch), "datasource", "none", RunningMoments()).tolist() == [
+    assert normalise(
+        TrajectoryRewards.of(batch), "datasource", "none", RunningMoments()
+    ).tolist() == [
         -1,
         1,
         -10,
@@ -88,7 +90,7 @@ def test_running_moments_are_those_of_every_reward_so_far():
     resumed.update(of(1, 1, 1, 0))
     assert (resumed.mean, resumed.std) == pytest.approx((0.625, 0.517549), abs=1e-6)
     batch = outcome_batch([1, 0], [0, 0])
-    scaled = normalise(Outcomes.of(batch), "running", "running", resumed)
+    scaled = normalise(TrajectoryRewards.of(batch), "running", "running", resumed)
     assert scaled.tolist() == pytest.approx([0.375 / 0.51755, -0.625 / 0.51755], abs=1e-5)
 
 
@@ -190,7 +192,7 @@ def test_whitening():
 
 
 def weights_of(batch, **flags):
-    return loss_weights(Outcomes.of(batch), RewardShapingFlags(**flags)).tolist()
+    return loss_weights(TrajectoryRewards.of(batch), RewardShapingFlags(**flags)).tolist()
 
 
 def test_loss_weights_have_mean_one_over_the_batch():
@@ -202,7 +204,7 @@ def test_loss_weights_have_mean_one_over_the_batch():
     assert weights_of(batch, length_loss_weight=True) == pytest.approx(
         [1.4211, 1.1053, 0.4737], abs=1e-4
     )
-    assert loss_weights(Outcomes.of(batch), RewardShapingFlags()) is None
+    assert loss_weights(TrajectoryRewards.of(batch), RewardShapingFlags()) is None
 
 
 def test_difficulty_from_pass_rates():

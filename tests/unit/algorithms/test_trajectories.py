@@ -8,10 +8,10 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import correct_rollouts
-from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
+from openrl.algorithms.trajectories import SampledTokens, Trajectories, TrajectoryRewards
 from openrl.config.groups.rollout_correction import REJECTION_TESTS, RolloutCorrectionFlags
 from openrl.experience import StepCounts
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from tests.batches import in_segments, joined, measured_credit, outcome_batch, random_batch
 from tests.unit.algorithms.test_advantages import NAMES, OPTIONS
 from tests.unit.algorithms.test_masked import EXPECTED
@@ -47,7 +47,7 @@ def test_sampled_tokens_of_a_trajectory_come_together():
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_outcomes_by_hand(rows):
-    outcomes = Outcomes.of(two(rows))
+    outcomes = TrajectoryRewards.of(two(rows))
     assert outcomes.rewards.tolist() == [1, 4] and outcomes.lengths.tolist() == [5, 3]
     assert outcomes.valid.tolist() == [True, True]
 
@@ -251,13 +251,13 @@ def test_filters_and_figures_count_trajectories(rows):
     prompt, played = Prompt("p", [1], ""), []
     for number, reward in enumerate((1.0, 0.0, 0.0)):
         segments = [Segment.answer([1], [2, 3]) for _ in range(1 if number else rows)]
-        played.append(Trajectory(prompt, segments, End.STOP, score=Score(reward, reward)))
-    group = Group(prompt, played)
+        played.append(Trajectory(prompt, segments, FinishReason.STOP, score=Score(reward, reward)))
+    group = PromptGroup(prompt, played)
     assert group_mean(group) == pytest.approx(1 / 3)
     assert keep(group, 0.3, 0.4) and not keep(group, 0.4, 1.0)
     assert signal_metrics([group])["single_sample"] == 0
     batch = collate([group], pad_id=0)
     assert len(batch) == rows + 2
-    outcomes = Outcomes.of(batch)
+    outcomes = TrajectoryRewards.of(batch)
     assert outcomes.rewards.tolist() == [1, 0, 0]
     assert outcomes.lengths.tolist() == [2 * rows, 2, 2]

@@ -19,7 +19,7 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import LossInputs
 from openrl.extension_points import policy_losses
-from openrl.types import Group, Prompt, Sampling
+from openrl.types import Prompt, PromptGroup, Sampling
 from tests.batches import credit, outcome_batch
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
@@ -49,7 +49,7 @@ def batch_of(unit):
         agent = EnvironmentAgent(lambda _: GymEnvironment(Told()), how)
         policy = ScriptedPolicy(CHAT, [f"{reply}<|im_end|>" for reply in replies])
         played.append(asyncio.run(agent.run(PROMPT, policy, Sampling(max_tokens=1000))))
-    return collate([Group(PROMPT, played)], 0)
+    return collate([PromptGroup(PROMPT, played)], 0)
 
 
 def by_turn(batch, column):

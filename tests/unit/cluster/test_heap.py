@@ -13,7 +13,7 @@ from openrl.cluster.ray_group import JEMALLOC, worker_env
 HELD = """
 from pathlib import Path
 import torch
-from openrl.training.sleep import empty_cache
+from openrl.training_engine.sleep import empty_cache
 
 def held():
     status = Path("/proc/self/status").read_text().splitlines()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from openrl.cluster.hosts import Pulse
+from openrl.cluster.hosts import Heartbeat
 
 BEGIN = """
 import sys
@@ -28,7 +28,7 @@ def test_a_pulse_is_counted_by_our_own_clock(tmp_path, monkeypatch):
     """Not by the difference of two, which is hours after a sleep of the machine."""
     log, now = tmp_path / "actor-0.log", [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pulse = Pulse(str(log))
+    pulse = Heartbeat(str(log))
     assert pulse.silence() is None
     log.touch()
     os.utime(log, (1.0, 1.0))  # by a clock that is decades behind

@@ -93,5 +93,5 @@ def test_without_locks_no_session_is_taken_for_dead(tmp_path, monkeypatch):
 def test_a_caretaker_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("openrl.cluster.ray_cluster.CARE_S", 0.1)
     beside = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
-    RayCluster(True, tmp_path / "session", caretaker=beside).close()
+    RayCluster(True, tmp_path / "session", watchdog=beside).close()
     assert beside.poll() is not None and "what Ray left was not removed" in caplog.text

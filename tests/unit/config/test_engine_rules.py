@@ -11,9 +11,9 @@ from openrl.config.commands import PPOConfig
 from openrl.config.rules import (
     rollout_engine,
 )
-from openrl.rollout.vllm_adapters import RANKS, room_for_rank
-from openrl.rollout.vllm_start import engine_arguments
-from openrl.trainer.workers.roles import run_engine_spec
+from openrl.rollout_engines.vllm_adapters import RANKS, room_for_rank
+from openrl.rollout_engines.vllm_start import engine_arguments
+from openrl.workers.roles import run_engine_spec
 from tests.flags import PPO, ppo, said, settle
 
 

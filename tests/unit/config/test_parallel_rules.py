@@ -21,9 +21,9 @@ from openrl.trainer.planning.dry_run import batch_rows
 from openrl.trainer.planning.start_lines import split_lines
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import check_ranks, model_specs
-from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
-from openrl.training.whole_weights import check_layers
+from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config
+from openrl.training_engine.whole_weights import check_layers
+from openrl.workers.roles import check_ranks, model_specs
 from tests.flags import GRPO, SFT, ppo, said, settle
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 

@@ -3,7 +3,7 @@ given."""
 
 import pytest
 
-from openrl.algorithms.credit import CreditPlan, assign_credit
+from openrl.algorithms.credit import CreditPlan, compute_advantages
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
@@ -79,7 +79,7 @@ def test_raft_trains_on_right_answers_alone(wrong):
     plan = CreditPlan(
         config.algorithm.estimator, options, config.shaping, scopes, config.algorithm.whitens, 1024
     )
-    batch, _ = assign_credit(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())
+    batch, _ = compute_advantages(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())
     assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
 
 

@@ -6,7 +6,7 @@ import pytest
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.sampling import Lengths, SamplingFlags
-from openrl.rollout.engine import room_for
+from openrl.rollout_engines.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling
 from tests.flags import PPO, ppo, said, settle

@@ -11,7 +11,7 @@ from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.config.rules.machine import is_later_rank
-from openrl.training.distributed import Launch, init_distributed
+from openrl.training_engine.distributed import Launch, init_distributed
 from tests.flags import settle
 from tests.patience import PATIENCE
 
@@ -156,7 +156,7 @@ def test_a_rank_takes_its_gpu_before_anything_may_ask_cuda_for_one():
     imported."""
     code = """
 import sys
-from openrl.training.distributed import Launch
+from openrl.training_engine.distributed import Launch
 
 def taken(self):
     loaded = {"bitsandbytes", "peft", "liger_kernel", "deepspeed", "vllm", "transformers"}

@@ -10,15 +10,15 @@ import pytest
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
-from openrl.trainer.playing.metrics import rollout_metrics
-from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
+from openrl.trainer.rollout.metrics import rollout_metrics
+from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
 from openrl.types import (
     Completion,
-    End,
-    Group,
+    FinishReason,
     Image,
     PlacedImage,
     Prompt,
+    PromptGroup,
     Sampling,
     Segment,
     VersionSpan,
@@ -42,14 +42,14 @@ def prompt():
 def group(prompt):
     async def generate(token_ids, sampling, images=()):
         assert images == prompt.images
-        return Completion([5, 6], [-0.5, -0.5], End.STOP, (VersionSpan(0, 2, 1),))
+        return Completion([5, 6], [-0.5, -0.5], FinishReason.STOP, (VersionSpan(0, 2, 1),))
 
     async def play():
         agent = SingleTurn(str)
         return [await agent.run(prompt, generate, Sampling(2)) for _ in range(ANSWERS)]
 
     played = asyncio.run(play())
-    return Group(prompt, played, greedy=played[0])
+    return PromptGroup(prompt, played, greedy=played[0])
 
 
 def copies(sent: object, prompt: Prompt) -> list[int]:
@@ -71,7 +71,7 @@ def test_once_on_each_way(prompt, group):
 
 
 def test_text_is_passed_on_as_it_is(group):
-    plain = Group(Prompt("p", [1], ""), [])
+    plain = PromptGroup(Prompt("p", [1], ""), [])
     assert without_pixels(plain, plain.prompt) == plain
 
 
@@ -97,9 +97,9 @@ def test_checkpoints_hold_what_an_environment_showed(prompt, group):
     seed = Prompt("p:0", [], "", meta={"seed": 3})
     made = replace(prompt, meta=seed.meta)
     played = [replace(t, prompt=made) for t in group.trajectories]
-    saved = json.loads(json.dumps(group_to_json(Group(made, played))))
+    saved = json.loads(json.dumps(group_to_json(PromptGroup(made, played))))
     back = group_from_json(saved, {"p:0": seed})
-    assert back == Group(made, played)
+    assert back == PromptGroup(made, played)
     shown = back.trajectories[1].segments[0].images
     assert [p.image.data for p in shown] == [p.image.data for p in prompt.images]
 
@@ -107,7 +107,7 @@ def test_checkpoints_hold_what_an_environment_showed(prompt, group):
 def test_checkpoints_hold_what_failed_attempts_saw(prompt, group):
     seed = Prompt("p:0", [], "", meta={"seed": 3})
     made = replace(prompt, meta=seed.meta)
-    lost = Group(made, [], lost=[replace(t, prompt=made) for t in group.trajectories])
+    lost = PromptGroup(made, [], lost=[replace(t, prompt=made) for t in group.trajectories])
     assert group_from_json(json.loads(json.dumps(group_to_json(lost))), {"p:0": seed}) == lost
 
 
@@ -124,11 +124,11 @@ def test_checkpoints_name_images_by_their_prompt(prompt, group):
 
 
 def test_a_step_says_what_it_showed(group):
-    other = Group(Prompt("p:1", [1, 2], ""), group.trajectories[:1])
+    other = PromptGroup(Prompt("p:1", [1, 2], ""), group.trajectories[:1])
     found = rollout_metrics([group, other])
     assert found["rollout/images"].value == 2 + 2  # of two groups
     assert found["rollout/image_pixels"].value == 4 * 80 * 60
     assert found["rollout/image_tokens"].value == 4 + 3
-    text = Group(other.prompt, [replace(t, segments=[TEXT]) for t in other.trajectories])
+    text = PromptGroup(other.prompt, [replace(t, segments=[TEXT]) for t in other.trajectories])
     assert rollout_metrics([group, text])["rollout/image_tokens"].value == (4 + 3) * 4 / 5
     assert "rollout/images" not in rollout_metrics([text])

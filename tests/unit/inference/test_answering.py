@@ -9,7 +9,7 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.inference.answering import score
 from openrl.rewards.build import RewardSetup, build_reward
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from tests.tiny import tiny_tokenizer
 
 PROMPT = Prompt("eval:0", [5], "x", label="4")
@@ -17,7 +17,9 @@ PROMPT = Prompt("eval:0", [5], "x", label="4")
 
 def answers(*scores):
     row = Segment.answer([5], [7])
-    return Group(PROMPT, [Trajectory(PROMPT, [row], End.STOP, score=given) for given in scores])
+    return PromptGroup(
+        PROMPT, [Trajectory(PROMPT, [row], FinishReason.STOP, score=given) for given in scores]
+    )
 
 
 def scored(group, *funcs):

@@ -11,7 +11,7 @@ from openrl.inference.answering import Unit
 from openrl.inference.batch import given_group
 from openrl.inference.evaluate import summarise, table
 from openrl.inference.output import Output
-from openrl.types import End, Prompt
+from openrl.types import FinishReason, Prompt
 from openrl.waiting import in_order
 from tests.full_disk import files_of_at_most
 from tests.tiny import tiny_tokenizer
@@ -235,5 +235,10 @@ def test_words_of_other_systems_for_how_an_answer_ended():
     tokenizer, finishes = tiny_tokenizer(), ["stop", "eos", None, "length"]
     prompts = [Prompt("r", [3], "1", meta={"output": "2", "finish": f}) for f in finishes]
     answers = given_group(Unit("r", 0, prompts), "output", tokenizer).trajectories
-    assert [t.end for t in answers] == [End.STOP, End.STOP, End.STOP, End.LENGTH]
+    assert [t.end for t in answers] == [
+        FinishReason.STOP,
+        FinishReason.STOP,
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    ]
     assert [t.text.endswith(tokenizer.eos_token) for t in answers] == [True, True, True, False]

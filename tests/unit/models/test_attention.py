@@ -22,8 +22,8 @@ from openrl.models.attention import (
     varlen_attention,
 )
 from openrl.models.causal_lm import Loading, load_pretrained
-from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
+from openrl.training_engine.build import build_engine
+from openrl.training_engine.distributed import init_distributed
 from tests.experience import column_of, engine_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

@@ -6,7 +6,7 @@ import sys
 CODE = """
 import atexit, gc, weakref
 atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
-from openrl.models.memory import freeze_gc_heap
+from openrl.models.process_memory import freeze_gc_heap
 
 class Node:
     pass

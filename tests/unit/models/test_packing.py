@@ -6,7 +6,7 @@ from openrl.config.commands import SFTConfig
 from openrl.models.packing import arrange
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import model_specs
+from openrl.workers.roles import model_specs
 from tests.flags import ppo, settle
 from tests.tiny import tiny_tokenizer
 

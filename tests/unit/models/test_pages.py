@@ -3,7 +3,7 @@
 import psutil
 import torch
 
-from openrl.models.memory import free_pages
+from openrl.models.process_memory import free_pages
 
 
 def test_freed_pages_leave_the_process_and_read_as_zeros():

@@ -15,7 +15,7 @@ from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer
 
@@ -30,8 +30,8 @@ def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
     for response in responses:
         ids = TOKENIZER(response).input_ids
         segment = Segment.answer(made.token_ids, ids, versions=(VersionSpan(0, len(ids), 0),))
-        rows.append(Trajectory(made, [segment], End.STOP, text=response))
-    return Group(made, rows)
+        rows.append(Trajectory(made, [segment], FinishReason.STOP, text=response))
+    return PromptGroup(made, rows)
 
 
 def reward_of(source, **flags):

@@ -10,7 +10,6 @@ from transformers import AutoModelForSequenceClassification
 
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.model_worker import ModelWorker
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
@@ -18,7 +17,8 @@ from openrl.models.scalar_model import stored_moments
 from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.learning.rows import BatchingSpec, forward_rows
 from openrl.trainer.planning.prepare import check_same_tokens
-from openrl.trainer.playing.reward_models import RewardModels
+from openrl.trainer.rollout.reward_models import RewardModels
+from openrl.workers.model_worker import ModelWorker
 from tests.experience import engine_spec
 from tests.tiny import PAD, tiny_reward_model_dir, tiny_tokenizer
 from tests.unit.rewards.test_reward_function import group

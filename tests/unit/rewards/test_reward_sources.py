@@ -18,15 +18,15 @@ from openrl.errors import UserError
 from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import RewardCombiner, read_rows
-from openrl.trainer.playing.evaluation import eval_metrics
-from openrl.trainer.playing.metrics import (
+from openrl.trainer.rollout.evaluation import eval_metrics
+from openrl.trainer.rollout.metrics import (
     FailureGuard,
     UnplayedGuard,
     failure_notes,
     rollout_metrics,
 )
-from openrl.trainer.playing.reward_models import RewardModels
-from openrl.types import End, Group, Prompt, Score
+from openrl.trainer.rollout.reward_models import RewardModels
+from openrl.types import FinishReason, Prompt, PromptGroup, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.rewards.test_reward_function import group, score, values
 
@@ -304,7 +304,7 @@ def test_a_model_whose_output_is_not_finite_fails_the_row():
 # -- what failed rows do to a step -----------------------------------------------------------------
 
 
-def scored(*scores, greedy=None) -> Group:
+def scored(*scores, greedy=None) -> PromptGroup:
     made = group(*["1"] * len(scores))
     for row, given in zip(made.trajectories, scores, strict=True):
         row.score = given
@@ -393,7 +393,7 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
 def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
     """A sound sample among them shows that some can be."""
     broken = scored(None)
-    broken.trajectories[0].end = End.ENVIRONMENT_ERROR
+    broken.trajectories[0].end = FinishReason.ENVIRONMENT_ERROR
     broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
     guard = UnplayedGuard(9)
     for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):

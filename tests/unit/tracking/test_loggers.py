@@ -13,7 +13,7 @@ from openrl.extension_points import trackers
 from openrl.tracking.aliases import ALIASES
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
 from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
-from openrl.types import End, Group, Prompt, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
 
 
 class Memory:
@@ -286,8 +286,8 @@ def test_samples_are_written_only_where_asked_for(tmp_path):
 def test_answers_of_an_evaluation_are_kept_where_asked_for(tmp_path):
     prompt = Prompt("0", [1], "1+1=")
     row = Segment([1, 2], [False, True], [0.0, -0.5])
-    answers = [Trajectory(prompt, [row], End.STOP, text) for text in "234"]
-    groups = [Group(prompt, answers)]
+    answers = [Trajectory(prompt, [row], FinishReason.STOP, text) for text in "234"]
+    groups = [PromptGroup(prompt, answers)]
     trackers = build_trackers(LoggingFlags(), tmp_path, name="run", config={}, evaluated=2)
     trackers.log_evaluated(0, groups)
     trackers.log_evaluated(4, groups)

@@ -13,7 +13,7 @@ from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.gym import GymEnvironment
 from openrl.tracking.renders import gif, save_episodes
-from openrl.types import Group, Prompt, Sampling
+from openrl.types import Prompt, PromptGroup, Sampling
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
 
@@ -57,7 +57,7 @@ class Text(HTMLParser):
 
 
 def test_an_episode_is_a_transcript_a_page_and_a_gif(tmp_path):
-    save_episodes(tmp_path / "step_4", [Group(PROMPT, [played()])])
+    save_episodes(tmp_path / "step_4", [PromptGroup(PROMPT, [played()])])
     name = "eval_lamp_0_.._x_0_reward_0.75"
     files = {path.suffix: path for path in (tmp_path / "step_4").iterdir()}
     assert {path.stem for path in files.values()} == {name}
@@ -86,7 +86,7 @@ def test_an_episode_is_a_transcript_a_page_and_a_gif(tmp_path):
 def test_an_action_that_was_cut_is_shown_without_what_came_of_it(tmp_path):
     trajectory = played(tokens=2)
     assert [turn.action for turn in trajectory.shown] == [trajectory.text]
-    save_episodes(tmp_path, [Group(PROMPT, [trajectory])])
+    save_episodes(tmp_path, [PromptGroup(PROMPT, [trajectory])])
     assert "reward 0, passed 0, 1 turns, length" in next(tmp_path.glob("*.txt")).read_text()
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_picture_is_left_out():
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path):
     trajectory = played(replace(PROMPT, shown=False))
     assert trajectory.shown == ()
-    save_episodes(tmp_path / "none", [Group(PROMPT, [trajectory])])
+    save_episodes(tmp_path / "none", [PromptGroup(PROMPT, [trajectory])])
     assert not (tmp_path / "none").exists()
 
 
@@ -121,7 +121,7 @@ def test_half_a_surrogate_pair_is_a_question_mark(tmp_path):
             return f"half \ud800 a pair, {super().reset(seed)[0]}", {}
 
     trajectory = played(game=Broken)
-    save_episodes(tmp_path, [Group(PROMPT, [trajectory])])
+    save_episodes(tmp_path, [PromptGroup(PROMPT, [trajectory])])
     assert "half ? a pair" in trajectory.prompt.text
     texts = [path.read_text() for path in tmp_path.glob("*.*t*") if path.suffix != ".gif"]
     assert len(texts) == 2 and all("half ? a pair" in text for text in texts)

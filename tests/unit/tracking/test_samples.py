@@ -1,10 +1,10 @@
 import json
 
 from openrl.tracking.samples import SampleLog
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 
-def trajectory(prompt, text, score=None, end=End.STOP):
+def trajectory(prompt, text, score=None, end=FinishReason.STOP):
     return Trajectory(
         prompt,
         [Segment.answer([5, 9], [7, 2], [-0.5, -0.1])],
@@ -20,14 +20,14 @@ def groups():
         Prompt("train:1", [5, 9], "1 1 -> 2:", label={"n": 2}),
     )
     return [
-        Group(
+        PromptGroup(
             a,
             [
                 trajectory(a, "3+4", Score(1.0, 1.0, {"format": 0.5})),
                 trajectory(a, "3*4", Score(float("nan"))),
             ],
         ),
-        Group(b, [trajectory(b, "1+1")]),
+        PromptGroup(b, [trajectory(b, "1+1")]),
     ]
 
 
@@ -73,7 +73,7 @@ def test_failed_rewards_are_logged_beyond_the_limit(tmp_path):
 
 def test_a_sample_that_the_infrastructure_failed_says_why(tmp_path):
     made = groups()
-    made[0].trajectories[0].end = End.ENGINE_ERROR
+    made[0].trajectories[0].end = FinishReason.ENGINE_ERROR
     made[0].trajectories[0].failure = "request 4 broke"
     SampleLog(tmp_path / "samples.jsonl", 0).log(1, made)
     (row,) = read(tmp_path / "samples.jsonl")

@@ -26,7 +26,7 @@ from openrl.trainer.learning.rows import (
     work_metrics,
 )
 from openrl.trainer.planning.start_lines import start_lines
-from openrl.trainer.workers.roles import Roles, model_specs
+from openrl.workers.roles import Roles, model_specs
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 

@@ -27,7 +27,7 @@ from openrl.trainer.saving.checkpoints import (
 )
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line, model_has_room
 from openrl.trainer.saving.integrity import add_checksum
-from openrl.training.state import StateParts
+from openrl.training_engine.state import StateParts
 from tests.full_disk import files_of_at_most
 from tests.patience import PATIENCE
 

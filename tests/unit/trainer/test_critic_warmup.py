@@ -12,7 +12,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.errors import UserError
 from openrl.metrics import Sum
 from openrl.trainer.launch import build_learner
-from openrl.trainer.workers.roles import Roles, model_specs
+from openrl.workers.roles import Roles, model_specs
 from tests.batches import outcome_batch
 from tests.flags import ppo
 

@@ -8,8 +8,8 @@ import torch
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
 from openrl.trainer.supervised import launch as launch_supervised
 from openrl.trainer.supervised.tasks import task_of
-from openrl.trainer.workers.roles import model_specs
-from openrl.training.build import compute_deterministically
+from openrl.training_engine.build import compute_deterministically
+from openrl.workers.roles import model_specs
 from tests.flags import PPO, SFT, ppo, settle
 from tests.tiny import tiny_tokenizer
 

@@ -7,18 +7,18 @@ import pytest
 
 from openrl.cluster.group import LocalGroup, WorkerDied
 from openrl.cluster.placement import PlacementPlan
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.metrics import Last
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool, EngineRepair
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.workers.residency import Residency, ResidencyTable, RolePart
-from openrl.trainer.workers.roles import can_replace
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
 from openrl.types import Sampling
-from tests.loops import Publisher, Trackers, numbered_prompts, scored, silent_progress
+from openrl.workers.residency import Residency, ResidencyTable, RolePart
+from openrl.workers.roles import can_replace
+from openrl.workers.rollout_worker import RolloutRequest
+from tests.loops import Trackers, WeightSync, numbered_prompts, scored, silent_progress
 
 STEPS = 4
 
@@ -85,12 +85,12 @@ class Engine:
         return {}
 
 
-class Engines(Publisher):
+class Engines(WeightSync):
     def __init__(self, run, group):
         super().__init__(run)
         self.group = group
 
-    async def publish(self, call_living=None):
+    async def sync(self, call_living=None):
         self.run.version += 1
         await call_living("take", self.run.version)
         return {"perf/sync_bytes": Last(8.0)}
@@ -119,16 +119,16 @@ async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
     group, trackers = LocalGroup.create("vllm", engines, Engine, run), Trackers()
     learner = learner or Learner()
     await group.call("take", run.version)
-    publisher, progress = Engines(run, group), silent_progress(STEPS)
+    weight_sync, progress = Engines(run, group), silent_progress(STEPS)
     trainer = RLTrainer(
         Rollouts(
-            EnginePool(group, EngineRepair(deaths, publisher, progress) if deaths else None),
+            EnginePool(group, EngineRepair(deaths, weight_sync, progress) if deaths else None),
             RolloutBuffer(numbered_prompts(), limits),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1))),
         ),
         learner,
-        publisher,
+        weight_sync,
         None,
         None,
         trackers,

@@ -3,22 +3,22 @@
 import asyncio
 from types import SimpleNamespace
 
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.metrics import Mean
 from openrl.trainer import rl_trainer
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.evaluation import PASS_RATE
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.workers.residency import Residency
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.evaluation import PASS_RATE
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
 from openrl.types import Sampling
-from tests.loops import Publisher, Trackers, silent_progress
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
+from tests.loops import Trackers, WeightSync, silent_progress
 
 
-class Engines(Publisher):
+class Engines(WeightSync):
     async def send(self):
         self.run.asked.append("publish")
 

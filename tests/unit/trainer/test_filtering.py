@@ -2,21 +2,24 @@ import pytest
 
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
 from openrl.metrics import to_floats
-from openrl.trainer.playing.evaluation import eval_metrics, metric_names
-from openrl.trainer.playing.metrics import rollout_metrics
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.trainer.rollout.evaluation import eval_metrics, metric_names
+from openrl.trainer.rollout.metrics import rollout_metrics
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 PROMPT = Prompt("p", [1], "")
 
 
-def group(*scores: Score | None) -> Group:
-    return Group(
+def group(*scores: Score | None) -> PromptGroup:
+    return PromptGroup(
         PROMPT,
-        [Trajectory(PROMPT, [Segment.answer([1], [2])], End.STOP, score=s) for s in scores],
+        [
+            Trajectory(PROMPT, [Segment.answer([1], [2])], FinishReason.STOP, score=s)
+            for s in scores
+        ],
     )
 
 
-def rewards(*values: float) -> Group:
+def rewards(*values: float) -> PromptGroup:
     return group(*(Score(v) for v in values))
 
 
@@ -82,7 +85,7 @@ def test_agents_that_share_episodes_are_compared_with_their_own_kind():
     failed = played.trajectories[-1]
     for trajectory, agent in zip(played.trajectories, ("solver", "critic") * 2, strict=False):
         trajectory.agent = agent
-    failed.end = End.ENVIRONMENT_ERROR
+    failed.end = FinishReason.ENVIRONMENT_ERROR
     assert [g.rewards for g in played.of_agents] == [[1, 1], [0, 0]]
     assert signal_metrics([played]) == {
         "zero_variance": 1,
@@ -91,7 +94,7 @@ def test_agents_that_share_episodes_are_compared_with_their_own_kind():
         "all_wrong": 0,
     }
     assert not keep(played, 0, 1)
-    alone = Group(PROMPT, played.trajectories[:2])
+    alone = PromptGroup(PROMPT, played.trajectories[:2])
     assert signal_metrics([alone])["single_sample"] == 1
     measured = to_floats(eval_metrics([played]))
     assert measured["val-core/default/acc/mean@2"] == 1  # the critic has no verdicts

@@ -19,9 +19,9 @@ from openrl.experience import StepCounts
 from openrl.extension_points import policy_losses
 from openrl.trainer.launch import build_learner
 from openrl.trainer.learning.rows import left_out_metrics
-from openrl.trainer.workers.roles import Roles
-from openrl.training.updates import PolicyUpdate, ValueUpdate, balanced
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.training_engine.updates import PolicyUpdate, ValueUpdate, balanced
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.workers.roles import Roles
 from tests.batches import loss_inputs, outcome_batch
 from tests.flags import GRPO, ppo
 
@@ -173,7 +173,7 @@ class Recorder:
         return [{} for _ in plans]
 
 
-def groups_of(*rewards: tuple[float, ...], old: tuple[int, ...] = ()) -> list[Group]:
+def groups_of(*rewards: tuple[float, ...], old: tuple[int, ...] = ()) -> list[PromptGroup]:
     """Rows begin with their number, group by group. Publish 3 sampled those in ``old``, publish 5
     the others."""
     groups, number = [], 0
@@ -183,9 +183,9 @@ def groups_of(*rewards: tuple[float, ...], old: tuple[int, ...] = ()) -> list[Gr
         for reward in of_group:
             versions = (VersionSpan(0, 2, 3 if number in old else 5),)
             row = Segment.answer([number], [7, 8], [-1.0, -1.0], versions)
-            trajectories.append(Trajectory(prompt, [row], End.STOP, score=Score(reward)))
+            trajectories.append(Trajectory(prompt, [row], FinishReason.STOP, score=Score(reward)))
             number += 1
-        groups.append(Group(prompt, trajectories))
+        groups.append(PromptGroup(prompt, trajectories))
     return groups
 
 

@@ -9,7 +9,7 @@ import torch
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
 from openrl.trainer.launch import build_learner
-from openrl.trainer.workers.roles import Roles
+from openrl.workers.roles import Roles
 from tests.batches import outcome_batch
 from tests.flags import GRPO, ppo
 

@@ -18,14 +18,14 @@ from openrl.config.groups.placement import DeviceFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.trainer.planning.dry_run import (
     batch_rows,
     micro_batches,
     planned_node,
     transport_of,
 )
-from openrl.trainer.planning.memory import (
+from openrl.trainer.planning.memory_estimate import (
     KERNELS,
     Memory,
     ModelShape,
@@ -38,8 +38,8 @@ from openrl.trainer.planning.memory import (
     saved_bytes,
 )
 from openrl.trainer.saving.disk import format_bytes
-from openrl.training.build import ModelSpec
-from openrl.training.optimizers import OptimSpec
+from openrl.training_engine.build import ModelSpec
+from openrl.training_engine.optimizers import OptimSpec
 from tests.flags import PPO, ppo
 from tests.tiny import tiny_model_dir
 

@@ -6,27 +6,30 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.rewards.combined import RewardCombiner
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.filtering import DynamicFilter
-from openrl.trainer.playing.reward_models import RewardModels
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.filtering import DynamicFilter
+from openrl.trainer.rollout.reward_models import RewardModels
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Score, Segment, Trajectory
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
 
 
-def group(name: str) -> Group:
+def group(name: str) -> PromptGroup:
     prompt = Prompt(name, [1], name)
-    return Group(
+    return PromptGroup(
         prompt,
-        [Trajectory(prompt, [Segment.answer([1], [2], [-1.0])], End.STOP) for _ in range(2)],
+        [
+            Trajectory(prompt, [Segment.answer([1], [2], [-1.0])], FinishReason.STOP)
+            for _ in range(2)
+        ],
     )
 
 
@@ -39,7 +42,7 @@ class Model:
         self.running = 0
         self.finish = asyncio.Event()
 
-    async def score(self, groups: list[Group]) -> None:
+    async def score(self, groups: list[PromptGroup]) -> None:
         assert self.running == 0, "two calls at once: the ranks would meet in different ones"
         self.running += 1
         self.calls.append(" ".join(g.prompt.id for g in groups))

@@ -23,17 +23,17 @@ import pytest
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.data.order import SeededStream
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 
 PROMPTS = [Prompt(str(i), [1], "") for i in range(100)]
 
 
-def answers(number: int, reward: float = 1.0) -> Group:
+def answers(number: int, reward: float = 1.0) -> PromptGroup:
     row = Segment.answer([1], [2], [-0.5], (VersionSpan(0, 1, 0),))
-    trajectory = Trajectory(PROMPTS[number], [row], End.STOP, score=Score(reward))
-    return Group(PROMPTS[number], [trajectory])
+    trajectory = Trajectory(PROMPTS[number], [row], FinishReason.STOP, score=Score(reward))
+    return PromptGroup(PROMPTS[number], [trajectory])
 
 
 class Filter:
@@ -42,7 +42,7 @@ class Filter:
     def __init__(self, spare: int) -> None:
         self.spare = spare
 
-    def accepts(self, group: Group) -> bool:
+    def accepts(self, group: PromptGroup) -> bool:
         return group.rewards != [0.0]
 
 
@@ -356,14 +356,25 @@ def test_groups_come_back_as_they_were():
     second = Segment.answer([1], [7, 8], [-1e-12, -7.25], (VersionSpan(0, 2, 6),))
     score = Score(0.1 + 0.2, 1.0, {"format": 0.5}, [0.0, 0.25, math.inf], 3, "late")
     sound = Trajectory(
-        prompt, [first, second], End.MAX_TURNS, "3 + 4", 2, score, {"tools": 3.0}, replays=1
+        prompt,
+        [first, second],
+        FinishReason.MAX_TURNS,
+        "3 + 4",
+        2,
+        score,
+        {"tools": 3.0},
+        replays=1,
     )
     failed = Trajectory(
-        prompt, [Segment.answer([1], [])], End.ENGINE_ERROR, replays=1, failure="engine 2 died"
+        prompt,
+        [Segment.answer([1], [])],
+        FinishReason.ENGINE_ERROR,
+        replays=1,
+        failure="engine 2 died",
     )
     lost = replace(failed, replays=0, failure="it hung", fault="timeout")
-    greedy = Trajectory(prompt, [second], End.STOP, score=Score(1.0))
-    group = Group(prompt, [sound, failed], greedy, [lost])
+    greedy = Trajectory(prompt, [second], FinishReason.STOP, score=Score(1.0))
+    group = PromptGroup(prompt, [sound, failed], greedy, [lost])
     text = json.dumps(group_to_json(group))
     assert group_from_json(json.loads(text), {"3": prompt}) == group
 

@@ -14,17 +14,26 @@ import pytest
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import Gate, RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.order import SeededStream
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBatch, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
-from tests.loops import Publisher, Trackers, silent_progress
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBatch, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import (
+    FinishReason,
+    Prompt,
+    PromptGroup,
+    Sampling,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import Gate, RolloutRequest
+from tests.loops import Trackers, WeightSync, silent_progress
 
 STEPS = 6
 PLENTY = 1000  # prompts that a filter may try instead
@@ -91,7 +100,7 @@ class Engine:
     async def play(self, prompt, request):
         self.run.seeds.append((request.seed, prompt.id))
         answers = [self.answer(prompt, number) for number in range(request.n_samples)]
-        return Group(prompt, await asyncio.gather(*answers))
+        return PromptGroup(prompt, await asyncio.gather(*answers))
 
     async def answer(self, prompt, number):
         draw = self.run.schedule.draw(prompt.id, number)
@@ -101,12 +110,12 @@ class Engine:
                 if draw.random() > 0.15:
                     return self.trajectory(prompt, await self.sample(seconds), replays)
                 await self.sample(seconds * draw.random())  # then the infrastructure fails
-        return Trajectory(prompt, [Segment.answer([1], [])], End.ENGINE_ERROR, replays=1)
+        return Trajectory(prompt, [Segment.answer([1], [])], FinishReason.ENGINE_ERROR, replays=1)
 
     def trajectory(self, prompt, versions, replays):
         spans = tuple(VersionSpan(i, i + 1, version) for i, version in enumerate(versions))
         row = Segment.answer([1], [2] * len(spans), versions=spans)
-        return Trajectory(prompt, [row], End.STOP, score=Score(1.0), replays=replays)
+        return Trajectory(prompt, [row], FinishReason.STOP, score=Score(1.0), replays=replays)
 
     async def sample(self, seconds) -> list[int]:
         """The weights of each stretch."""
@@ -175,7 +184,7 @@ class Run:
 
     async def __call__(self):
         trainer = Trainer(self)
-        await trainer.publisher.publish()
+        await trainer.weight_sync.sync()
         await trainer.rollouts.published(self.version)
         asyncio.get_running_loop().call_at(self.snapshot_at, self.take_snapshot, trainer)
         await trainer.run_steps()
@@ -190,7 +199,7 @@ class Run:
 
 
 class Trainer(RLTrainer):
-    """The real one, whose learner, publisher, evaluation and checkpoints only take time."""
+    """The real one, whose learner, weight_sync, evaluation and checkpoints only take time."""
 
     def __init__(self, run):
         self.run = run
@@ -244,12 +253,12 @@ class Learner:
     async def save(self, directory, parts): ...
 
 
-class Engines(Publisher):
+class Engines(WeightSync):
     """The version changes in the middle of a sync."""
 
-    async def publish(self, call_living=None):
+    async def sync(self, call_living=None):
         await self.run.seconds("before a sync", self.run.version)
-        return await super().publish()
+        return await super().sync()
 
     async def send(self):
         await self.run.seconds("after a sync", self.run.version)

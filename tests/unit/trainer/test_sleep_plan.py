@@ -6,13 +6,18 @@ import pytest
 import torch
 
 from openrl.cluster.planner import plan_placement, role_requests
-from openrl.models.memory import MemoryUse, memory_use
+from openrl.models.process_memory import MemoryUse, memory_use
 from openrl.trainer.planning.dry_run import room_remarks
-from openrl.trainer.planning.memory import Memory
-from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, simulate_stages, stages
-from openrl.trainer.watching.profiling import MemoryLog, show
-from openrl.trainer.workers.residency import ResidencyTable, RolePart
-from openrl.trainer.workers.roles import sleep_parts
+from openrl.trainer.planning.memory_estimate import Memory
+from openrl.trainer.planning.sleep_estimate import (
+    dropped_parts,
+    lines_on_a_cpu,
+    simulate_stages,
+    stages,
+)
+from openrl.workers.profiling import MemoryLog, show
+from openrl.workers.residency import ResidencyTable, RolePart
+from openrl.workers.roles import sleep_parts
 from tests.flags import GRPO, PPO, ppo
 
 BOTH = "--colocate_all_models --device cpu --vllm_enable_sleep --deepspeed_enable_sleep"

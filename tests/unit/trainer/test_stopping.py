@@ -8,19 +8,19 @@ import pytest
 
 from openrl.agents.recording import Turn, turns_to_json
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.watching.supervision import StopRequest
-from openrl.trainer.workers.residency import Residency
-from openrl.types import Completion, End, Sampling, VersionSpan
-from tests.loops import Publisher, Trackers, numbered_prompts, silent_progress
+from openrl.types import Completion, FinishReason, Sampling, VersionSpan
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
+from tests.loops import Trackers, WeightSync, numbered_prompts, silent_progress
 
-TURN = Turn("asked", Completion([7], [-0.5], End.STOP, (VersionSpan(0, 1, 0),)))
+TURN = Turn("asked", Completion([7], [-0.5], FinishReason.STOP, (VersionSpan(0, 1, 0),)))
 
 
 class Engine:
@@ -53,7 +53,9 @@ async def stopped(limits):
     )
     settings = RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, stop)
     progress = silent_progress(3)
-    trainer = RLTrainer(rollouts, None, Publisher(None), None, None, Trackers(), progress, settings)
+    trainer = RLTrainer(
+        rollouts, None, WeightSync(None), None, None, Trackers(), progress, settings
+    )
     with stop.listening():
         running = asyncio.create_task(trainer.run_steps())
         await turn_taken.wait()

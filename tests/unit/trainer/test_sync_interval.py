@@ -6,19 +6,19 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.errors import UserError
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.workers.residency import Residency
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
 from openrl.types import Sampling
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
 from tests.flags import GRPO, settle
-from tests.loops import Publisher, Trackers, numbered_prompts, scored, silent_progress
+from tests.loops import Trackers, WeightSync, numbered_prompts, scored, silent_progress
 
 
 class Run:
@@ -59,7 +59,7 @@ class Learner:
     async def save(self, directory, parts): ...
 
 
-class Engines(Publisher):
+class Engines(WeightSync):
     async def send(self):
         self.run.events.append(f"send {self.run.weights}")
         self.run.engines = self.run.weights

@@ -11,36 +11,49 @@ import torch
 
 from openrl.algorithms.credit import CreditPlan
 from openrl.cluster.group import LocalGroup, WorkerContext
-from openrl.cluster.rollout_worker import RolloutRequest, request_seed
 from openrl.config.groups.algorithm import KLFlags
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.metrics import Mean, Sum, to_floats
 from openrl.trainer.learning.credit import Credit
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_names
-from openrl.trainer.playing.metrics import rollout_metrics
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import is_due
-from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.evaluation import best_metric, eval_metrics, metric_names
+from openrl.trainer.rollout.metrics import rollout_metrics
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import (
+    FinishReason,
+    Prompt,
+    PromptGroup,
+    Sampling,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
 from openrl.waiting import all_or_first_error, in_daemon
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest, request_seed
 from tests.batches import outcome_batch
 
 
 def trajectory(
-    prompt: Prompt, length: int, score: Score | None, end: End = End.STOP, version: int = 1
+    prompt: Prompt,
+    length: int,
+    score: Score | None,
+    end: FinishReason = FinishReason.STOP,
+    version: int = 1,
 ):
     spans = (VersionSpan(0, length, version),)
     row = Segment.answer(prompt.token_ids, list(range(length)), versions=spans)
     return Trajectory(prompt, [row], end, score=score)
 
 
-def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") -> Group:
+def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") -> PromptGroup:
     prompt = Prompt(name, [1] * prompt_length, name, source=source)
-    return Group(prompt, [trajectory(prompt, *row) for row in rows])
+    return PromptGroup(prompt, [trajectory(prompt, *row) for row in rows])
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -48,8 +61,15 @@ def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") 
 
 def test_rollout_metrics():
     groups = [
-        group("a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), End.LENGTH)),
-        group("b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), End.LENGTH, 3)),
+        group(
+            "a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), FinishReason.LENGTH)
+        ),
+        group(
+            "b",
+            4,
+            (2, Score(-1.0, 0.0, {"format": 0.5})),
+            (6, Score(-1.0, 0.0), FinishReason.LENGTH, 3),
+        ),
     ]
     metrics = rollout_metrics(groups)
     expected = {
@@ -76,8 +96,8 @@ def test_rollout_metrics():
 
 def test_failed_samples_shorten_no_mean():
     """They hold no token, neither of a reply nor of what an environment shows first."""
-    lost = group("", 0, (0, None, End.ENVIRONMENT_ERROR))
-    groups = [group("a", 2, (4, Score(1.0, 1.0), End.LENGTH)), lost]
+    lost = group("", 0, (0, None, FinishReason.ENVIRONMENT_ERROR))
+    groups = [group("a", 2, (4, Score(1.0, 1.0), FinishReason.LENGTH)), lost]
     metrics = to_floats(rollout_metrics(groups))
     assert metrics["rollout/samples"] == 2 and metrics["rollout/tokens"] == 4
     assert metrics["rollout/prompt_length"] == 2 and metrics["rollout/truncated_share"] == 1
@@ -90,7 +110,10 @@ def test_samples_that_cannot_be_trained_are_counted():
     """One failed, two have a greedy answer beside them that got no reward, one has no token."""
     unrated = group("b", 1, (2, Score(1.0)), (2, Score(0.0)))
     unrated.greedy = trajectory(unrated.prompt, 2, None)
-    groups = [group("a", 1, (2, Score(1.0)), (2, None, End.ENGINE_ERROR), (0, Score(0.0))), unrated]
+    groups = [
+        group("a", 1, (2, Score(1.0)), (2, None, FinishReason.ENGINE_ERROR), (0, Score(0.0))),
+        unrated,
+    ]
     assert rollout_metrics(groups)["rollout/untrained_samples"] == Sum(4)
 
 
@@ -308,12 +331,14 @@ class Player:
                 raise UserError("row bad has no answer")
             if prompt.id == "hang":
                 await asyncio.Event().wait()
-            return Group(prompt, [trajectory(prompt, 1, None) for _ in range(request.n_samples)])
+            return PromptGroup(
+                prompt, [trajectory(prompt, 1, None) for _ in range(request.n_samples)]
+            )
         finally:
             self.log.append(f"{prompt.id} ended")
 
 
-def play(names: str, engines: int) -> tuple[list[Group], list[tuple[int, int]], list[str]]:
+def play(names: str, engines: int) -> tuple[list[PromptGroup], list[tuple[int, int]], list[str]]:
     log: list[str] = []
     told: list[tuple[int, int]] = []
 

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
-from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.engine_pool import EnginePool
-from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Segment, Trajectory
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
 
 
 class Engine:
@@ -34,8 +34,10 @@ class Engine:
 
 def group(prompt, is_sound):
     segment = Segment.answer([1], [2] if is_sound else [])
-    end, failure = (End.STOP, None) if is_sound else (End.ENVIRONMENT_ERROR, "it hung")
-    return Group(prompt, [Trajectory(prompt, [segment], end, failure=failure)])
+    end, failure = (
+        (FinishReason.STOP, None) if is_sound else (FinishReason.ENVIRONMENT_ERROR, "it hung")
+    )
+    return PromptGroup(prompt, [Trajectory(prompt, [segment], end, failure=failure)])
 
 
 async def take_all(sound, steps):

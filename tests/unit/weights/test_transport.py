@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.model_worker import ModelWorker
 from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
 from openrl.weights.buckets import Bucket, checksum, pack
@@ -27,6 +26,7 @@ from openrl.weights.transport import (
     make_sender,
     read_message,
 )
+from openrl.workers.model_worker import ModelWorker
 
 CPU = torch.device("cpu")
 
@@ -244,7 +244,7 @@ def test_rebuilding_takes_what_torch_takes():
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_no_replica_of_an_engine_keeps_a_complaint_to_itself(monkeypatch, replicas):
     """vLLM hands on what the first replica returns, and what any of them raises."""
-    from openrl.rollout import vllm_transfer, vllm_worker
+    from openrl.rollout_engines import vllm_transfer, vllm_worker
 
     bucket = pack([("a", torch.ones(4))], 1, lambda size: torch.zeros(size, dtype=torch.uint8))
     message = SentBucket(bucket.manifest, {}, (checksum(torch.zeros(4)),)).message()

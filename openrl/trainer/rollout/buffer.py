@@ -1,0 +1,372 @@
+"""Decides when rollouts happen: which prompts may start now, and which answers a step trains on.
+
+    slot = await buffer.admit()     waits until another prompt may start
+    buffer.put(slot, group)         stores its scored answers; if the filter rejects them, the next
+                                    prompt may start instead
+    taken = await buffer.take()     returns the groups of the next training step
+    buffer.published(version)       the engines have new weights: prompts that waited may start
+
+On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training, and
+answers that outlive a step are all settings of this one class. A version counts the publishes of
+weights. The bound on staleness is hard. With ``wait`` a prompt starts only if even its first token
+will be trained in time, and a step waits for answers that would be too old in the next one. With
+``drop`` and ``mask`` more prompts start; answers that got too old are played again or not trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from openrl.agents.recording import Turn, turns_from_json, turns_to_json
+from openrl.data.order import SeededStream
+from openrl.errors import UserError
+from openrl.trainer.rollout.filtering import DynamicFilter
+from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
+from openrl.types import Prompt, PromptGroup
+
+Found = TypeVar("Found")
+StalenessPolicy = Literal["wait", "drop", "mask"]
+Recorded = dict[int, list[Turn]]
+"""The turns of a prompt's unfinished episodes, by sample."""
+
+
+@dataclass(frozen=True)
+class BufferLimits:
+    """The limits on prompts in flight. ``BufferLimits(128)``: on-policy, 128 groups per step."""
+
+    wanted: int  # groups of a training step
+    running: int = 0  # prompts that may run at a time, over-sampling beyond ``wanted``; 0: any
+    steps_ahead: int = 0  # how many steps rollouts may be ahead of training
+    max_staleness: int = 0  # publishes between sampling a token and its optimizer step
+    policy: StalenessPolicy = "wait"
+    carries_over: bool = False  # unfinished prompts continue when a step has its groups
+    in_waves: bool = False  # replacement prompts start only once all earlier prompts are complete
+
+    @property
+    def surplus(self) -> int:
+        """Number of prompts that a step starts beyond the groups wanted."""
+        return max(self.running - self.wanted, 0)
+
+    @property
+    def capacity(self) -> int:
+        """Number of prompts that may be running or complete at a time."""
+        return self.wanted * (1 + self.steps_ahead) + self.surplus
+
+
+@dataclass(eq=False)
+class PendingPrompt:
+    """A prompt on its way to a training step."""
+
+    ordinal: int  # order of admission over the whole run
+    prompt: Prompt
+    draw: tuple[int, int] | None = None  # (training step, number in it) at its start; gives a seed
+    version: int = -1  # the engines' weights at its start; -1: not started, or starts again
+    running: bool = False
+    group: PromptGroup | None = None  # the answers, once complete
+    kept: bool = True  # False: rejected by the filter, with no prompt left to try instead
+    drops: int = 0  # how often it got too old
+    recorded: Recorded = field(default_factory=dict)  # turns that its episodes took before a resume
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """The groups of one training step."""
+
+    groups: list[PromptGroup]  # to train on, in the order of admission
+    generated: list[PromptGroup]  # these, and those rejected since the last step
+    version: int  # of the weights that are trained on them
+    counts: dict[str, float] = field(default_factory=dict)  # the buffer's metrics by name
+    given_up: list[PendingPrompt] = field(
+        default_factory=list
+    )  # abandoned: nobody needs their answers
+
+
+class RolloutBuffer:
+    """The queue of prompts and answers between the engines and the learner."""
+
+    def __init__(
+        self,
+        prompts: SeededStream[Prompt],
+        limits: BufferLimits,
+        group_filter: DynamicFilter | None = None,
+    ) -> None:
+        self.prompts, self.limits, self.filter = prompts, limits, group_filter
+        self.version = 0  # of the weights that the engines hold
+        self.steps = 0  # training steps that have taken their groups
+        self._unsent = False  # a step has taken its groups but may still publish its weights
+        self._asked = False  # a step waits for its groups
+        self._arrange([])
+        self._turned_down: list[
+            tuple[int, PromptGroup]
+        ] = []  # (ordinal, group) since the last step
+        self._admitted, self._draws, self._tried_again = 0, 0, 0
+        self._wave_open = True
+        self._dropped = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._error: BaseException | None = None
+        self._idle_since: float | None = None  # event-loop time since which no prompt runs
+        self._idle_seconds = 0.0
+
+    @property
+    def complete(self) -> int:
+        """Number of complete groups that wait to be trained on."""
+        return len(self._complete)
+
+    @property
+    def _running(self) -> int:
+        return len(self._slots) - len(self._complete) - len(self._waiting)
+
+    def _arrange(self, slots: Iterable[PendingPrompt]) -> None:
+        """Set the slots that are admitted but not yet taken, in the order of admission, and keep
+        apart those that are complete and those that have to start again."""
+        self._slots = list(slots)
+        self._complete = [slot for slot in self._slots if slot.group is not None]
+        self._waiting = deque(s for s in self._slots if not s.running and s.group is None)
+
+    # -- playing -----------------------------------------------------------------------------------
+
+    async def admit(self) -> PendingPrompt:
+        """Return the next prompt to play, once the limits allow it."""
+        slot = await self._until(self._admissible)
+        if slot.draw is None:
+            slot.draw = (self.steps + 1, self._draws)
+            self._draws += 1
+        if not slot.recorded:
+            slot.version = self.version
+        slot.running = True
+        if self._idle_since is not None:
+            self._idle_seconds += asyncio.get_running_loop().time() - self._idle_since
+            self._idle_since = None
+        return slot
+
+    def put(self, slot: PendingPrompt, group: PromptGroup) -> None:
+        """Store the scored answers to a slot's prompt, or discard the slot if the filter rejects
+        them and another prompt may be tried."""
+        slot.running = False
+        if self.filter is not None and not self.filter.accepts(group):
+            if self._tried_again < self.filter.spare:
+                self._tried_again += 1
+                self._turned_down.append((slot.ordinal, group))
+                del self._slots[_place(self._slots, slot.ordinal)]
+                self._changed()
+                return
+            slot.kept = False
+        slot.group = group
+        self._complete.insert(_place(self._complete, slot.ordinal), slot)
+        self._changed()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error``, if it is the first, in all who wait for the buffer, now or later."""
+        self._error = self._error or error
+        self._changed()
+
+    def _admissible(self) -> PendingPrompt | None:
+        """Return the slot that may start now: one that has to start again, otherwise that of the
+        next prompt. None if the limits allow neither."""
+        limits = self.limits
+        waiting = self._waiting[0] if self._waiting else None
+        position = _place(self._slots, waiting.ordinal) if waiting else len(self._slots)
+        if limits.in_waves:
+            self._wave_open = (self._wave_open or not self._running) and position < limits.capacity
+        allowed = (
+            position < limits.capacity
+            and (self._asked or limits.steps_ahead > 0)
+            and (not limits.running or self._running < limits.running)
+            and (not limits.in_waves or self._wave_open)
+            and self._in_time(position, self.version)
+        )
+        if not allowed:
+            return None
+        if waiting is None:
+            self._slots.append(PendingPrompt(self._admitted, self.prompts.take(1)[0]))
+            self._admitted += 1
+            return self._slots[-1]
+        if waiting.recorded and not self._in_time(position, waiting.version):
+            waiting.recorded = {}  # its turns are too old by now, so its episodes start over
+        return self._waiting.popleft()
+
+    def _in_time(self, position: int, version: int) -> bool:
+        """Return whether what ``version`` samples at this place of the queue is trained in time."""
+        if self.limits.policy != "wait":
+            return True
+        per_step = self.limits.wanted + (0 if self.limits.carries_over else self.limits.surplus)
+        trained_by = self.version + self._unsent + position // per_step
+        return trained_by - version <= self.limits.max_staleness
+
+    # -- training ----------------------------------------------------------------------------------
+
+    async def take(self) -> RolloutBatch:
+        """Return the groups of the next training step: the first ``wanted`` in the order of
+        admission, or with a ``surplus`` those that complete first. A group that the filter rejected
+        without a prompt left to try instead counts as one of them, but is not trained on."""
+        asked_at = asyncio.get_running_loop().time()
+        self._asked, self._unsent = True, False
+        self._changed()
+        chosen = await self._until(self._selected)
+        self._asked, self._unsent = False, True
+        self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
+        left = self._without(chosen)
+        given_up: list[PendingPrompt] = []
+        if not self.limits.steps_ahead and not self.limits.carries_over:
+            given_up, left = left, []
+        self._arrange(left)
+        came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
+        taken = RolloutBatch(
+            groups=[slot.group for slot in chosen if slot.group and slot.kept],
+            generated=[group for _, group in sorted(came, key=lambda item: item[0])],
+            version=self.version,
+            counts=self._counts(asked_at) | {"rollout/surplus_groups": float(len(given_up))},
+            given_up=given_up,
+        )
+        self._turned_down = []
+        self._changed()
+        return taken
+
+    def _selected(self) -> list[PendingPrompt] | None:
+        """Return the slots of the next step, or None if it has to wait."""
+        limits = self.limits
+        if self.complete < limits.wanted:
+            return None
+        candidates = self._slots[: limits.wanted + limits.surplus]
+        complete = self._complete[: _place(self._complete, candidates[-1].ordinal + 1)]
+        if len(complete) < limits.wanted:
+            return None
+        # a slot that was dropped once goes first, or others might overtake it forever
+        dropped = [slot for slot in candidates if slot.drops]
+        if any(slot.group is None for slot in dropped[: limits.wanted]):
+            return None
+        complete.sort(key=lambda slot: not slot.drops)
+        chosen = sorted(complete[: limits.wanted], key=lambda slot: slot.ordinal)
+        if not limits.carries_over:
+            return chosen
+        behind = limits.wanted  # the slots left behind are trained one step later
+        in_time = all(
+            self._in_time(behind + place, slot.version)
+            for place, slot in enumerate(self._without(chosen))
+            if slot.version >= 0
+        )
+        return chosen if in_time else None
+
+    def _without(self, chosen: list[PendingPrompt]) -> list[PendingPrompt]:
+        leaving = set(chosen)
+        return [slot for slot in self._slots if slot not in leaving]
+
+    def published(self, version: int) -> list[PendingPrompt]:
+        """Record that the last step is over and that the engines hold weights ``version``. Returns
+        the slots that are now too old: new ones replace them, and nobody needs their answers."""
+        # a step that has not sent its weights may still send them, before an evaluation
+        self._unsent = self._unsent and version == self.version
+        self.version = version
+        again: dict[PendingPrompt, PendingPrompt] = {}
+        if self.limits.policy == "drop":
+            oldest = version - self.limits.max_staleness
+            too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
+            again = {s: PendingPrompt(s.ordinal, s.prompt, drops=s.drops + 1) for s in too_old}
+        self._arrange(again.get(slot, slot) for slot in self._slots)
+        self._dropped += len(again)
+        self._changed()
+        return list(again)
+
+    def _counts(self, asked_at: float) -> dict[str, float]:
+        now = asyncio.get_running_loop().time()
+        idle, self._idle_seconds = self._idle_seconds, 0.0
+        if self._idle_since is not None:
+            idle, self._idle_since = idle + now - self._idle_since, now
+        dropped, self._dropped = self._dropped, 0
+        return {
+            "rollout/buffered_groups": float(self.complete),
+            "rollout/running_groups": float(self._running),
+            "rollout/dropped_groups": float(dropped),
+            "rollout/trainer_wait_seconds": now - asked_at,
+            "rollout/engine_wait_seconds": idle,
+        }
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    async def _until(self, find: Callable[[], Found | None]) -> Found:
+        """Return what ``find`` finds, once it is not None. Raises the error given to ``fail``."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if (found := find()) is not None:
+                return found
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _changed(self) -> None:
+        if self._idle_since is None and not self._running:
+            self._idle_since = asyncio.get_running_loop().time()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- leaving and returning ---------------------------------------------------------------------
+
+    def state(self, recorded: Mapping[int, Recorded] | None = None) -> dict[str, Any]:
+        """Return what a resumed run needs to train on the same prompts in the same order. Running
+        prompts then start again with the same seeds. ``recorded`` holds the turns that their
+        episodes have taken so far, by the slots' ordinals; these are not sampled again."""
+        return {
+            "prompts": self.prompts.state(),
+            "steps": self.steps,
+            "admitted": self._admitted,
+            "draws": self._draws,
+            "tried_again": self._tried_again,
+            "dropped": self._dropped,
+            "turned_down": [(n, group_to_json(group)) for n, group in self._turned_down],
+            "slots": [_slot_to_json(slot, recorded or {}) for slot in self._slots],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``. Raises UserError for that of a run that replayed rollouts."""
+        if "prompts" not in state:
+            message = "this checkpoint's run replayed rollouts, so it has no state of prompts"
+            raise UserError(
+                message, "--rollout_replay_dir, or start from its model with --pretrain"
+            )
+        self.prompts.load_state(state["prompts"])
+        known = {prompt.id: prompt for prompt in self.prompts.items}
+        self.steps, self._admitted = state["steps"], state["admitted"]
+        self._draws, self._tried_again = state["draws"], state["tried_again"]
+        self._dropped = state["dropped"]
+        self._turned_down = [(n, group_from_json(g, known)) for n, g in state["turned_down"]]
+        self._arrange(_slot_from_json(slot, known) for slot in state["slots"])
+
+
+def _place(slots: list[PendingPrompt], ordinal: int) -> int:
+    """Return how many of the slots, in the order of admission, come before ``ordinal``."""
+    return bisect_left(slots, ordinal, key=lambda slot: slot.ordinal)
+
+
+def _slot_to_json(slot: PendingPrompt, recorded: Mapping[int, Recorded]) -> dict[str, Any]:
+    turns = {} if slot.group else recorded.get(slot.ordinal, slot.recorded)
+    return {
+        "ordinal": slot.ordinal,
+        "prompt": slot.prompt.id,
+        "draw": slot.draw,
+        "version": slot.version if slot.group or turns else -1,
+        "group": group_to_json(slot.group) if slot.group else None,
+        "kept": slot.kept,
+        "drops": slot.drops,
+        "recorded": [(sample, turns_to_json(taken)) for sample, taken in turns.items()],
+    }
+
+
+def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> PendingPrompt:
+    return PendingPrompt(
+        ordinal=saved["ordinal"],
+        prompt=known[saved["prompt"]],
+        draw=tuple(saved["draw"]) if saved["draw"] else None,
+        version=saved["version"],
+        group=group_from_json(saved["group"], known) if saved["group"] else None,
+        kept=saved["kept"],
+        drops=saved["drops"],
+        recorded={sample: turns_from_json(turns) for sample, turns in saved["recorded"]},
+    )

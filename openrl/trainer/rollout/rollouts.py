@@ -1,0 +1,192 @@
+"""Plays prompts on the rollout engines: for training as the buffer allows, otherwise on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openrl.tracking.progress import Tell
+from openrl.trainer.rollout.buffer import PendingPrompt, Recorded, RolloutBatch, RolloutBuffer
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.metrics import FailureGuard, UnplayedGuard
+from openrl.trainer.rollout.reward_models import RewardModels
+from openrl.types import Prompt, PromptGroup
+from openrl.vision.travel import with_pixels
+from openrl.waiting import all_or_first_error, cancel_all
+from openrl.workers.residency import Residency
+from openrl.workers.rollout_worker import RolloutRequest
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How prompts are played for training."""
+
+    request: RolloutRequest
+    run_seed: int | None = None  # None: the engines choose seeds
+    max_failure_rate: float = 1.0  # share of a step's rewards that may fail
+
+
+class Rollouts:
+    """Controls what the engines play and when they compute."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        buffer: RolloutBuffer,
+        residency: Residency,
+        settings: RolloutSettings,
+        reward_models: RewardModels | None = None,
+    ) -> None:
+        self.pool, self.buffer, self.residency = pool, buffer, residency
+        self.settings, self.reward_models = settings, reward_models
+        self.failure: asyncio.Future[None] = asyncio.Future()
+        """A future that fails with the first error of a background task."""
+        self._playing: dict[PendingPrompt, asyncio.Task[None]] = {}
+        self._left: dict[int, Recorded] = {}  # by ordinal of the slot, see ``leave``
+        self._producer: asyncio.Task[None] | None = None
+        self._guard = self._new_guard(buffer.limits.wanted)
+        self._unplayed = UnplayedGuard(buffer.limits.wanted)
+        self._tell: Tell = lambda done, total: None
+        self._users = 0
+
+    # -- for training ------------------------------------------------------------------------------
+
+    async def take(self, tell: Tell) -> RolloutBatch:
+        """Return the groups of the next step. Call it within ``generating``."""
+        self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
+        if self._producer is None:
+            self._producer = asyncio.create_task(self._produce(), name="rollouts")
+        taken = await self.pool.replacing_lost(self.buffer.take())
+        await self._stop(taken.given_up)
+        return replace(taken, counts=taken.counts | self.pool.counts())
+
+    async def published(self, version: int) -> None:
+        """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
+        too_old = self.buffer.published(version)
+        for slot in too_old:
+            self._left.pop(slot.ordinal, None)
+        await self._stop(too_old)
+
+    async def _produce(self) -> None:
+        try:
+            while True:
+                slot = await self.buffer.admit()
+                task = asyncio.create_task(self._play_slot(slot))
+                self._playing[slot] = task
+        except Exception as error:
+            self._fail(error)
+
+    async def _play_slot(self, slot: PendingPrompt) -> None:
+        request, run_seed = self.settings.request, self.settings.run_seed
+        request = replace(request, ordinal=slot.ordinal, recorded=slot.recorded)
+        if run_seed is not None and slot.draw is not None:
+            request = replace(request, seed=(run_seed, *slot.draw))
+        try:
+            guards = self._guard, self._unplayed
+            self.buffer.put(slot, await self.play(slot.prompt, request, *guards))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            del self._playing[slot]
+        self._tell(self.buffer.complete, self.buffer.limits.wanted)
+
+    def _fail(self, error: Exception) -> None:
+        self.buffer.fail(error)
+        if not self.failure.done():
+            self.failure.set_exception(error)
+            self.failure.exception()  # marks it as retrieved: perhaps nobody awaits it
+
+    async def _stop(self, slots: list[PendingPrompt]) -> None:
+        """Cancel the playing of slots whose answers nobody needs any more."""
+        await cancel_all(self._playing[slot] for slot in slots if slot in self._playing)
+
+    # -- one prompt, many prompts ------------------------------------------------------------------
+
+    async def play(
+        self, prompt: Prompt, request: RolloutRequest, *guards: Callable[[PromptGroup], None]
+    ) -> PromptGroup:
+        """Play a prompt and return its scored group. Raises UserError as the guards do."""
+        group = with_pixels(await self.pool.play(prompt, request), prompt)
+        if self.reward_models is not None and request.scored:
+            await self.reward_models(group)
+        for guard in guards:
+            guard(group)
+        return group
+
+    async def play_all(
+        self, prompts: list[Prompt], request: RolloutRequest, tell: Tell, first: int = 0
+    ) -> list[PromptGroup]:
+        """Play each prompt once and return the groups in the order of ``prompts``. The draw numbers
+        in their seeds count from ``first``. Call it within ``generating``."""
+        guards = self._new_guard(len(prompts), request), UnplayedGuard(len(prompts))
+        done = 0
+
+        async def one(number: int, prompt: Prompt) -> PromptGroup:
+            nonlocal done
+            seed = request.seed and (*request.seed[:2], first + number)
+            group = await self.play(prompt, replace(request, seed=seed), *guards)
+            done += 1
+            tell(done, len(prompts))
+            return group
+
+        playing = all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
+        return await self.pool.replacing_lost(playing)
+
+    def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
+        samples = (request or self.settings.request).n_samples
+        return FailureGuard(prompts * samples, self.settings.max_failure_rate)
+
+    # -- when engines compute ----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[None]:
+        """Let the engines answer inside the with block, which may be nested. If answers outlive a
+        step, they wait outside the block and continue with the weights of the next one. Engines
+        that died are replaced first, so it must not be entered while the policy learns."""
+        await self.pool.replace_lost()
+        self._users += 1
+        try:
+            async with self.residency.stage("collect"):
+                if self.pool.paused:
+                    await self.pool.resume()
+                yield
+                if self._users == 1 and self._playing:
+                    await self.pool.pause()
+        finally:
+            self._users -= 1
+
+    @asynccontextmanager
+    async def engines_paused(self) -> AsyncIterator[None]:
+        """Keep all engines idle inside the with block, so that weights may change. Engines that
+        died are replaced first."""
+        await self.pool.replace_lost()
+        if self.pool.paused or not self.buffer.limits.steps_ahead:
+            yield  # nothing runs
+            return
+        await self.pool.pause()
+        yield
+        await self.pool.resume()
+
+    async def state(self) -> dict[str, Any]:
+        """Return the buffer's state, with the turns that unfinished episodes have taken."""
+        return self.buffer.state(self._left | await self._recorded())
+
+    async def _recorded(self) -> dict[int, Recorded]:
+        of_engines = await self.pool.call_living("recorded")
+        return {n: turns for found in of_engines for n, turns in found.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state(state)
+
+    async def leave(self) -> None:
+        """Cancel all background tasks, but keep the turns that their episodes have taken: ``state``
+        returns them."""
+        self._left |= await self._recorded()
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel all background tasks."""
+        await cancel_all([*([self._producer] if self._producer else []), *self._playing.values()])

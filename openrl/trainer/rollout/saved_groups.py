@@ -1,0 +1,96 @@
+"""Groups as JSON, for checkpoints that hold answers and for files of rollouts."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from dataclasses import asdict, replace
+from typing import Any
+
+from openrl.types import (
+    FinishReason,
+    Image,
+    PlacedImage,
+    Prompt,
+    PromptGroup,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+
+Images = tuple[PlacedImage, ...]
+
+
+def group_to_json(group: PromptGroup) -> dict[str, Any]:
+    """Return a group as JSON values. It refers to the prompt by id, and includes what an
+    environment made from the prompt's seed and the images that the data row lacks. Floats survive
+    exactly. The turns that a trajectory shows to people are left out."""
+    prompt, made = group.prompt, "seed" in group.prompt.meta
+    row = () if made else prompt.images
+    begun = {"token_ids": prompt.token_ids, "text": prompt.text}
+    return {
+        "prompt": prompt.id,
+        "made": begun | {"images": _placed_to_json(prompt.images)} if made else {},
+        "images": _new_images(group, {placed.image.sha256 for placed in row}),
+        "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
+        "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
+        "lost": [_trajectory_to_json(t) for t in group.lost],
+    }
+
+
+def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> PromptGroup:
+    """The inverse of ``group_to_json``. ``prompts`` maps ids to prompts."""
+    prompt, made, greedy = prompts[saved["prompt"]], saved["made"], saved["greedy"]
+    known = {placed.image.sha256: placed.image for placed in prompt.images}
+    known |= {key: Image(b64decode(data), key) for key, data in saved["images"].items()}
+    if made:
+        prompt = replace(prompt, **made | {"images": _placed_from_json(made["images"], known)})
+    return PromptGroup(
+        prompt,
+        [_trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
+        _trajectory_from_json(greedy, prompt, known) if greedy else None,
+        # files of the time before these were kept lack them
+        [_trajectory_from_json(t, prompt, known) for t in saved.get("lost", [])],
+    )
+
+
+def _new_images(group: PromptGroup, known: set[str]) -> dict[str, str]:
+    """Return the files of images that are not ``known``, by hash."""
+    images = [p.image for t in group.attempts for s in t.segments for p in s.images]
+    return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}
+
+
+def _placed_to_json(images: Images) -> list[list[Any]]:
+    return [[p.image.sha256, p.start, p.end, list(p.placeholder)] for p in images]
+
+
+def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
+    return tuple(PlacedImage(known[key], start, end, tuple(ids)) for key, start, end, ids in saved)
+
+
+def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value, "segments": []}
+    for segment in trajectory.segments:
+        images = _placed_to_json(segment.images)
+        fields["segments"].append(asdict(replace(segment, images=())) | {"images": images})
+    fields["score"] = asdict(trajectory.score) if trajectory.score else None
+    del fields["shown"]
+    return fields
+
+
+def _trajectory_from_json(
+    saved: dict[str, Any], prompt: Prompt, known: dict[str, Image]
+) -> Trajectory:
+    segments = []
+    for of_segment in saved["segments"]:
+        versions = tuple(VersionSpan(**span) for span in of_segment["versions"])
+        images = _placed_from_json(of_segment["images"], known)
+        segments.append(Segment(**of_segment | {"versions": versions, "images": images}))
+    score = Score(**saved["score"]) if saved["score"] else None
+    parts = {
+        "prompt": prompt,
+        "segments": segments,
+        "end": FinishReason(saved["end"]),
+        "score": score,
+    }
+    return Trajectory(**saved | parts)
