@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from openrl.agents import build
 from openrl.agents.single_turn import SingleTurn
-from openrl.cluster import model_worker, rollout_worker
 from openrl.types import Prompt, Sampling, Trajectory
+from openrl.workers import model_worker, rollout_worker
 
 MEDIAN, SIGMA, CAP = 20.0, 1.0, 220  # tokens
 TRAINER_CORE, ENGINE_CORE = 0, 1
