@@ -171,7 +171,8 @@ class StepCounts:
     tokens: int  # trained tokens
     trajectories: int  # with a trained token; for preferences: pairs, or rated answers
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
-    left_out: int = 0  # how many of ``tokens`` no rank computes: their rows have no gradient
+    # those of ``tokens`` in rows that no rank computes, because every loss term has no gradient there
+    zero_gradient_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def optim_spec(
 
 def column_of(engine: DeepSpeedEngine, *args: object, **how: object) -> torch.Tensor:
     """The column of every row, without gradient."""
-    return engine.columns(*args, **how)["column"]  # type: ignore[arg-type]
+    return engine.forward(*args, **how)["output"]  # type: ignore[arg-type]
 
 
 def engine_spec(

@@ -86,8 +86,8 @@ def plan_steps(
     tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = {index[row] for row in rows if tokens[row]}
-        left_out = sum(tokens[row] for row in rows if not runs[row])
-        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size, left_out)
+        skipped = sum(tokens[row] for row in rows if not runs[row])
+        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size, skipped)
         steps.append([StepPlan(micro, counts) for micro in cut])
     return TrainingPlan(shards, steps)
 

@@ -107,7 +107,7 @@ class TextRewardModel:
         ids = pad_sequence(kept, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         lengths = torch.tensor([[len(row)] for row in kept])
         mask, placed = torch.arange(ids.shape[1]) < lengths, [row.images for row in rows]
-        values = self.column(ids, mask, placed).tolist()
+        values = self.output(ids, mask, placed).tolist()
         return [
             Scalar(value, row.cut) if row.token_ids else Scalar(math.nan, row.cut, row.problem)
             for value, row in zip(values, rows, strict=True)
@@ -127,7 +127,7 @@ class TextRewardModel:
         return _Row(token_ids[start:], kept, cut > 0)
 
     @torch.inference_mode()
-    def column(
+    def output(
         self,
         token_ids: Tensor,
         attention_mask: Tensor,
@@ -181,7 +181,7 @@ def load_reward_model(
     if loading.packing:
         check_layers(path, model.hf.config)
         trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])
-        check_packing(path, text_model.column, trial)
+        check_packing(path, text_model.output, trial)
     return text_model
 
 

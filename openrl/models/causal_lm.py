@@ -17,7 +17,7 @@ from openrl.config.groups.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
-from openrl.models.logits import Columns, LogitTransform, Output
+from openrl.models.logits import LogitTransform, Output, Outputs
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
@@ -53,8 +53,8 @@ class CausalLM(HeadedModel):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
-    ) -> Columns:
-        """The column holds log-probs, (b, T) fp32. The head skips tokens that are not scored."""
+    ) -> Outputs:
+        """The output holds log-probs, (b, T) fp32. The head skips tokens that are not scored."""
         predicts = part.take(shift_left(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             hidden,
@@ -65,7 +65,7 @@ class CausalLM(HeadedModel):
         )
 
         def to_rows(column: Tensor) -> Tensor:
-            return rows.columns(shift_right(part.whole(column)))
+            return rows.to_batch(shift_right(part.whole(column)))
 
         return to_rows(logprobs), {name: to_rows(column) for name, column in more.items()}
 

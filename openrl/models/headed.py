@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from openrl.models.experts import load_balancing
-from openrl.models.logits import Columns, Output
+from openrl.models.logits import Output, Outputs
 from openrl.models.lora import Adapters
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
@@ -59,12 +59,12 @@ class HeadedModel(ABC, nn.Module):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
-    ) -> Columns:
-        """Return the column, in at least fp32, and the further outputs of the head, from the hidden
+    ) -> Outputs:
+        """Return the output, in at least fp32, and the further outputs of the head, from the hidden
         states (R, s, H) of this rank's part of the rows."""
 
     def scored(self, attention_mask: Tensor, asked: Tensor | None) -> Tensor | None:
-        """Return the tokens (b, T) whose values the column has; None for all."""
+        """Return the tokens (b, T) whose values the output has; None for all."""
         return asked
 
     def forward(
@@ -76,8 +76,8 @@ class HeadedModel(ABC, nn.Module):
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
-    ) -> Columns:
-        """Return the model's column and, by name, the further outputs asked for.
+    ) -> Outputs:
+        """Return the model's output and, by name, the further outputs asked for.
 
         Args:
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
@@ -95,9 +95,9 @@ class HeadedModel(ABC, nn.Module):
             found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
         else:
             found = self.vision.run(part.token_ids, media, inputs)
-        column, more = self.read(found.last_hidden_state, rows, part, outputs, reference)
+        output, more = self.read(found.last_hidden_state, rows, part, outputs, reference)
         if "balance" in outputs:
             assert self._balancing is not None  # checked before the run starts
             logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
             more["balance"] = self._balancing(logits, None if self.packing else attention_mask)
-        return column, more
+        return output, more

@@ -1,4 +1,4 @@
-"""What an architecture does to its logits, and what a forward pass returns besides its column."""
+"""What an architecture does to its logits, and what a forward pass returns besides its output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ reference  from a reference: the columns that ``full_kl`` needs, by their names 
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 
-Columns = tuple[Tensor, dict[str, Tensor]]
-"""A model's column, and the further outputs asked for by their names."""
+Outputs = tuple[Tensor, dict[str, Tensor]]
+"""A model's output, and the further outputs asked for by their names."""
 
 NEVER = -1e4
 """The logit of a token that is never sampled: it makes the probability 0 in every float type."""

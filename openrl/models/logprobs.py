@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import full_kl, full_kl_gradient
-from openrl.models.logits import Columns, LogitTransform, Output, placed
+from openrl.models.logits import LogitTransform, Output, Outputs, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
@@ -59,7 +59,7 @@ class LogprobHead(nn.Module):
         predicts: Tensor,
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
-    ) -> Columns:
+    ) -> Outputs:
         """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
         state that predicts the token.
 

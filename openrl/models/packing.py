@@ -36,7 +36,7 @@ class Rows:
     predicted: Tensor  # scored tokens whose predecessor in the row predicts them
     inputs: dict[str, Any]  # of the backbone's forward pass, besides the tokens
     # values per token, (R, S, ...) -> (b, T, ...), 0 where nothing is scored
-    columns: Callable[[Tensor], Tensor]
+    to_batch: Callable[[Tensor], Tensor]
     arranged: Callable[[Tensor], Tensor]  # the other way, (b, T, ...) -> (R, S, ...)
     # in a packed row: (N, ...) -> one value for each real token of all rows
     real: Callable[[Tensor], Tensor] = lambda values: values
@@ -165,7 +165,7 @@ def unpackable_layers(config: PretrainedConfig) -> str:
 def check_packing(path: str, run: Run, trial: Trial) -> None:
     """Raise UserError if a model that packs gives a row another result beside others than alone.
 
-    ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. The gap
+    ``run`` is the model on its device: (b, T) token ids and attention mask -> its output. The gap
     between the two results is compared with how much the first row changes the second as its
     context.
     """

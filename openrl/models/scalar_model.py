@@ -18,7 +18,7 @@ from openrl.config.groups.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.models.headed import HeadedModel
-from openrl.models.logits import Columns, placed
+from openrl.models.logits import Outputs, placed
 from openrl.models.logprobs import shift_left, shift_right
 from openrl.models.lora import peft_name
 from openrl.models.packing import Rows
@@ -88,11 +88,11 @@ class FullPrecisionLinear(nn.Linear):
 
 
 class ValueModel(ScalarModel):
-    def read(self, hidden: Tensor, rows: Rows, part: Part, *others: object) -> Columns:
-        """The column holds values, (b, T) fp32. Index t holds V of the state *before* token t was
+    def read(self, hidden: Tensor, rows: Rows, part: Part, *others: object) -> Outputs:
+        """The output holds values, (b, T) fp32. Index t holds V of the state *before* token t was
         sampled, which the hidden state at t-1 describes. Values are 0 at index 0 and on padding."""
         scalars = self.scalars(hidden, part, shift_left(rows.predicted))
-        return rows.columns(shift_right(scalars)), {}
+        return rows.to_batch(shift_right(scalars)), {}
 
 
 class RewardModel(ScalarModel):
@@ -102,10 +102,10 @@ class RewardModel(ScalarModel):
         """Return the last real token of each row."""
         return one_hot(attention_mask.sum(-1) - 1, attention_mask.shape[1]).bool()
 
-    def read(self, hidden: Tensor, rows: Rows, part: Part, *others: object) -> Columns:
-        """The column holds rewards, (b,) fp32: the scalar at each row's last token, normalised."""
+    def read(self, hidden: Tensor, rows: Rows, part: Part, *others: object) -> Outputs:
+        """The output holds rewards, (b,) fp32: the scalar at each row's last token, normalised."""
         scalars = self.scalars(hidden, part, torch.ones_like(rows.predicted))
-        return (rows.columns(scalars).sum(1) - self.mean) / self.std, {}
+        return (rows.to_batch(scalars).sum(1) - self.mean) / self.std, {}
 
 
 Kind = TypeVar("Kind", bound=ScalarModel)

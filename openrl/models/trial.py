@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 Run = Callable[[Tensor, Tensor], Tensor]
-"""A model: (b, T) token ids and attention mask -> its column."""
+"""A model: (b, T) token ids and attention mask -> its output."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from openrl.algorithms.collate import collate
 from openrl.errors import UserError
-from openrl.trainer.learning.learner import ColumnRequest, Learner
+from openrl.trainer.learning.learner import ForwardRequest, Learner
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Sampling
 from openrl.workers.rollout_worker import RolloutRequest
@@ -36,8 +36,8 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None
     if not batch.loss_mask.any() and (why := groups[0].trajectories[0].failure):
         message = f"no prompt could be played to compare engine and trainer: {why}"
         raise UserError(message, "mend what failed")
-    policy = ColumnRequest("logprobs", learner.roles.policy)
-    logprobs = (await learner.columns(policy, batch))["column"]
+    policy = ForwardRequest("logprobs", learner.roles.policy)
+    logprobs = (await learner.forward(policy, batch))["output"]
     mask = batch.loss_mask
     dtype = learner.settings.dtype
     check_gap(batch.rollout_logprobs[mask], logprobs[mask], dtype, version)

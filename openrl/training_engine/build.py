@@ -155,11 +155,11 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     )
     if tp_size > 1:
         with unsplit(model) if sp_size > 1 else nullcontext():
-            check_sum(spec.path, tp_size, trial.probe(engine.column), of_whole_layers, trial)
+            check_sum(spec.path, tp_size, trial.probe(engine.output), of_whole_layers, trial)
     if sp_size > 1:
-        check_split(spec.path, model, engine.column, trial)
+        check_split(spec.path, model, engine.output, trial)
     if spec.shares:
-        check_sharing(spec.path, engine.column, trial)
+        check_sharing(spec.path, engine.output, trial)
     if spec.packing:
-        check_packing(spec.path, engine.column, trial)
+        check_packing(spec.path, engine.output, trial)
     return engine

@@ -22,7 +22,7 @@ from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
-from openrl.models.logits import Columns, Output
+from openrl.models.logits import Output, Outputs
 from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training_engine.masters import Masters, MovingAverage
 from openrl.training_engine.optimizers import (
@@ -176,7 +176,7 @@ class DeepSpeedEngine:
 
     @needs("param")
     @torch.no_grad()
-    def columns(
+    def forward(
         self,
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
@@ -185,18 +185,18 @@ class DeepSpeedEngine:
     ) -> dict[str, Tensor]:
         """Run all rows of the shard without gradient.
 
-        Returns the model's "column", which holds log-probs or values (B, T), or rewards (B,),
+        Returns the model's "output", which holds log-probs or values (B, T), or rewards (B,),
         depending on the kind of model, and the further outputs, each (B, T, ...) under its own
         name. All are on the CPU, and 0 on tokens that are not trained and in rows that no
-        micro-batch holds; the column is fp32. With ``as_reference`` the model runs as it was before
+        micro-batch holds; the output is fp32. With ``as_reference`` the model runs as it was before
         its adapters were trained."""
         self.model.eval()
         found: dict[str, Tensor] = {}
         adapters = self.model.adapters if as_reference else None
         for rows in micro_batches:
             with adapters.as_reference() if adapters else nullcontext():
-                column, more = self._run(batch.select(rows), *outputs)
-            for name, result in ({"column": column.float()} | more).items():
+                output, more = self._run(batch.select(rows), *outputs)
+            for name, result in ({"output": output.float()} | more).items():
                 if name not in found:
                     shape = batch.token_ids.shape[: result.dim()] + result.shape[2:]
                     found[name] = torch.zeros(shape, dtype=result.dtype)
@@ -204,17 +204,17 @@ class DeepSpeedEngine:
                     if row >= 0:
                         found[name][(row, slice(len(values))) if values.dim() else row] = values
         if not found:
-            raise ValueError("columns needs at least one micro-batch")
+            raise ValueError("forward needs at least one micro-batch")
         return found
 
-    def column(self, *tokens: Tensor) -> Tensor:
-        """Return the model's column, on the device. ``tokens`` are right-padded token_ids and
+    def output(self, *tokens: Tensor) -> Tensor:
+        """Return the model's output, on the device. ``tokens`` are right-padded token_ids and
         attention_mask, (b, T) each, optionally followed by group ids (b,)."""
-        return self._engine(*(column.to(self.device) for column in tokens))[0]
+        return self._engine(*(part.to(self.device) for part in tokens))[0]
 
-    def _run(self, batch: ExperienceBatch, *outputs: Output) -> Columns:
-        columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
-        tokens = [column.to(self.device) for column in columns]
+    def _run(self, batch: ExperienceBatch, *outputs: Output) -> Outputs:
+        inputs = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
+        tokens = [part.to(self.device) for part in inputs]
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in outputs else []
         media: dict[str, Tensor] | None = None
         if self.model.vision is not None:

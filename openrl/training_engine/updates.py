@@ -18,13 +18,13 @@ from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan
 from openrl.extension_points import policy_losses
 from openrl.metrics import Max, Mean, Metric
-from openrl.models.logits import Columns, Output
+from openrl.models.logits import Output, Outputs
 
 
 class Forward(Protocol):
-    """Runs the model on a micro-batch with gradient. Returns its column, and further outputs."""
+    """Runs the model on a micro-batch with gradient. Returns its output, and further outputs."""
 
-    def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Columns: ...
+    def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Outputs: ...
 
 
 COMPARED = "mismatch/"
@@ -210,10 +210,10 @@ class BalancedUpdate:
     def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         balances: list[Tensor] = []
 
-        def and_balance(batch: ExperienceBatch, *outputs: Output) -> Columns:
-            column, more = forward(batch, *outputs, "balance")
+        def and_balance(batch: ExperienceBatch, *outputs: Output) -> Outputs:
+            output, more = forward(batch, *outputs, "balance")
             balances.append(more["balance"])
-            return column, more
+            return output, more
 
         loss, metrics = self.update(and_balance, batch, counts)
         tokens, (balance,) = int(batch.loss_mask.sum()), balances
@@ -264,11 +264,11 @@ def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
 def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
     """Return a divided loss as a metric: over all micro-batches and ranks the shares add up to the
     step's loss, and their weights to 1. Where no row is computed, each rank has a dummy."""
-    computed = counts.tokens - counts.left_out
+    computed = counts.tokens - counts.zero_gradient_tokens
     if computed:
         weight = int(batch.loss_mask.sum()) / computed
     else:
-        weight = 1 / counts.dp_size if counts.left_out else 0
+        weight = 1 / counts.dp_size if counts.zero_gradient_tokens else 0
     return Mean(float(loss.detach()) / counts.dp_size, weight)
 
 

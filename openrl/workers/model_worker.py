@@ -97,18 +97,18 @@ class ModelWorker:
     def end_profile(self, directory: str) -> None:
         self._profiler.end(Path(directory) / f"{self.context.role}-{self.context.rank}")
 
-    def columns(
+    def forward(
         self,
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
         model: ModelChoice = 0,
         *outputs: Output,
     ) -> dict[str, Tensor]:
-        """Compute a model's output for the rows of this rank's shard. Returns it as "column", fp32
+        """Compute a model's output for the rows of this rank's shard. Returns it as "output", fp32
         of shape (rows, width) or (rows,), and each of ``outputs`` under its own name."""
         if model == "start":
-            return self.engine.columns(batch, micro_batches, *outputs, as_reference=True)
-        return [self.engine, *self.others][model].columns(batch, micro_batches, *outputs)
+            return self.engine.forward(batch, micro_batches, *outputs, as_reference=True)
+        return [self.engine, *self.others][model].forward(batch, micro_batches, *outputs)
 
     def update(self, *shares: Share) -> list[dict[str, Metric]]:
         """Train on what this rank has of each batch and return its metrics of each optimizer step.

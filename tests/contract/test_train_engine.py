@@ -547,14 +547,14 @@ def test_the_kl_of_whole_distributions(tmp_path, checkpoint, batch, stage, top_k
         engine_spec(policy_path, **common, optim=optim, kl_reference=str(checkpoint))
     )
 
-    columns = reference.columns(batch, halves(batch), "reference")
+    outputs = reference.forward(batch, halves(batch), "reference")
     torch.testing.assert_close(
-        columns.pop("column"), plain_logprobs(checkpoint, batch, temperature), rtol=0, atol=1e-5
+        outputs.pop("output"), plain_logprobs(checkpoint, batch, temperature), rtol=0, atol=1e-5
     )
-    assert columns.keys() == ({"ref_ids", "ref_support"} if top_k else {"ref_hidden"})
-    annotated = batch.replace(**columns)
+    assert outputs.keys() == ({"ref_ids", "ref_support"} if top_k else {"ref_hidden"})
+    annotated = batch.replace(**outputs)
     expected = dense_kl(policy_path, checkpoint, batch, temperature, top_k)
-    found = policy.columns(annotated, halves(batch), "full_kl")["full_kl"]
+    found = policy.forward(annotated, halves(batch), "full_kl")["full_kl"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     update = PolicyUpdate(

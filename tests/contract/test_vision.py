@@ -122,7 +122,7 @@ def gap(worker: ModelWorker, groups) -> float:
 
 
 def columns_of(worker: ModelWorker, batch: ExperienceBatch, rows: list[int]) -> torch.Tensor:
-    return worker.columns(batch, [rows[:3], rows[3:]])["column"]
+    return worker.forward(batch, [rows[:3], rows[3:]])["output"]
 
 
 @pytest.mark.parametrize("vision", [TRAINED, FROZEN], ids=["trained", "frozen"])
@@ -323,6 +323,6 @@ def test_zero_stages_train_the_same_with_and_without_images(checkpoint, prompts)
             worker.engine.train_step(
                 batch, StepPlan([[0], [1, 2, 3], [4, 5]], counts_of(batch)), SupervisedUpdate()
             )
-        found.append(worker.columns(batch, [[0, 3], [1, 2, 4, 5]])["column"][batch.loss_mask])
+        found.append(worker.forward(batch, [[0, 3], [1, 2, 4, 5]])["output"][batch.loss_mask])
     for column in found[1:]:
         torch.testing.assert_close(column, found[0], rtol=0, atol=1e-3)

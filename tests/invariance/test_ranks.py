@@ -153,13 +153,13 @@ def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
     gives."""
     batch = ragged_batch()
     shard, plan = batch.select(rows), StepPlan(micro_batches, counts_of(batch, dp_size))
-    columns = build_engine(
+    outputs = build_engine(
         engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, kl_top_k=4)
-    ).columns(shard, micro_batches, "reference")
+    ).forward(shard, micro_batches, "reference")
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7))
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full")
     report = engine.train_step(
-        shard.replace(ref_logprobs=columns.pop("column"), **columns), plan, update
+        shard.replace(ref_logprobs=outputs.pop("output"), **outputs), plan, update
     )
     return engine, report["grad_norm"].value
 

@@ -30,12 +30,12 @@ from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
     BatchingSpec,
-    columns_of_rows,
-    left_out_metrics,
+    forward_outputs,
     shares,
     step_size,
     update_rows,
     work_metrics,
+    zero_gradient_metrics,
 )
 from openrl.training_engine.state import StateParts
 from openrl.training_engine.updates import COMPARED, RoleUpdate
@@ -47,14 +47,14 @@ from openrl.workers.roles import Roles
 
 
 @dataclass(frozen=True)
-class ColumnRequest:
-    """A request for a column of the batch that a model computes."""
+class ForwardRequest:
+    """A forward pass of a model, whose output fills the field ``name`` of the batch."""
 
     name: str
     group: WorkerGroup | None  # None: the run has no such model
     model: ModelChoice = 0
     also: tuple[Output, ...] = ()  # further outputs, under their own names
-    rows: Tensor | None = None  # (B,) bool, rows that need the column; None: all
+    rows: Tensor | None = None  # (B,) bool, rows that need the output; None: all
 
 
 @dataclass(frozen=True)
@@ -166,54 +166,54 @@ class Learner:
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
     async def annotate(self, batch: ExperienceBatch, rows: Tensor) -> ExperienceBatch:
-        """Fill the columns that models compute: the critic's values in all rows and, in
+        """Fill the fields that models compute: the critic's values in all rows and, in
         ``rows`` (B,) bool, the log-probs of the reference and of the policy before its update.
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
-            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
-            ColumnRequest("values", self.roles.critic),
+            ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
+            ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
-            requests.append(ColumnRequest("old_logprobs", policy, rows=rows))
+            requests.append(ForwardRequest("old_logprobs", policy, rows=rows))
         batch = await self._filled(batch, requests)
-        if self.losses.full_kl_before:  # a second round, since it reads the reference's columns
-            own = ColumnRequest("old_logprobs", policy, also=("full_kl",), rows=rows)
+        if self.losses.full_kl_before:  # a second round, since it reads the reference's outputs
+            own = ForwardRequest("old_logprobs", policy, also=("full_kl",), rows=rows)
             batch = await self._filled(batch, [own])
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
         return batch
 
     async def _filled(
-        self, batch: ExperienceBatch, requests: list[ColumnRequest]
+        self, batch: ExperienceBatch, requests: list[ForwardRequest]
     ) -> ExperienceBatch:
-        """Return the batch with all requested columns. Roles that share a place run one after the
+        """Return the batch with all requested outputs. Roles that share a place run one after the
         other: together they would be no faster and would need the memory of both."""
-        columns: dict[str, Tensor] = {}
-        by_role: dict[str, list[ColumnRequest]] = {}
+        outputs: dict[str, Tensor] = {}
+        by_role: dict[str, list[ForwardRequest]] = {}
         for request in requests:
             if request.group is not None:
                 by_role.setdefault(request.group.role, []).append(request)
         for roles in self.residency.table.rounds(by_role):
             turn = [request for role in roles for request in by_role[role]]
-            found = await all_or_first_error(self.columns(request, batch) for request in turn)
+            found = await all_or_first_error(self.forward(request, batch) for request in turn)
             for request, more in zip(turn, found, strict=True):
-                columns[request.name] = more.pop("column")
-                columns |= more
-        return batch.replace(**columns)
+                outputs[request.name] = more.pop("output")
+                outputs |= more
+        return batch.replace(**outputs)
 
-    async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
-        """Compute a column, returned as "column", and the further outputs under their own names. If
-        no row needs the column and nothing else is requested, the model does not run and the column
-        is 0."""
+    async def forward(self, request: ForwardRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
+        """Run the model. Returns its "output" and the further outputs under their own names. If no
+        row needs the output and nothing else is requested, the model does not run and the output is
+        0."""
         group, rows = request.group, request.rows
         assert group is not None
         if rows is not None and not bool(rows.any()) and not request.also:
-            return {"column": torch.zeros_like(batch.rollout_logprobs)}
+            return {"output": torch.zeros_like(batch.rollout_logprobs)}
         async with self.residency.stage("forward", group.role):
-            return await columns_of_rows(
+            return await forward_outputs(
                 group, batch, self.settings.batching, request.model, *request.also, only=rows
             )
 
@@ -260,7 +260,7 @@ class Learner:
         work: dict[str, Metric] = {}
         if role == "actor":
             work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)
-            work |= left_out_metrics(batch, computed)
+            work |= zero_gradient_metrics(batch, computed)
         return own | mismatch_of_update(reports) | work
 
     # -- leaving and returning ---------------------------------------------------------------------

@@ -73,11 +73,11 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
 async def forward_rows(
     group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: int = 0
 ) -> Tensor:
-    """Run a forward-only pass over all rows. Returns the model's column, (B, T) or (B,)."""
-    return (await columns_of_rows(group, batch, spec, model))["column"]
+    """Run a forward-only pass over all rows. Returns the model's output, (B, T) or (B,)."""
+    return (await forward_outputs(group, batch, spec, model))["output"]
 
 
-async def columns_of_rows(
+async def forward_outputs(
     group: RankGroup,
     batch: ExperienceBatch,
     spec: BatchingSpec,
@@ -85,7 +85,7 @@ async def columns_of_rows(
     *outputs: Output,
     only: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Run a forward-only pass. Returns the column of ``forward_rows`` as "column" and the further
+    """Run a forward-only pass. Returns the result of ``forward_rows`` as "output" and the further
     outputs, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
     computed and hold 0."""
     rows = None if only is None else only.nonzero()[:, 0].tolist()
@@ -93,10 +93,10 @@ async def columns_of_rows(
     shards, micro_batches = split_rows(sizes, data_ranks(group), spec.forward, rows)
     ranks = zip(shards, micro_batches, strict=True)
     work = [(batch.select(shard), micro, model, *outputs) for shard, micro in ranks]
-    parts = await group.scatter("columns", work)
+    parts = await group.scatter("forward", work)
     by_name = {name: [part[name] for part in parts] for name in parts[0]}
     shape = batch.loss_mask.shape
-    return {name: join_rows(shards, column, shape) for name, column in by_name.items()}
+    return {name: join_rows(shards, of_ranks, shape) for name, of_ranks in by_name.items()}
 
 
 def shares(batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:
@@ -158,7 +158,7 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
     return metrics
 
 
-def left_out_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
+def zero_gradient_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
     """Return metrics of a policy update that computes only the rows ``computed`` (B,) bool: the
     share of rows left out, and the share of trained tokens on which metrics are measured."""
     tokens = batch.response_lengths

@@ -46,7 +46,7 @@ class SupervisedModel:
         self.batching, self.guard = spec, guard
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
-        """Return the model's column for all rows."""
+        """Return the model's output for all rows."""
         return await forward_rows(self.group, batch, self.batching)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
@@ -103,8 +103,8 @@ class SupervisedModel:
         fields: dict[str, float] = {}
         if self.task.config_fields is not None:
             measured = examples.evaluation or examples.train[:STATISTICS]
-            columns = [await self.forward(batch) for batch in self._batches(measured)]
-            fields = self.task.config_fields(torch.cat(columns))
+            outputs = [await self.forward(batch) for batch in self._batches(measured)]
+            fields = self.task.config_fields(torch.cat(outputs))
         await self.group.call("export", str(directory), fields)
 
     def _batches(

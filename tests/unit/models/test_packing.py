@@ -24,12 +24,12 @@ def test_rows_stand_end_to_end_and_come_back():
         == [0, 3, 4, 6]
     )
     assert rows.inputs["max_length_q"] == rows.inputs["max_length_k"] == 3
-    assert torch.equal(rows.columns(rows.token_ids), ids)
+    assert torch.equal(rows.to_batch(rows.token_ids), ids)
 
     plain = arrange(ids, mask, packing=False)
     assert plain.token_ids is ids and not plain.inputs
     assert plain.predicted.tolist() == [[False, True, True], [False] * 3, [False, True, False]]
-    assert torch.equal(plain.columns(ids + 1), (ids + 1) * mask)
+    assert torch.equal(plain.to_batch(ids + 1), (ids + 1) * mask)
 
 
 def test_siblings_stand_behind_what_they_begin_with():
@@ -45,7 +45,7 @@ def test_siblings_stand_behind_what_they_begin_with():
     assert rows.inputs["cu_seq_lens_k"].tolist() == [0, 3, 7, 12, 15]
     assert rows.inputs["key_places"].tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 6, 7, 8, 9, 10]
     assert (rows.inputs["max_length_q"], rows.inputs["max_length_k"]) == (3, 5)
-    assert torch.equal(rows.columns(rows.token_ids), ids)
+    assert torch.equal(rows.to_batch(rows.token_ids), ids)
     assert torch.equal(rows.arranged(ids), rows.token_ids)
     assert rows.real(rows.token_ids[0]).tolist() == [5, 6, 7, 8, 5, 6, 7, 9, 4, 5, 6, 3]
 
@@ -55,8 +55,8 @@ def test_only_what_is_asked_for_is_predicted():
     asked = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 1]]).bool()  # also on padding
     for packing in (False, True):
         rows = arrange(ids, ids > 0, packing, scored=asked)
-        assert rows.columns(rows.predicted).tolist() == [[False, False, True], *[[False] * 3] * 2]
-        assert rows.columns(rows.token_ids).tolist() == [[5, 0, 7], [0, 0, 0], [0, 0, 0]]
+        assert rows.to_batch(rows.predicted).tolist() == [[False, False, True], *[[False] * 3] * 2]
+        assert rows.to_batch(rows.token_ids).tolist() == [[5, 0, 7], [0, 0, 0], [0, 0, 0]]
 
 
 def test_siblings_share_what_one_of_them_asks_for():
@@ -69,7 +69,7 @@ def test_siblings_share_what_one_of_them_asks_for():
     assert rows.predicted.long().tolist() == [[0, 0, 1, 0, 0, 1, 0, 0, 1]]
     column = asked * torch.tensor([[10], [20]]) + asked
     assert (rows.arranged(column) * rows.predicted).tolist() == [[0, 0, 21, 0, 0, 11, 0, 0, 21]]
-    assert torch.equal(rows.columns(rows.token_ids), ids * asked)
+    assert torch.equal(rows.to_batch(rows.token_ids), ids * asked)
 
 
 def test_siblings_apart_or_with_little_in_common_share_nothing():

@@ -126,9 +126,9 @@ class Recorder:
         ]
         return [{} for _ in plans]
 
-    def columns(self, batch, micro_batches, model):
+    def forward(self, batch, micro_batches, model):
         self.scored += [self.lengths(batch, rows) for rows in micro_batches]
-        return {"column": batch.rewards}
+        return {"output": batch.rewards}
 
     def lengths(self, batch, rows):
         if max(rows) >= 0:

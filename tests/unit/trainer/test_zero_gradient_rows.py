@@ -18,7 +18,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.experience import StepCounts
 from openrl.extension_points import policy_losses
 from openrl.trainer.launch import build_learner
-from openrl.trainer.learning.rows import left_out_metrics
+from openrl.trainer.learning.rows import zero_gradient_metrics
 from openrl.training_engine.updates import PolicyUpdate, ValueUpdate, balanced
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 from openrl.workers.roles import Roles
@@ -107,7 +107,7 @@ def test_a_plan_keeps_counts_and_places(ranks):
     found = []
     for of_all, of_some in zip(whole.steps, cut.steps, strict=True):
         counts = [step.counts for step in of_some]
-        assert {replace(count, left_out=0) for count in counts} == {of_all[0].counts}
+        assert {replace(count, zero_gradient_tokens=0) for count in counts} == {of_all[0].counts}
         assert len({len(step.micro_batches) for step in of_some}) == 1
         found.append(
             sorted(
@@ -119,7 +119,7 @@ def test_a_plan_keeps_counts_and_places(ranks):
             )
         )
     assert found == [[0, 2], [], [8, 9, 10, 11]]
-    assert [step[0].counts.left_out for step in cut.steps] == [4, 8, 0]
+    assert [step[0].counts.zero_gradient_tokens for step in cut.steps] == [4, 8, 0]
     assert all(step.micro_batches == [[-1]] for step in cut.steps[1])
 
 
@@ -135,16 +135,16 @@ def test_losses_of_a_step_count_the_rows_left_out():
     def measured(rows, counts):
         return update(forward, batch.select(rows), counts)[1]
 
-    counts = StepCounts(8, 4, 2, left_out=4)
+    counts = StepCounts(8, 4, 2, zero_gradient_tokens=4)
     ranks = [measured([row], counts) for row in (0, 2)]
     merged = ranks[0]["policy_loss"].merge(ranks[1]["policy_loss"])
     assert (merged.value, merged.weight) == (-1.0, 1.0)
     entropy = ranks[0]["entropy"].merge(ranks[1]["entropy"])
     assert (entropy.value, entropy.weight) == (1.0, 4)  # of the tokens that were computed
-    flat = measured([-1], replace(counts, left_out=8))
+    flat = measured([-1], replace(counts, zero_gradient_tokens=8))
     assert flat["policy_loss"].value == 0 and flat["policy_loss"].weight == 0.5
     assert flat["entropy"].value is None
-    shares = left_out_metrics(batch, update.gradient_rows(batch))
+    shares = zero_gradient_metrics(batch, update.gradient_rows(batch))
     assert {name: metric.value for name, metric in shares.items()} == {
         "perf/rows_left_out": 0.5,
         "actor/measured_share": 0.5,
@@ -160,11 +160,11 @@ class Recorder:
     def __init__(self, context):
         self.scored, self.trained = [], []
 
-    def columns(self, batch, micro_batches, model, *outputs):
+    def forward(self, batch, micro_batches, model, *outputs):
         self.scored += [
             int(batch.token_ids[r, 0]) for rows in micro_batches for r in rows if r >= 0
         ]
-        return {"column": torch.full(batch.loss_mask.shape, -1.0)}
+        return {"output": torch.full(batch.loss_mask.shape, -1.0)}
 
     def update(self, share):
         batch, plans, _ = share
