@@ -171,7 +171,7 @@ class StepCounts:
     tokens: int  # trained tokens
     trajectories: int  # with a trained token; for preferences: pairs, or rated answers
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
-    # those of ``tokens`` in rows that no rank computes, because every loss term has no gradient there
+    # those of ``tokens`` in rows that no rank computes, because no loss term has a gradient there
     zero_gradient_tokens: int = 0
 
 
