@@ -28,6 +28,7 @@ from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
+from openrl.config.groups.rollout_engine import OneEngineFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.rewards.build import RewardSetup
 from openrl.rollout_engines.engine import EngineSpec
@@ -58,12 +59,15 @@ class Waits:
 
 
 async def started(model: str) -> RolloutWorker:
-    spec = EngineSpec(model, dtype="fp32", max_model_len=256, max_num_seqs=EPISODES)
+    spec = EngineSpec(
+        ModelFlags(pretrain=model, param_dtype="fp32"),
+        OneEngineFlags(vllm_max_num_seqs=EPISODES),
+        longest=256,
+    )
     worker = RolloutWorker(
         WorkerContext("vllm"),
         "vllm",
         spec,
-        ModelFlags(pretrain=model),
         AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags()),
         RewardSetup(RewardFlags(), reward_plan(RewardFlags())),
     )

@@ -28,7 +28,6 @@ from openrl.cli.run import silence
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
 from openrl.models.device import Device
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.workers.roles import Roles, assign_roles, worker_arguments
@@ -52,9 +51,9 @@ async def in_process(
 ) -> AsyncIterator[Roles]:
     """All worker groups in this process; the engine decodes all answers of a step together."""
     groups: dict[str, WorkerGroup] = {}
+    config = replace(config, engine=replace(config.engine, vllm_max_num_seqs=MANY))
     for role, (worker_class, *args) in worker_arguments(config, device, steps).items():
-        made_of = [replace(a, max_num_seqs=MANY) if isinstance(a, EngineSpec) else a for a in args]
-        groups[role] = LocalGroup.create(role, 1, worker_class, *made_of)
+        groups[role] = LocalGroup.create(role, 1, worker_class, *args)
         await groups[role].call("start")
     try:
         yield assign_roles(config, groups)

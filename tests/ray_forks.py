@@ -15,6 +15,7 @@ from unittest import mock
 
 from openrl.cluster import worker_start
 from openrl.cluster.fork_server import ForkServer, Preload
+from openrl.config.groups.model import ModelFlags
 from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.vllm_process import import_engine, preload_engine
 from openrl.workers.model_worker import import_training
@@ -22,7 +23,7 @@ from openrl.workers.model_worker import import_training
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
-ENGINE = EngineSpec(model="")
+ENGINE = EngineSpec(ModelFlags(pretrain=""))
 
 
 def import_all() -> None:

@@ -3,7 +3,9 @@ second."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -13,6 +15,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedTokenizerFast,
 )
+
+from openrl.config.groups.model import ModelFlags
+from openrl.config.groups.rollout_engine import EngineFlags
+from openrl.config.groups.vision import PixelFlags
+from openrl.rollout_engines.engine import EngineSpec
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 CHARACTERS = "0123456789 abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN+-*/=():,.\n"
@@ -110,3 +117,19 @@ def tiny_reward_model_dir(
     model.save_pretrained(path, state_dict=state)
     tokenizer.save_pretrained(path)
     return path
+
+
+def rollout_spec(path: Path | str, **settings: Any) -> EngineSpec:
+    """What an engine of the model at ``path`` starts with. ``settings`` are flags, or fields of the
+    spec."""
+
+    def flags(group: type) -> Any:
+        return {f.name: settings.pop(f.name) for f in fields(group) if f.name in settings}
+
+    model, engine, images = map(flags, (ModelFlags, EngineFlags, PixelFlags))
+    return EngineSpec(
+        ModelFlags(pretrain=str(path), **model),
+        EngineFlags(**engine),
+        PixelFlags(**images),
+        **settings,
+    )

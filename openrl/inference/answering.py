@@ -42,11 +42,7 @@ from openrl.rewards.build import (
     check_reward_sources,
 )
 from openrl.rewards.combined import CombinedReward, require_no_scores
-from openrl.rollout_engines.build import (
-    engine_spec,
-    sampling_from_flags,
-    start_engine,
-)
+from openrl.rollout_engines.build import sampling_from_flags, start_engine
 from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
 from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
@@ -194,12 +190,18 @@ async def open_answering(
 ) -> AsyncIterator[Work]:
     """Give a function that answers a unit's prompt as often as asked and scores the answers. They
     depend on the seed and the unit's position, not on when a run began."""
-    longest, n = config.sampling.lengths.both, config.task.n_samples_per_prompt
-    spec = engine_spec(
-        config.model, config.engine, config.vision, longest, config.debug, inputs.device
-    )
+    n, engine_flags = config.task.n_samples_per_prompt, config.engine
     if backend == "hf":
-        spec = replace(spec, max_num_seqs=config.batch.micro_batch_size)
+        engine_flags = replace(engine_flags, vllm_max_num_seqs=config.batch.micro_batch_size)
+    spec = EngineSpec(
+        config.model,
+        engine_flags,
+        config.vision,
+        inputs.device,
+        config.sampling.lengths.both,
+        config.debug.seed,
+        config.debug.full_determinism,
+    )
     sampling = sampling_from_flags(
         config.sampling, config.sampling.generate_max_len, max_len=spec.max_model_len
     )

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from openrl.config.groups.model import Dtype
-from openrl.config.groups.rollout_engine import ParallelSizes
+from openrl.config.groups.model import Dtype, ModelFlags
+from openrl.config.groups.rollout_engine import OneEngineFlags
+from openrl.config.groups.vision import PixelFlags
 from openrl.errors import UserError
 from openrl.types import Completion, FinishReason, PlacedImage, Sampling, VersionSpan
 
@@ -31,43 +32,47 @@ class EngineDied(UserError):
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The settings that an engine starts with."""
+    """What an engine starts with: the flag groups that it reads, and what else follows from the
+    run."""
 
-    model: str  # directory or Hugging Face name
-    tokenizer: str | None = None  # directory or name; None: the model's own
-    dtype: Dtype = "bf16"
+    model: ModelFlags
+    engine: OneEngineFlags = OneEngineFlags()
+    images: PixelFlags = PixelFlags()
     device: Literal["cpu", "cuda"] = "cpu"
-    attention: str | None = None  # attention implementation of transformers; vLLM has its own
-    max_model_len: int = 2048  # tokens of prompt and response together
+    longest: int = 2048  # tokens of the longest prompt and response together
     seed: int = 0  # for requests without a seed
-    # for the following four, None means the engine's default
-    max_num_seqs: int | None = None  # sequences decoded at a time
-    max_num_batched_tokens: int | None = None  # tokens computed in one step
-    block_size: int | None = None  # tokens per block of the key-value cache
-    quantization: str | None = None  # quantisation of the engine's weights
+    deterministic: bool = False
+    """Equal requests give equal bits, regardless of the order in which requests arrive and of what
+    else runs. The order in which kernels sum depends on the batch size, so each request runs alone
+    and prefixes are not shared: exact but slower."""
+    shared: bool = False  # models run on the engine's GPUs too
+    engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
+    spans_nodes: bool = False  # the GPUs are on several nodes
+    expert_parallel: bool = False  # each GPU holds whole experts
     load_format: str = "auto"  # how to load the first weights; "dummy": random until the first sync
     adapter_rank: int = 0  # LoRA rank of the adapters that syncs bring; 0: they bring whole models
-    max_images: int = 0  # images per request; 0: the model reads text only
-    processor_kwargs: dict[str, Any] = field(default_factory=dict)  # for the model's processor
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
-    engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
-    gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
-    sizes: ParallelSizes = ParallelSizes()  # how the model is split over GPUs
-    expert_parallel: bool = False  # each GPU holds whole experts
-    spans_nodes: bool = False  # the GPUs are on several nodes
-    engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
     # how deeply it can sleep: 0 not at all; 1 weights move to host memory; 2 weights are dropped
     sleep_level: Literal[0, 1, 2] = 0
     keep_cache_on_pause: bool = False
     """Requests that a pause interrupts keep the keys and values of the old weights. This saves a
     second prefill, but then no single set of weights reproduces their log-probs."""
-    enforce_eager: bool = False
-    enable_prefix_caching: bool = False
-    trust_remote_code: bool = False
-    deterministic: bool = False
-    """Equal requests give equal bits, regardless of the order in which requests arrive and of what
-    else runs. The order in which kernels sum depends on the batch size, so each request runs alone
-    and prefixes are not shared: exact but slower."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type that the engine computes in."""
+        chosen = self.engine.vllm_dtype
+        return self.model.param_dtype if chosen == "auto" else chosen
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and response together."""
+        return self.engine.vllm_max_model_len or self.longest
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """Share of GPU memory that the engine may use, weights included."""
+        return self.engine.vllm_gpu_memory_utilization or (0.6 if self.shared else 0.9)
 
 
 @dataclass(eq=False)
@@ -314,9 +319,9 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
 
 def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
     """Return the image tokens, which an engine that accepts images must never sample."""
-    if not spec.max_images:
+    if not spec.images.max_images_per_prompt:
         return ()
     from openrl.models.stored import load_config
     from openrl.vision.processor import media_tokens
 
-    return media_tokens(load_config(spec.model, spec.trust_remote_code))
+    return media_tokens(load_config(spec.model.pretrain, spec.model.trust_remote_code))

@@ -107,22 +107,26 @@ class HFEngine(RolloutEngine):
         try:
             await engine._in_thread(engine._load_model)
         except (OSError, ValueError) as error:
-            problem = f"transformers cannot load {spec.model}: {error}"
+            problem = f"transformers cannot load {spec.model.pretrain}: {error}"
             raise UserError(problem, "--pretrain: a directory or a name") from error
         return engine
 
     def _load_model(self) -> None:
-        spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
-        self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
-        kind = language_model_class(load_config(spec.model, spec.trust_remote_code))
-        more = {"attn_implementation": spec.attention} if spec.attention else {}
+        spec, flags = self._spec, self._spec.model
+        path, trusted = flags.pretrain, flags.trust_remote_code
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            flags.tokenizer_path or path, trust_remote_code=trusted
+        )
+        fields = dict(spec.config_overrides)
+        if flags.attn_implementation:
+            fields["attn_implementation"] = flags.attn_implementation
+        kind = language_model_class(load_config(path, trusted))
         model = kind.from_pretrained(
-            spec.model, dtype=DTYPES[spec.dtype], **remote, **more, **spec.config_overrides
+            path, dtype=DTYPES[spec.dtype], trust_remote_code=trusted, **fields
         )
         self._processor: VisionProcessor | None = None
-        if spec.max_images:
-            trusted = spec.trust_remote_code
-            self._processor = VisionProcessor(spec.model, spec.processor_kwargs, trusted)
+        if spec.images.max_images_per_prompt:
+            self._processor = VisionProcessor(path, spec.images.mm_processor_kwargs, trusted)
         self._use_model(model)
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 
@@ -152,7 +156,9 @@ class HFEngine(RolloutEngine):
     async def _decode_waiting(self) -> None:
         """Decode batch after batch until no request waits. If a batch fails, its requests fail, but
         not the engine."""
-        limit = 1 if self._spec.deterministic else self._spec.max_num_seqs or _MAX_NUM_SEQS
+        limit = (
+            1 if self._spec.deterministic else self._spec.engine.vllm_max_num_seqs or _MAX_NUM_SEQS
+        )
         await asyncio.sleep(0)  # let requests that start together join one batch
         while self._waiting:
             batch, self._waiting = self._waiting[:limit], self._waiting[limit:]

@@ -75,14 +75,14 @@ class VLLMEngine(RolloutEngine):
         sockets = TemporaryDirectory(prefix="v", ignore_cleanup_errors=True)
         try:
             engine = cls(spec, start_llm(spec, sockets.name), sockets)
-            if spec.device == "cpu" and spec.sizes.width > 1:
+            if spec.device == "cpu" and spec.engine.sizes.width > 1:
                 await engine._llm.collective_rpc("openrl_unlink_shared_memory")
             if spec.keep_cache_on_pause:
                 await engine._llm.update_weight_version("0")
             return engine
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"vLLM cannot start with {spec.model}: {error}",
+                f"vLLM cannot start with {spec.model.pretrain}: {error}",
                 "look for the first error in the log above; --rollout_backend hf runs models that"
                 " vLLM does not know",
             ) from error
@@ -219,7 +219,7 @@ class VLLMEngine(RolloutEngine):
 
     async def sync_endpoint(self) -> SyncEndpoint:
         # with replicas inside the engine only the first answers RPCs, so they all read host memory
-        on_gpu = self._spec.device == "cuda" and self._spec.sizes.data == 1
+        on_gpu = self._spec.device == "cuda" and self._spec.engine.sizes.data == 1
         gpus = await self._llm.collective_rpc("openrl_gpu") if on_gpu else ()
         return SyncEndpoint(machine_id(), tuple(gpus))
 
@@ -256,10 +256,10 @@ class VLLMEngine(RolloutEngine):
             self._host_buffer.end()
         if self._spec.keep_cache_on_pause:
             await self._llm.update_weight_version(str(version))
-        elif self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
+        elif self._spec.engine.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
-        if self._spec.max_images and not self._route.keeps_tower:
+        if self._spec.images.max_images_per_prompt and not self._route.keeps_tower:
             await self._llm.reset_encoder_cache()  # it holds image features of the old weights
         self._dropped = False
         self._names, self.policy_version = names, version

@@ -212,7 +212,7 @@ def _set_environment(spec: EngineSpec) -> None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = UNBOUND
             cores = len(os.sched_getaffinity(0)) - 1
             os.environ["OMP_NUM_THREADS"] = str(
-                max(1, cores // (spec.engines_per_machine * spec.sizes.width))
+                max(1, cores // (spec.engines_per_machine * spec.engine.sizes.width))
             )
     else:
         if spec.dtype == "fp32":

@@ -50,15 +50,16 @@ def start_llm(spec: EngineSpec, sockets: str) -> Any:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the fields of vLLM's ``EngineArgs``. Others keep vLLM's defaults."""
+    model, engine = spec.model, spec.engine
     chosen: dict[str, Any] = {
-        "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
-        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "max_num_seqs": 1 if spec.deterministic else engine.vllm_max_num_seqs,
+        "max_num_batched_tokens": engine.vllm_max_num_batched_tokens,
         "block_size": block_size(spec),
-        "quantization": spec.quantization,
+        "quantization": engine.vllm_quantization,
     }
     fixed = {
-        "model": spec.model,
-        "tokenizer": spec.tokenizer,
+        "model": model.pretrain,
+        "tokenizer": model.tokenizer_path,
         "dtype": str(DTYPES[spec.dtype]).removeprefix("torch."),
         "max_model_len": spec.max_model_len,
         "seed": spec.seed,
@@ -66,9 +67,9 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "gpu_memory_utilization": spec.gpu_memory_utilization,
         # compiled graphs of the CPU backend keep the packed weights they were traced with, so a
         # sync would not reach them
-        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
-        "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
-        "trust_remote_code": spec.trust_remote_code,
+        "enforce_eager": engine.enforce_eager or spec.device == "cpu",
+        "enable_prefix_caching": engine.enable_prefix_caching and not spec.deterministic,
+        "trust_remote_code": model.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "openrl.rollout_engines.vllm_worker.WorkerExtension",
         # registered by ``vllm_transfer``, as its BACKEND
@@ -78,34 +79,36 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "hf_overrides": spec.config_overrides,
     }
-    if spec.max_images:
-        chosen["limit_mm_per_prompt"] = {"image": spec.max_images}
-        chosen["mm_processor_kwargs"] = spec.processor_kwargs or None
+    if spec.images.max_images_per_prompt:
+        chosen["limit_mm_per_prompt"] = {"image": spec.images.max_images_per_prompt}
+        chosen["mm_processor_kwargs"] = spec.images.mm_processor_kwargs or None
     if spec.adapter_rank:  # reserve room for the adapter in use and, during a sync, its successor
         chosen |= {"enable_lora": True, "max_cpu_loras": 2}
         chosen["max_lora_rank"] = room_for_rank(spec.adapter_rank)
     given = {name: value for name, value in chosen.items() if value is not None}
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
-    return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
+    return fixed | given | _parallel_arguments(spec) | cpu | engine.vllm_engine_kwargs
 
 
 def block_size(spec: EngineSpec) -> int | None:
     """Return the tokens of a block of the cache, or None for vLLM's default. On a CPU that is 128,
     and only full blocks are reused, so a cached prefix would need 128 tokens to save anything."""
-    if spec.block_size is None and spec.device == "cpu" and spec.enable_prefix_caching:
+    size = spec.engine.vllm_block_size
+    if size is None and spec.device == "cpu" and spec.engine.enable_prefix_caching:
         return _SMALLEST_BLOCK
-    return spec.block_size
+    return size
 
 
 def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the fields that split the model. They always name the executor: inside a Ray actor
     vLLM would otherwise choose the Ray executor and claim the actor's GPUs."""
-    if spec.sizes.width == 1:
+    sizes = spec.engine.sizes
+    if sizes.width == 1:
         return {}
     return {
-        "tensor_parallel_size": spec.sizes.tensor,
-        "pipeline_parallel_size": spec.sizes.pipeline,
-        "data_parallel_size": spec.sizes.data,
+        "tensor_parallel_size": sizes.tensor,
+        "pipeline_parallel_size": sizes.pipeline,
+        "data_parallel_size": sizes.data,
         "enable_expert_parallel": spec.expert_parallel,
         "distributed_executor_backend": "ray" if spec.spans_nodes else "mp",
     }
@@ -122,11 +125,12 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     by an offset, which CPU generators lack, so a request with a seed would crash the engine."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    step = spec.engine.vllm_max_num_batched_tokens or 2**31
     cache = {
         "kv_cache_memory_bytes": CPU_CACHE,
-        "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
+        "enable_chunked_prefill": step < spec.max_model_len,
     }
-    alone = is_forked(spec) and spec.sizes.width == 1
+    alone = is_forked(spec) and spec.engine.sizes.width == 1
     return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
 
 

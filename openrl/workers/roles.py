@@ -29,7 +29,6 @@ from openrl.errors import UserError
 from openrl.models.device import Device
 from openrl.models.process_memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
-from openrl.rollout_engines.build import engine_spec
 from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.vllm_process import import_engine, preload_engine
 from openrl.tracking.progress import Stage
@@ -139,15 +138,16 @@ def run_engine_spec(
     config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
 ) -> EngineSpec:
     """Return the spec of each of the run's ``engines``; ``shared``: models share their places."""
-    return engine_spec(
+    return EngineSpec(
         config.model,
         config.engine,
         config.vision,
-        derived.longest_sequence(config),
-        config.debug,
         device,
-        engines,
+        derived.longest_sequence(config),
+        config.debug.seed,
+        config.debug.full_determinism,
         shared,
+        engines,
         expert_parallel=config.engine.vllm_enable_expert_parallel,
         load_format=config.engine.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
@@ -168,7 +168,7 @@ def worker_arguments(
     engine = run_engine_spec(config, device, *places)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
     limit, backend = config.collecting.vllm_max_inflight_per_engine, config.engine.rollout_backend
-    of_engines = (backend, engine, config.model, agent_setup(config), rewards, limit)
+    of_engines = (backend, engine, agent_setup(config), rewards, limit)
     return table | {ENGINES: (RolloutWorker, *of_engines)}
 
 

@@ -20,7 +20,6 @@ from openrl.agents.episode import (
 )
 from openrl.agents.recording import Recording, Turn
 from openrl.cluster.group import WorkerContext, WorkerDied
-from openrl.config.groups.model import ModelFlags
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
@@ -139,16 +138,14 @@ class RolloutWorker:
         context: WorkerContext,
         backend: str,
         spec: EngineSpec,
-        model: ModelFlags,
         agents: AgentSetup,
         rewards: RewardSetup,
         max_inflight: int = 0,
     ) -> None:
         """``max_inflight`` limits the concurrent requests to the engine; 0 means no limit."""
         self.context, self.backend, self.agents, self.rewards = context, backend, agents, rewards
-        self.model = model
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
-        self.tokenizer = policy_tokenizer(model, agents.templates.tokenizer_chat_template)
+        self.tokenizer = policy_tokenizer(spec.model, agents.templates.tokenizer_chat_template)
         self.inflight = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
         self.gate = Gate()
         self.reward = build_reward(
@@ -159,7 +156,7 @@ class RolloutWorker:
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
-        images = row_images(self.agents.vision, self.model)
+        images = row_images(self.agents.vision, self.spec.model)
         agent = open_agent(self.agents, self.tokenizer, self.context.rank, images)
         self.agent = await self._open.enter_async_context(agent)
         freeze_gc_heap()

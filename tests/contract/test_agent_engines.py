@@ -23,11 +23,10 @@ from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from tests.chat_templates import family_tokenizer
 from tests.patience import PATIENCE
-from tests.tiny import EOS, tiny_model_dir, tiny_tokenizer
+from tests.tiny import EOS, rollout_spec, tiny_model_dir, tiny_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples/python/agents/openai_client.py"
 EPISODES = 4
@@ -77,7 +76,7 @@ async def play(directory):
     plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnFlags(max_tokens_per_turn=12)
     play = Play(plain, parser_for("hermes", None), limits)
     command = shlex.join([sys.executable, str(EXAMPLE)])
-    engine = await start_engine("hf", EngineSpec(str(directory), dtype="fp32", max_model_len=128))
+    engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32", longest=128))
     try:
         async with serve(play) as endpoint:
             agent = AgentCommand(command, endpoint)
@@ -107,7 +106,7 @@ async def with_tools(directory, tokenizer):
     limits = TurnFlags(max_turns=3, max_tokens_per_turn=8)
     play = Play(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
     agent = ToolAgent(lambda: Toolbox([FunctionTools((say,))], 20.0), play)
-    engine = await start_engine("hf", EngineSpec(str(directory), dtype="fp32", max_model_len=2048))
+    engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32"))
     try:
         samplings = [Sampling(max_tokens=1024, max_len=2048, seed=i) for i in range(EPISODES)]
         return await asyncio.gather(*(agent.run(prompt, engine.generate, s) for s in samplings))

@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import NoneType
 from typing import Literal, get_origin
 
 import pytest
 
-from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.vllm_fields import (
     check_engine_kwargs,
     engine_args,
@@ -20,20 +19,22 @@ from openrl.rollout_engines.vllm_fields import (
     members,
 )
 from openrl.rollout_engines.vllm_start import block_size, engine_arguments
+from tests.tiny import rollout_spec
 
-GPU = EngineSpec("model", device="cuda", dtype="bf16", max_model_len=4096, seed=7)
-FULL = replace(
-    GPU,
-    tokenizer="tokenizer",
-    dtype="fp16",
-    max_num_seqs=64,
-    max_num_batched_tokens=8192,
-    block_size=32,
-    quantization="fp8",
+GPU = partial(rollout_spec, "model", device="cuda", longest=4096, seed=7)
+FULL = GPU(
+    tokenizer_path="tokenizer",
+    vllm_dtype="fp16",
+    vllm_max_num_seqs=64,
+    vllm_max_num_batched_tokens=8192,
+    vllm_block_size=32,
+    vllm_quantization="fp8",
     load_format="dummy",
-    engine_kwargs={"enable_chunked_prefill": True},
-    gpu_memory_utilization=0.6,
-    sizes=ParallelSizes(2, 2, 2),
+    vllm_engine_kwargs={"enable_chunked_prefill": True},
+    shared=True,
+    vllm_tensor_parallel_size=2,
+    vllm_pipeline_parallel_size=2,
+    vllm_data_parallel_size=2,
     expert_parallel=True,
     enforce_eager=True,
     enable_prefix_caching=True,
@@ -114,13 +115,13 @@ def test_what_vllm_takes():
     check_engine_kwargs({"compilation_config": compilation, "kv_cache_dtype": "fp8", **sizes})
 
 
-@pytest.mark.parametrize("spec", [GPU, FULL, replace(FULL, spans_nodes=True, deterministic=True)])
+@pytest.mark.parametrize("spec", [GPU(), FULL, replace(FULL, spans_nodes=True, deterministic=True)])
 def test_every_argument_is_a_field_of_vllm(spec):
     assert set(engine_arguments(spec)) <= engine_args().fields.keys()
 
 
 def test_what_is_not_asked_for_keeps_the_default_of_vllm():
-    told = engine_arguments(GPU)
+    told = engine_arguments(GPU())
     assert (told["dtype"], told["max_model_len"], told["seed"], told["load_format"]) == (
         "bfloat16",
         4096,
@@ -136,13 +137,13 @@ def test_what_is_not_asked_for_keeps_the_default_of_vllm():
     ("changes", "tokens"),
     [
         ({"device": "cpu", "enable_prefix_caching": True}, 32),
-        ({"device": "cpu", "enable_prefix_caching": True, "block_size": 64}, 64),
+        ({"device": "cpu", "enable_prefix_caching": True, "vllm_block_size": 64}, 64),
         ({"device": "cpu"}, None),
         ({"enable_prefix_caching": True}, None),
     ],
 )
 def test_short_prefixes_are_reused_on_a_cpu(changes, tokens):
-    assert block_size(replace(GPU, **changes)) == tokens
+    assert block_size(GPU(**changes)) == tokens
 
 
 def test_all_that_is_asked_for():

@@ -21,7 +21,7 @@ from openrl.rollout_engines.vllm_engine import VLLMEngine, seed_after
 from openrl.types import Completion, FinishReason, Sampling, VersionSpan
 from openrl.weights.transport import Route
 from tests.contract.test_rollout_engines import Bench, checkpoint
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
@@ -45,15 +45,15 @@ async def started(backend: str, spec: EngineSpec) -> RolloutEngine:
     return engine
 
 
-def spec_of(home: Path) -> EngineSpec:
-    return EngineSpec(str(tiny_model_dir(home)), dtype="fp32", max_model_len=512)
+def spec_of(home: Path, **options) -> EngineSpec:
+    return rollout_spec(tiny_model_dir(home), param_dtype="fp32", longest=512, **options)
 
 
 def open_bench(backend: str, home: Path, runner: asyncio.Runner, **options) -> Bench:
-    spec = replace(spec_of(home), **options)
+    spec = spec_of(home, **options)
     engine = runner.run(started(backend, spec))
-    oracle = AutoModelForCausalLM.from_pretrained(spec.model)
-    return Bench(engine, runner, Path(spec.model), spec, oracle)
+    oracle = AutoModelForCausalLM.from_pretrained(spec.model.pretrain)
+    return Bench(engine, runner, Path(spec.model.pretrain), spec, oracle)
 
 
 @pytest.fixture(scope="module", params=["hf", "vllm"])
@@ -360,6 +360,6 @@ def test_keeping_the_cache(tmp_path: Path) -> None:
     [("hf", {}), ("vllm", {"adapter_rank": 4}), ("vllm", {"sleep_level": 1})],
 )
 def test_who_cannot_keep_the_cache_says_so(backend: str, options, tmp_path: Path) -> None:
-    spec = EngineSpec(str(tmp_path), keep_cache_on_pause=True, **options)
+    spec = rollout_spec(tmp_path, keep_cache_on_pause=True, **options)
     with pytest.raises(UserError, match=r"(?s)--partial_rollout_cache keep.*refill"):
         asyncio.run(start_engine(backend, spec))

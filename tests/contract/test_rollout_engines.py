@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from openrl.config.groups.rollout_engine import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineDied, EngineSpec, RolloutEngine
@@ -26,7 +25,7 @@ from openrl.types import Completion, FinishReason, Sampling
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.patience import PATIENCE
-from tests.tiny import EOS, tiny_model_dir
+from tests.tiny import EOS, rollout_spec, tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "untied": ({"tied": False}, {"deterministic": True}),
     "experts": ({"tied": True, "arch": "qwen3_moe"}, {}),
     # experts over two processes, one attention head on each
-    "divided": ({"tied": True, "arch": "qwen3_moe"}, {"sizes": ParallelSizes(tensor=2)}),
+    "divided": ({"tied": True, "arch": "qwen3_moe"}, {"vllm_tensor_parallel_size": 2}),
 }
 BENCHES = [(b, m) for b in ("hf", "vllm") for m in MODELS]
 BENCHES = [bench for bench in BENCHES if bench not in {("hf", "divided"), ("vllm", "experts")}]
@@ -161,10 +160,9 @@ def bench(
     home = tmp_path_factory.mktemp("models") / name
     home.mkdir()
     directory = tiny_model_dir(home, **shape)
-    tokenizer = apart(directory) if name == "untied" else None
-    spec = EngineSpec(
-        str(directory), tokenizer, dtype="fp32", max_model_len=MAX_MODEL_LEN, **options
-    )
+    if name == "untied":
+        options = options | {"tokenizer_path": apart(directory)}
+    spec = rollout_spec(directory, param_dtype="fp32", longest=MAX_MODEL_LEN, **options)
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(backend, spec))
         runner.run(engine.connect(Route(), 1))
@@ -219,7 +217,9 @@ def test_finish_reasons(bench: Bench) -> None:
 
 
 def test_stop_text_ends_and_stays(bench: Bench) -> None:
-    decode = AutoTokenizer.from_pretrained(bench.spec.tokenizer or bench.directory).decode
+    decode = AutoTokenizer.from_pretrained(
+        bench.spec.model.tokenizer_path or bench.directory
+    ).decode
     free = Sampling(40, seed=5, ignore_eos=True)
     (whole,) = bench.generate([[7, 8, 9]], [free])
     stop = decode(whole.token_ids, skip_special_tokens=True)[10:12]
@@ -379,7 +379,7 @@ def test_vllm_keeps_the_session(bench: Bench) -> None:
     """Its worker refuses what is out of order, and goes on."""
     if not isinstance(bench.engine, VLLMEngine):
         pytest.skip("sessions are vLLM's")
-    if bench.spec.sizes.width > 1:
+    if bench.spec.engine.sizes.width > 1:
         pytest.skip("an error in one of several workers leaves vLLM's executor out of step")
     messages = [sent.message() for sent in bench.buckets(checkpoint(bench.directory), 1)]
 
@@ -506,7 +506,7 @@ def refuses_or_keeps(bench: Bench) -> None:
 @pytest.mark.parametrize("backend", ["hf", "vllm"])
 def test_missing_model(backend: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        asyncio.run(start_engine(backend, EngineSpec(str(tmp_path / "nowhere"))))
+        asyncio.run(start_engine(backend, rollout_spec(tmp_path / "nowhere")))
 
 
 def test_dead_vllm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +516,7 @@ def test_dead_vllm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     async def die() -> None:
         engine = await start_engine(
-            "vllm", EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512)
+            "vllm", rollout_spec(tiny_model_dir(tmp_path), param_dtype="fp32", longest=512)
         )
         address = engine._llm.engine_core.input_socket.last_endpoint  # type: ignore[attr-defined]
         scheme, path = address.decode().split("://")

@@ -19,7 +19,7 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
-from openrl.config.groups.model import LoadFlags, ModelFlags
+from openrl.config.groups.model import LoadFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.config.groups.vision import VisionFlags
@@ -31,7 +31,6 @@ from openrl.data.tokenizer import load_tokenizer
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.towers import tower_parameters
 from openrl.rewards.build import RewardSetup
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.training_engine.distributed import init_distributed
 from openrl.training_engine.updates import SupervisedUpdate
 from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Segment, Trajectory
@@ -43,7 +42,7 @@ from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.workers.weight_sync import WeightSync
 from tests.experience import counts_of, engine_spec, optim_spec
 from tests.patience import PATIENCE
-from tests.tiny import PAD
+from tests.tiny import PAD, rollout_spec
 from tests.tiny_vision import ARCHITECTURES, picture, png, tiny_vision_dir
 
 pytestmark = pytest.mark.slow
@@ -97,12 +96,15 @@ def policy_of(path: str, vision: VisionFlags, packing: bool) -> tuple[LocalGroup
 def engines_of(
     path: str, backend: str, agents: AgentSetup = ALONE, max_images: int = 2
 ) -> LocalGroup:
-    spec = EngineSpec(
-        path, dtype="fp32", max_model_len=256, max_images=max_images, enable_prefix_caching=True
-    )  # fmt: skip
+    spec = rollout_spec(
+        path,
+        param_dtype="fp32",
+        longest=256,
+        max_images_per_prompt=max_images,
+        enable_prefix_caching=True,
+    )
     rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
-    model = ModelFlags(pretrain=path)
-    worker = RolloutWorker(WorkerContext("vllm"), backend, spec, model, agents, rewards)
+    worker = RolloutWorker(WorkerContext("vllm"), backend, spec, agents, rewards)
     return LocalGroup("vllm", [worker])
 
 

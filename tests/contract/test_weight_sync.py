@@ -19,13 +19,11 @@ from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.lora import LoRAFlags
-from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
 from openrl.training_engine.distributed import init_distributed
 from openrl.types import Sampling
@@ -40,7 +38,7 @@ from tests.experience import engine_spec, optim_spec
 from tests.loops import silent_progress
 from tests.patience import PATIENCE
 from tests.receivers import Receiving
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +76,11 @@ def policy_of(path: Path, lora: LoRAFlags | None = None) -> tuple[LocalGroup, Mo
 
 
 def engines_of(path: Path, count: int, backend: str = "hf", **fields: Any) -> Counted:
-    spec = EngineSpec(str(path), dtype="fp32", max_model_len=64, **fields)
+    spec = rollout_spec(path, param_dtype="fp32", longest=64, **fields)
     rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
     agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
     contexts = [WorkerContext("vllm", rank, count, rank) for rank in range(count)]
-    workers = [
-        RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), agents, rewards)
-        for c in contexts
-    ]
+    workers = [RolloutWorker(c, backend, spec, agents, rewards) for c in contexts]
     group = Counted("vllm", workers)
     group.calls = Counter()
     return group

@@ -23,17 +23,15 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
-from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 from tests.e2e.runs import make_task, ppo_flags, start
 from tests.patience import PATIENCE
-from tests.tiny import tiny_tokenizer
+from tests.tiny import rollout_spec, tiny_tokenizer
 
 COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, supervised)}
 
@@ -499,14 +497,13 @@ def reward_func(queries, prompts, labels, responses):
 
 def collect_with(task: Path, reward: Path) -> None:
     """Answer two prompts with the real engine, agent and reward in this process."""
-    model = ModelFlags(pretrain=str(task / "model"), param_dtype="fp32")
-    spec = EngineSpec(model=model.pretrain, dtype="fp32", max_model_len=16)
+    spec = rollout_spec(task / "model", param_dtype="fp32", longest=16)
     flags = RewardFlags(remote_rm_url=str(reward), reward_timeout=3.0, reward_failure_policy="fail")
     agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
     rewards = RewardSetup(flags, reward_plan(flags))
 
     async def scenario() -> None:
-        group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, model, agents, rewards)
+        group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, agents, rewards)
         await group.call("start")
         try:
             tokenize = tiny_tokenizer()

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file
 
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Sampling
 from tests.gpu.syncing import connected, send
+from tests.tiny import rollout_spec
 
 GIB = 2**30
 SHARE = 0.3
@@ -23,11 +23,11 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
     size = sum(t.numel() * t.element_size() for t in weights.values())
 
     async def scenario() -> None:
-        spec = EngineSpec(
-            str(model_dir),
+        spec = rollout_spec(
+            model_dir,
             device="cuda",
-            max_model_len=256,
-            gpu_memory_utilization=SHARE,
+            longest=256,
+            vllm_gpu_memory_utilization=SHARE,
             sleep_level=level,
         )
         engine = await start_engine("vllm", spec)

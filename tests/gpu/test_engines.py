@@ -12,10 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.types import Sampling
 from tests.gpu.syncing import connected, send
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 SHARED = list(range(4, 44))  # a prefix of several blocks, which requests have in common
 PROMPTS = [[*SHARED, token] for token in range(44, 60)]
@@ -49,8 +48,8 @@ def test_log_probs_before_and_after_a_sync(options, close, tmp_path):
     shape = {"initializer_range": 0.1, "hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
     first = tiny_model_dir(tmp_path / "first", seed=0, **shape)
     second = tiny_model_dir(tmp_path / "second", seed=1, **shape)
-    spec = EngineSpec(
-        str(first), device="cuda", max_model_len=256, gpu_memory_utilization=0.3, **options
+    spec = rollout_spec(
+        first, device="cuda", longest=256, vllm_gpu_memory_utilization=0.3, **options
     )
 
     async def scenario():

@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM
 
 from openrl.experience import StepPlan
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.distributed import init_distributed
 from openrl.training_engine.updates import SupervisedUpdate
 from openrl.types import Sampling
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import rollout_spec
 
 REQUESTS, LENGTH = 256, 256
 
 
 def engine_of(model_dir, **options):
-    return EngineSpec(
-        str(model_dir), device="cuda", max_model_len=512, gpu_memory_utilization=0.4, **options
+    return rollout_spec(
+        model_dir, device="cuda", longest=512, vllm_gpu_memory_utilization=0.4, **options
     )
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from openrl.cluster.group import WorkerContext
 from openrl.errors import UserError
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
+from openrl.rollout_engines.engine import RolloutEngine
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.types import Completion, Sampling
 from openrl.weights.broadcast import end_group
@@ -28,7 +28,7 @@ from openrl.workers.model_worker import ModelWorker
 from tests.experience import engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.receivers import announced, bucket_on, receivers
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 GPUS = torch.cuda.device_count()
 TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
@@ -80,8 +80,8 @@ def gap(
     path, worker = policy
 
     async def scenario() -> tuple[str, Completion]:
-        spec = EngineSpec(
-            str(path), dtype="fp32", device="cuda", max_model_len=64, gpu_memory_utilization=0.3
+        spec = rollout_spec(
+            path, param_dtype="fp32", device="cuda", longest=64, vllm_gpu_memory_utilization=0.3
         )
         engine = await start_engine("vllm", spec)
         try:

@@ -302,12 +302,14 @@ def engine_memory(
     On a CPU vLLM has with its weights a copy of a tied head, packed for its products, and oneDNN's
     kernels; then the logits of the sequences that it decodes, and the weights of a sync, in memory
     that is shared with the actor."""
-    size, parts = BYTES[spec.dtype], spec.sizes.tensor * spec.sizes.pipeline
+    size, sizes = BYTES[spec.dtype], spec.engine.sizes
+    parts = sizes.tensor * sizes.pipeline
     weights = shape.parameters * size // parts
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
-        head, sequences = shape.vocabulary * shape.hidden, spec.max_num_seqs or VLLM_SEQUENCES
+        head = shape.vocabulary * shape.hidden
+        sequences = spec.engine.vllm_max_num_seqs or VLLM_SEQUENCES
         return Memory(
             (shape.backbone + head) * size // parts + KERNELS,
             cache=CPU_CACHE,

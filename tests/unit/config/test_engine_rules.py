@@ -70,7 +70,12 @@ def test_what_the_engine_is_told():
     )
     config = ppo(f"{PPO} {words} --vllm_block_size 32 --vllm_max_model_len 4000")
     spec = run_engine_spec(config, "cpu")
-    assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == (
+    assert (
+        spec.dtype,
+        spec.engine.vllm_max_num_batched_tokens,
+        spec.engine.vllm_block_size,
+        spec.max_model_len,
+    ) == (
         "bf16",
         4096,
         32,
@@ -103,10 +108,10 @@ def test_a_run_divides_its_engines_and_leaves_room_for_evaluation():
     spec = run_engine_spec(
         ppo(f"{PPO} {words} --eval_dataset e --eval_steps 1 --eval_generate_max_len 3000"), "cuda"
     )
-    assert (spec.sizes.tensor, spec.sizes.pipeline, spec.sizes.width, spec.load_format) == (
+    assert (*vars(spec.engine.sizes).values(), spec.load_format) == (
         2,
         3,
-        6,
+        1,
         "dummy",
     )
     assert spec.max_model_len == 1024 + 3000

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from functools import partial
 
-from openrl.config.groups.logging import SeedFlags
-from openrl.config.groups.model import ModelFlags
-from openrl.config.groups.rollout_engine import OneEngineFlags
-from openrl.config.groups.vision import ImageFlags
-from openrl.rollout_engines.build import engine_spec
 from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.hf_engine import HFEngine
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 
 def test_it_computes_with_the_attention_that_was_asked_for(tmp_path):
@@ -23,8 +18,6 @@ def test_it_computes_with_the_attention_that_was_asked_for(tmp_path):
         finally:
             await engine.close()
 
-    model = ModelFlags(pretrain=str(tiny_model_dir(tmp_path)), attn_implementation="eager")
-    flags = OneEngineFlags(), ImageFlags(), 32, SeedFlags()
-    spec = replace(engine_spec(model, *flags, "cpu"), dtype="fp32")
-    assert asyncio.run(attention(spec)) == "eager"
-    assert asyncio.run(attention(replace(spec, attention=None))) != "eager"
+    spec = partial(rollout_spec, tiny_model_dir(tmp_path), param_dtype="fp32")
+    assert asyncio.run(attention(spec(attn_implementation="eager"))) == "eager"
+    assert asyncio.run(attention(spec())) != "eager"

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from openrl.rollout_engines import vllm_process
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.vllm_process import ForkContext, preload_engine
 from tests.patience import PATIENCE
+from tests.tiny import rollout_spec
 
 
 def test_a_worker_begins_without_the_heavy_libraries():
@@ -48,12 +48,13 @@ FORKS = """if True:
     import os, psutil, sys, types
     from multiprocessing import forkserver, resource_tracker
     from openrl.rollout_engines import vllm_process
+    from openrl.config.groups.model import ModelFlags
     from openrl.rollout_engines.engine import EngineSpec
     if sys.argv[1] == "imported":
         sys.modules[vllm_process.IMPORTS] = types.ModuleType("imports")
     else:
         vllm_process.IMPORTS = "colorsys"
-    vllm_process.preload_engine(EngineSpec("model"))
+    vllm_process.preload_engine(EngineSpec(ModelFlags(pretrain="model")))
     server = psutil.Process(forkserver._forkserver._forkserver_pid)
     tracker = psutil.Process(resource_tracker._resource_tracker._pid)
     assert "resource_tracker" in str(tracker.cmdline())  # by which it is told apart
@@ -109,7 +110,7 @@ def test_an_engine_ends_with_its_owner_that_is_killed(way):
 def test_the_environment_of_an_engine_on_a_gpu(monkeypatch, installed, dtype, expected):
     monkeypatch.setattr(vllm_process, "version", lambda package: installed)
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "3", "VLLM_LOGGING_LEVEL": "INFO"})
-    preload_engine(EngineSpec("model", device="cuda", dtype=dtype))
+    preload_engine(rollout_spec("model", device="cuda", param_dtype=dtype))
     assert os.environ == expected | {
         "CUDA_VISIBLE_DEVICES": "3",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -122,5 +123,5 @@ def test_the_environment_of_an_engine_on_a_gpu(monkeypatch, installed, dtype, ex
 def test_an_engine_over_nodes_sees_what_its_node_has(monkeypatch):
     """Ray gives its process no GPU, and its workers theirs."""
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": ""})
-    preload_engine(EngineSpec("model", device="cuda", spans_nodes=True))
+    preload_engine(rollout_spec("model", device="cuda", spans_nodes=True))
     assert not {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "VLLM_HOST_IP"} & os.environ.keys()

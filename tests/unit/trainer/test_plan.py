@@ -18,7 +18,6 @@ from openrl.config.groups.placement import DeviceFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.trainer.planning.dry_run import (
     batch_rows,
     micro_batches,
@@ -41,7 +40,7 @@ from openrl.trainer.saving.disk import format_bytes
 from openrl.training_engine.build import ModelSpec
 from openrl.training_engine.optimizers import OptimSpec
 from tests.flags import PPO, ppo
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 SHAPE = ModelShape(
     parameters=1000,
@@ -159,7 +158,7 @@ def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
 def test_an_engine_on_a_cpu_holds_weights_cache_logits_a_sync_and_kernels():
     """fp32: 1000 weights and again in a sync, or 2 x 50 of adapters; logits of 3 sequences of 20
     words, four times. Where head and embeddings are one, vLLM has 200 weights more."""
-    spec = EngineSpec("m", dtype="fp32", max_num_seqs=3)
+    spec = rollout_spec("m", param_dtype="fp32", vllm_max_num_seqs=3)
     expected = Memory(4000 + KERNELS, cache=2**30, logits=960, bucket=4000)
     assert engine_memory(SHAPE, spec, "vllm", None) == expected
     tied = replace(SHAPE, parameters=800)
@@ -196,7 +195,7 @@ def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
     assert resolve_device(DeviceFlags(), joined=True) == "cpu"
     with pytest.raises(UserError, match=r"finds no GPU here[\s\S]*--ray_address"):
         resolve_device(DeviceFlags(device="cuda"), joined=False)
-    spec = EngineSpec("", dtype="bf16", device="cuda", gpu_memory_utilization=0.5)
+    spec = rollout_spec("", device="cuda", vllm_gpu_memory_utilization=0.5)
     assert engine_memory(SHAPE, spec, "vllm", None) == Memory(2000)
     capacity = gpu_memory(ppo(f"{PPO} --dry_run --gpu_memory_gb 1").debug)
     assert engine_memory(SHAPE, spec, "vllm", capacity) == Memory(2000, cache=2**29 - 2000)

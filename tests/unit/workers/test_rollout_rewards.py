@@ -12,7 +12,7 @@ from openrl.rewards.build import RewardSetup
 from openrl.types import FinishReason, Sampling, Score, Segment, Trajectory
 from openrl.workers.rollout_worker import RolloutRequest
 from tests.tiny import tiny_model_dir
-from tests.unit.cluster.test_rollout_worker import made, play
+from tests.unit.workers.test_rollout_worker import made, play
 
 
 @pytest.fixture

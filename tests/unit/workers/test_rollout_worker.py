@@ -20,16 +20,15 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
-from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout_engines.engine import EngineDied, EngineSpec
+from openrl.rollout_engines.engine import EngineDied
 from openrl.seeds import seed_of
 from openrl.types import Completion, FinishReason, Prompt, Sampling, Segment, Trajectory
 from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker, request_seed
-from tests.tiny import tiny_model_dir
+from tests.tiny import rollout_spec, tiny_model_dir
 
 PROMPT = Prompt("train:3", [5], "x")
 
@@ -60,11 +59,10 @@ class Engine:
 
 
 def made(path, max_inflight=0):
-    spec = EngineSpec(path, dtype="fp32", max_model_len=64)
-    model = ModelFlags(pretrain=path)
+    spec = rollout_spec(path, param_dtype="fp32", longest=64)
     agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
     rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
-    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, model, agents, rewards, max_inflight)
+    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, agents, rewards, max_inflight)
     worker.engine = Engine()
     worker.agent = SingleTurn(worker.tokenizer.decode)
     return worker
@@ -118,7 +116,7 @@ def test_no_greedy_answer_unless_asked_for(worker):
 
 @pytest.mark.parametrize(("limit", "most"), [(0, 12), (5, 5)])
 def test_requests_wait_for_room(worker, limit, most):
-    worker = made(worker.spec.model, limit)
+    worker = made(worker.spec.model.pretrain, limit)
     play(worker, RolloutRequest(3, Sampling(4)), draws=range(4))
     assert worker.engine.most == most
 
@@ -215,13 +213,13 @@ def test_a_resumed_episode_takes_its_turns_again_without_the_engine(worker):
     request = RolloutRequest(2, Sampling(30), seed=(0, 1, 0), ordinal=4)
     (expected,) = play(whole, request, prompt=SEEDED)
 
-    left = playing(made(worker.spec.model))
+    left = playing(made(worker.spec.model.pretrain))
     turns_left = {0: 2, 1: 1}
     taken = asyncio.run(recorded_when_left(left, request, turns_left))
     taken = json.loads(json.dumps([(s, turns_to_json(turns)) for s, turns in taken.items()]))
     assert {sample: len(turns) for sample, turns in taken} == turns_left
 
-    resumed = playing(made(worker.spec.model))
+    resumed = playing(made(worker.spec.model.pretrain))
     known = {sample: turns_from_json(turns) for sample, turns in taken}
     (group,) = play(resumed, replace(request, recorded=known), prompt=SEEDED)
     assert len(resumed.engine.asked) == 6 - 3
@@ -236,7 +234,7 @@ def test_what_has_ended_beside_an_unfinished_sample_is_recorded_too(worker):
     taken = asyncio.run(recorded_when_left(playing(worker), request, {0: 3, 1: 1}))
     assert {sample: len(turns) for sample, turns in taken.items()} == {0: 3, 1: 1}
 
-    resumed = playing(made(worker.spec.model))
+    resumed = playing(made(worker.spec.model.pretrain))
     run, resets = resumed.agent.run, iter(range(2))
 
     async def second_waits(*arguments):
@@ -300,7 +298,7 @@ def test_an_environment_that_waits_holds_no_place_of_the_engine(worker):
         return Step("on", reward=1.0)
 
     acted, all_acted = [], asyncio.Event()
-    one_place = playing(made(worker.spec.model, max_inflight=1), step=step)
+    one_place = playing(made(worker.spec.model.pretrain, max_inflight=1), step=step)
     (group,) = play(one_place, RolloutRequest(3, Sampling(30)), prompt=SEEDED)
     assert [t.turns for t in group.trajectories] == [3, 3, 3] and one_place.engine.most == 1
 

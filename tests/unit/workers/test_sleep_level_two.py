@@ -9,7 +9,6 @@ import pytest
 
 from openrl.cluster.group import LocalGroup
 from openrl.config.groups.placement import ENGINES
-from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.vllm_engine import TAGS, VLLMEngine
 from openrl.trainer.launch import build_weight_sync
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
@@ -21,7 +20,8 @@ from openrl.workers.residency import Residency, ResidencyTable
 from openrl.workers.roles import assign_roles, sleep_parts
 from openrl.workers.rollout_worker import RolloutRequest
 from tests.flags import GRPO, ppo
-from tests.unit.trainer.test_residency import plan
+from tests.tiny import rollout_spec
+from tests.unit.workers.test_residency import plan
 
 PROMPT = Prompt("p", [5], "x")
 
@@ -61,7 +61,7 @@ class Engine(VLLMEngine):
     """The real engine, whose weights are the version sent last."""
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
-        super().__init__(EngineSpec("model", device="cuda", sleep_level=level), llm, None)
+        super().__init__(rollout_spec("model", device="cuda", sleep_level=level), llm, None)
         self.log = log
 
     async def _while_alive(self, work):
