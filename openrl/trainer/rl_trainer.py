@@ -110,6 +110,10 @@ class RLTrainer:
                 await self.rollouts.published(self.weight_sync.version)
             await self.save()
         await self.checkpoints.finish()
+        if unfinished := self.rollouts.unfinished:
+            self.progress.note(
+                f"{unfinished} unfinished episodes start over, with their seeds, on a resume"
+            )
         what = f"stopped after step {self.step} of {self.progress.total}"
         raise self.stop.interrupted(what, how_to_resume(self.checkpoints))
 
@@ -138,8 +142,6 @@ class RLTrainer:
             try:
                 while self.step < self.progress.total and not self.stop.signal:
                     await self.run_step(self.step + 1)
-                if self.stop.signal:  # rollouts ran ahead while the last step was trained
-                    await self.rollouts.leave()
             finally:
                 await self.rollouts.close()
 
@@ -158,7 +160,7 @@ class RLTrainer:
             async with self.generating():
                 taken = await self.stop.unless_stopped(self.rollouts.take(tell))
                 if taken is None:
-                    await self.rollouts.leave()  # or a pause would wait for the running answers
+                    await self.rollouts.close()  # or a pause would wait for the running answers
                 return taken
 
     async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
@@ -257,7 +259,7 @@ class RLTrainer:
             state = {
                 "step": self.step,
                 "version": self.weight_sync.version,
-                "rollouts": await self.rollouts.state(),
+                "rollouts": self.rollouts.state(),
                 "learner": self.learner.state(),
                 "totals": vars(self.totals),
             }
@@ -271,6 +273,11 @@ class RLTrainer:
         """Restore weights, optimizers, random state, prompts and their answers, KL controller."""
         await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
         self.rollouts.load_state(state["rollouts"])
+        if any(slot.get("recorded") for slot in state["rollouts"].get("slots", ())):
+            self.progress.note(
+                "the checkpoint holds turns of unfinished episodes, which are no longer used: these"
+                " episodes start over, with their seeds"
+            )
         # the next publish sends the restored weights, under their old version
         self.weight_sync.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from openrl.agents.episode import (
     known_prompt,
     play_episode,
 )
-from openrl.agents.recording import Recording, Turn
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer
@@ -73,9 +72,6 @@ class RolloutRequest:
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
     redundancy: int = 0  # extra samples to start; the first n_samples to end are kept
-    ordinal: int = -1  # number of the training prompt in the run; -1: not a training prompt
-    # by sample: turns taken before the run was resumed
-    recorded: Mapping[int, list[Turn]] = field(default_factory=dict)
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int = 0) -> int:
@@ -85,16 +81,6 @@ def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int 
     does not enter: at the end of a pass a step may draw it twice, and its answers should differ.
     So should the answers of a second ``attempt``."""
     return seed_of(run_seed, step, draw, sample, *([attempt] if attempt else []))
-
-
-@dataclass(eq=False)
-class Siblings:
-    """What the episodes of one prompt share until the last of them has ended."""
-
-    ordinal: int  # that of the request
-    starts: Starts = field(default_factory=dict)
-    recordings: dict[int, Recording] = field(default_factory=dict)  # by sample
-    failed: list[Trajectory] = field(default_factory=list)  # a trajectory of each failed attempt
 
 
 async def first_successful(
@@ -152,7 +138,6 @@ class RolloutWorker:
             rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
         )
         self._open = AsyncExitStack()
-        self._playing: set[Siblings] = set()
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
@@ -164,13 +149,9 @@ class RolloutWorker:
     async def play(self, prompt: Prompt, request: RolloutRequest) -> PromptGroup:
         """Play a prompt and return its group, scored by this worker's reward sources, with images
         reduced to hashes. Raises WorkerDied if a process of the engine died."""
-        siblings = Siblings(request.ordinal)
-        self._playing.add(siblings)
-        try:
-            async with self._death_named():
-                played, alone = await self._play_all(prompt, request, siblings)
-        finally:
-            self._playing.remove(siblings)
+        failed: list[Trajectory] = []  # one of each failed attempt
+        async with self._death_named():
+            played, alone = await self._play_all(prompt, request, failed)
         if has_failed(played + alone):
             await self.check()  # an agent may mistake a dead engine for a failure of its own
         if len(alone) > 1:
@@ -180,15 +161,17 @@ class RolloutWorker:
             # the greedy answer is scored separately: it is not a sibling of the others
             await all_or_first_error([self._score(played), self._score(alone)])
         kept = {*map(id, played + alone)}
-        lost = [trajectory for trajectory in siblings.failed if id(trajectory) not in kept]
+        lost = [trajectory for trajectory in failed if id(trajectory) not in kept]
         group = PromptGroup(known_prompt(played), played, alone[0] if alone else None, lost)
         return without_pixels(group, prompt)
 
     async def _play_all(
-        self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
+        self, prompt: Prompt, request: RolloutRequest, failed: list[Trajectory]
     ) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Return the trajectories of the samples and those of the greedy answer."""
-        sample = partial(self._sample, prompt, request, siblings)
+        """Return the trajectories of the samples and those of the greedy answer, and append to
+        ``failed`` those of failed attempts."""
+        starts: Starts = {}  # the siblings' first observations
+        sample = partial(self._sample, prompt, request, starts, failed)
         numbers = range(request.n_samples + request.redundancy)
         samples = [sample(number, request.sampling) for number in numbers]
         greedy = replace(request.sampling, temperature=0.0)
@@ -213,7 +196,8 @@ class RolloutWorker:
         self,
         prompt: Prompt,
         request: RolloutRequest,
-        siblings: Siblings,
+        starts: Starts,
+        failed: list[Trajectory],
         sample: int,
         sampling: Sampling,
     ) -> list[Trajectory]:
@@ -221,35 +205,17 @@ class RolloutWorker:
         played once more. After a second failure it stays in its group, but is not trained on."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
-        known = list(request.recorded.get(sample, ()))
         for attempt in range(ATTEMPTS):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
-            recording = Recording(self.generate, [] if attempt else known)
-            siblings.recordings[sample] = recording
             async with self.gate:
-                played = await play_episode(
-                    self.agent, prompt, recording.generate, sampling, siblings.starts
-                )
+                played = await play_episode(self.agent, prompt, self.generate, sampling, starts)
             for trajectory in played:
                 trajectory.replays = attempt
-            if sample in request.recorded:
-                played[0].metrics["replayed_turns"] = float(recording.replayed)
             if not has_failed(played):
                 break
-            siblings.failed.append(next(t for t in played if t.end.is_failure))
+            failed.append(next(t for t in played if t.end.is_failure))
         return played
-
-    async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
-        """Return the turns so far of the prompts being played, by the prompt's ordinal and the
-        sample. Samples that have ended count, and recorded turns that are yet to be replayed."""
-        found: dict[int, dict[int, list[Turn]]] = {}
-        for siblings in self._playing:
-            turns = {n: [*r.turns, *r.known] for n, r in siblings.recordings.items()}
-            taken = {n: of_sample for n, of_sample in turns.items() if of_sample}
-            if siblings.ordinal >= 0 and taken:
-                found[siblings.ordinal] = taken
-        return found
 
     async def generate(
         self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()

@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from openrl.agents.recording import Turn, turns_from_json, turns_to_json
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.trainer.rollout.filtering import DynamicFilter
@@ -31,8 +30,6 @@ from openrl.types import Prompt, PromptGroup
 
 Found = TypeVar("Found")
 StalenessPolicy = Literal["wait", "drop", "mask"]
-Recorded = dict[int, list[Turn]]
-"""The turns of a prompt's unfinished episodes, by sample."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,6 @@ class PendingPrompt:
     group: PromptGroup | None = None  # the answers, once complete
     kept: bool = True  # False: rejected by the filter, with no prompt left to try instead
     drops: int = 0  # how often it got too old
-    recorded: Recorded = field(default_factory=dict)  # turns that its episodes took before a resume
 
 
 @dataclass(frozen=True)
@@ -136,8 +132,7 @@ class RolloutBuffer:
         if slot.draw is None:
             slot.draw = (self.steps + 1, self._draws)
             self._draws += 1
-        if not slot.recorded:
-            slot.version = self.version
+        slot.version = self.version
         slot.running = True
         if self._idle_since is not None:
             self._idle_seconds += asyncio.get_running_loop().time() - self._idle_since
@@ -186,8 +181,6 @@ class RolloutBuffer:
             self._slots.append(PendingPrompt(self._admitted, self.prompts.take(1)[0]))
             self._admitted += 1
             return self._slots[-1]
-        if waiting.recorded and not self._in_time(position, waiting.version):
-            waiting.recorded = {}  # its turns are too old by now, so its episodes start over
         return self._waiting.popleft()
 
     def _in_time(self, position: int, version: int) -> bool:
@@ -309,10 +302,14 @@ class RolloutBuffer:
 
     # -- leaving and returning ---------------------------------------------------------------------
 
-    def state(self, recorded: Mapping[int, Recorded] | None = None) -> dict[str, Any]:
-        """Return what a resumed run needs to train on the same prompts in the same order. Running
-        prompts then start again with the same seeds. ``recorded`` holds the turns that their
-        episodes have taken so far, by the slots' ordinals; these are not sampled again."""
+    @property
+    def unfinished(self) -> int:
+        """Number of prompts that have started and are not complete."""
+        return sum(slot.draw is not None and slot.group is None for slot in self._slots)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs to train on the same prompts in the same order.
+        Unfinished prompts then start over with the same seeds."""
         return {
             "prompts": self.prompts.state(),
             "steps": self.steps,
@@ -321,7 +318,7 @@ class RolloutBuffer:
             "tried_again": self._tried_again,
             "dropped": self._dropped,
             "turned_down": [(n, group_to_json(group)) for n, group in self._turned_down],
-            "slots": [_slot_to_json(slot, recorded or {}) for slot in self._slots],
+            "slots": [_slot_to_json(slot) for slot in self._slots],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -345,17 +342,15 @@ def _place(slots: list[PendingPrompt], ordinal: int) -> int:
     return bisect_left(slots, ordinal, key=lambda slot: slot.ordinal)
 
 
-def _slot_to_json(slot: PendingPrompt, recorded: Mapping[int, Recorded]) -> dict[str, Any]:
-    turns = {} if slot.group else recorded.get(slot.ordinal, slot.recorded)
+def _slot_to_json(slot: PendingPrompt) -> dict[str, Any]:
     return {
         "ordinal": slot.ordinal,
         "prompt": slot.prompt.id,
         "draw": slot.draw,
-        "version": slot.version if slot.group or turns else -1,
+        "version": slot.version if slot.group else -1,
         "group": group_to_json(slot.group) if slot.group else None,
         "kept": slot.kept,
         "drops": slot.drops,
-        "recorded": [(sample, turns_to_json(taken)) for sample, taken in turns.items()],
     }
 
 
@@ -364,9 +359,9 @@ def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> PendingP
         ordinal=saved["ordinal"],
         prompt=known[saved["prompt"]],
         draw=tuple(saved["draw"]) if saved["draw"] else None,
-        version=saved["version"],
+        # earlier checkpoints of unfinished episodes have the version of their first turns
+        version=saved["version"] if saved["group"] else -1,
         group=group_from_json(saved["group"], known) if saved["group"] else None,
         kept=saved["kept"],
         drops=saved["drops"],
-        recorded={sample: turns_from_json(turns) for sample, turns in saved["recorded"]},
     )

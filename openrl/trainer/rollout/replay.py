@@ -45,7 +45,7 @@ class Replay(Rollouts):
         self.buffer.steps += 1
         return read_rollout_batch(path_of(self.directory, self.buffer.steps), self.prompts)
 
-    async def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {"steps": self.buffer.steps}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.tracking.progress import Tell
-from openrl.trainer.rollout.buffer import PendingPrompt, Recorded, RolloutBatch, RolloutBuffer
+from openrl.trainer.rollout.buffer import PendingPrompt, RolloutBatch, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.metrics import FailureGuard, UnplayedGuard
 from openrl.trainer.rollout.reward_models import RewardModels
@@ -45,7 +45,6 @@ class Rollouts:
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
         self._playing: dict[PendingPrompt, asyncio.Task[None]] = {}
-        self._left: dict[int, Recorded] = {}  # by ordinal of the slot, see ``leave``
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)
         self._unplayed = UnplayedGuard(buffer.limits.wanted)
@@ -65,10 +64,7 @@ class Rollouts:
 
     async def published(self, version: int) -> None:
         """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
-        too_old = self.buffer.published(version)
-        for slot in too_old:
-            self._left.pop(slot.ordinal, None)
-        await self._stop(too_old)
+        await self._stop(self.buffer.published(version))
 
     async def _produce(self) -> None:
         try:
@@ -81,7 +77,6 @@ class Rollouts:
 
     async def _play_slot(self, slot: PendingPrompt) -> None:
         request, run_seed = self.settings.request, self.settings.run_seed
-        request = replace(request, ordinal=slot.ordinal, recorded=slot.recorded)
         if run_seed is not None and slot.draw is not None:
             request = replace(request, seed=(run_seed, *slot.draw))
         try:
@@ -170,22 +165,16 @@ class Rollouts:
         yield
         await self.pool.resume()
 
-    async def state(self) -> dict[str, Any]:
-        """Return the buffer's state, with the turns that unfinished episodes have taken."""
-        return self.buffer.state(self._left | await self._recorded())
+    @property
+    def unfinished(self) -> int:
+        """Number of episodes that start over if the run is resumed from its present state."""
+        return self.buffer.unfinished * self.settings.request.n_samples
 
-    async def _recorded(self) -> dict[int, Recorded]:
-        of_engines = await self.pool.call_living("recorded")
-        return {n: turns for found in of_engines for n, turns in found.items()}
+    def state(self) -> dict[str, Any]:
+        return self.buffer.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.buffer.load_state(state)
-
-    async def leave(self) -> None:
-        """Cancel all background tasks, but keep the turns that their episodes have taken: ``state``
-        returns them."""
-        self._left |= await self._recorded()
-        await self.close()
 
     async def close(self) -> None:
         """Cancel all background tasks."""

@@ -80,10 +80,6 @@ class Engine:
         self.paused = False
         await self.check_at(f"resume {self.weights}")
 
-    async def recorded(self):
-        await self.check()
-        return {}
-
 
 class Engines(WeightSync):
     def __init__(self, run, group):

@@ -132,9 +132,6 @@ class Engine:
             seconds -= loop.time() - began
         return versions
 
-    async def recorded(self):
-        return {}
-
     async def pause(self, finish_running):
         if finish_running:
             await self.gate.shut()

@@ -1,87 +1,112 @@
 """A run that is asked to stop in the middle of its episodes."""
 
 import asyncio
+import json
 import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from openrl.agents.recording import Turn, turns_to_json
 from openrl.cluster.group import LocalGroup
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.errors import Interrupted
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.watching.supervision import StopRequest
-from openrl.types import Completion, FinishReason, Sampling, VersionSpan
+from openrl.types import Sampling
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
 from tests.loops import Trackers, WeightSync, numbered_prompts, silent_progress
-
-TURN = Turn("asked", Completion([7], [-0.5], FinishReason.STOP, (VersionSpan(0, 1, 0),)))
 
 
 class Engine:
     """Each of its episodes takes a turn and then waits for ever."""
 
     def __init__(self, context, turn_taken):
-        self.turn_taken, self.turns = turn_taken, {}
+        self.turn_taken = turn_taken
 
     async def play(self, prompt, request):
-        self.turns[request.ordinal] = {0: [TURN]}
         self.turn_taken.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            del self.turns[request.ordinal]
-
-    async def recorded(self):
-        return dict(self.turns)
+        await asyncio.Event().wait()
 
 
-async def stopped(limits):
-    """The rollouts of a run that a signal stops while its first episode is under way."""
+class Learner:
+    async def load(self, checkpoint, state, read):
+        pass
+
+
+async def stopped(directory, steps_ahead):
+    """A trainer that a signal stops while its first episodes are under way."""
     stop, turn_taken = StopRequest(), asyncio.Event()
     stop.saves = True
     rollouts = Rollouts(
         EnginePool(LocalGroup.create("vllm", 1, Engine, turn_taken)),
-        RolloutBuffer(numbered_prompts(), limits),
+        RolloutBuffer(numbered_prompts(), BufferLimits(1, running=1, steps_ahead=steps_ahead)),
         Residency(),
-        RolloutSettings(RolloutRequest(1, Sampling(1))),
+        RolloutSettings(RolloutRequest(3, Sampling(1))),
     )
-    settings = RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, stop)
-    progress = silent_progress(3)
+    flags = RLCheckpointFlags(save_path=str(directory), ckpt_path=str(directory))
     trainer = RLTrainer(
-        rollouts, None, WeightSync(None), None, None, Trackers(), progress, settings
+        rollouts,
+        Learner(),
+        WeightSync(None),
+        None,
+        Checkpoints(flags, {}),
+        Trackers(),
+        silent_progress(3),
+        RunSettings(flags, PromptEvalFlags(), 1, stop),
     )
     with stop.listening():
         running = asyncio.create_task(trainer.run_steps())
         await turn_taken.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await running
-    stop.lift_deadline()
-    return rollouts
-
-
-async def saved_turns(rollouts):
-    return [slot["recorded"] for slot in (await rollouts.state())["slots"]]
+    return trainer
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_the_checkpoint_of_a_stopped_run_holds_the_turns_of_unfinished_episodes(steps_ahead):
+def test_a_stopped_run_says_how_many_episodes_start_over_and_saves_their_seeds(
+    tmp_path, steps_ahead
+):
+    """One prompt of three episodes is under way. The resumed run admits it again, with its draw."""
+
     async def scenario():
-        rollouts = await stopped(BufferLimits(1, running=1, steps_ahead=steps_ahead))
-        return await saved_turns(rollouts)
+        trainer = await stopped(tmp_path, steps_ahead)
+        state = trainer.rollouts.state()
+        with pytest.raises(Interrupted):
+            await trainer.save_and_stop()
+        resumed = RolloutBuffer(numbered_prompts(), BufferLimits(1, steps_ahead=1))
+        resumed.load_state(json.loads(json.dumps(state)))
+        slot = await resumed.admit()
+        return slot, state, trainer.progress.console.file.getvalue()
 
-    assert asyncio.run(scenario()) == [[(0, turns_to_json([TURN]))]]
+    slot, state, output = asyncio.run(scenario())
+    assert "3 unfinished episodes start over" in output
+    (saved,) = state["slots"]
+    assert (slot.prompt.id, slot.draw) == (saved["prompt"], (1, 0))
 
 
-def test_turns_that_are_too_old_when_the_stopped_run_has_sent_its_weights_are_not_saved():
+def test_recorded_turns_of_earlier_checkpoints_are_ignored_and_that_is_said_once(tmp_path):
+    """Such a slot had the version of its first turn; it starts under the weights of its start."""
+
     async def scenario():
-        rollouts = await stopped(BufferLimits(1, running=1, steps_ahead=1, policy="drop"))
-        await rollouts.published(1)
-        return await saved_turns(rollouts)
+        trainer = await stopped(tmp_path, steps_ahead=1)
+        state = trainer.rollouts.state()
+        state["slots"][0] |= {"version": 0, "recorded": [(0, [{"asked": "x", "completion": {}}])]}
+        trainer.rollouts.buffer = RolloutBuffer(numbered_prompts(), BufferLimits(1, steps_ahead=1))
+        trainer.weight_sync = SimpleNamespace(version=0)
+        saved = {"step": 0, "version": 3, "rollouts": state, "learner": {}, "totals": {}}
+        await trainer.restore(Path("unused"), json.loads(json.dumps(saved)))
+        trainer.rollouts.buffer.published(2)
+        slot = await trainer.rollouts.buffer.admit()
+        return slot, trainer.progress.console.file.getvalue()
 
-    assert asyncio.run(scenario()) == [[]]
+    slot, output = asyncio.run(scenario())
+    assert slot.version == 2 and slot.draw == (1, 0)
+    assert output.count("turns of unfinished episodes, which are no longer used") == 1

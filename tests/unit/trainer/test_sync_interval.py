@@ -38,9 +38,6 @@ class Engine:
         self.run.events.append(f"rollout by {self.run.engines}")
         return scored(prompt, self.run.engines)
 
-    async def recorded(self):
-        return {}
-
 
 class Learner:
     def __init__(self, run):

@@ -2,9 +2,7 @@
 sampled ones."""
 
 import asyncio
-import json
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,6 @@ from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
-from openrl.agents.recording import turns_from_json, turns_to_json
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext, WorkerDied
@@ -27,7 +24,7 @@ from openrl.rewards.build import RewardSetup
 from openrl.rollout_engines.engine import EngineDied
 from openrl.seeds import seed_of
 from openrl.types import Completion, FinishReason, Prompt, Sampling, Segment, Trajectory
-from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker, request_seed
+from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 from tests.tiny import rollout_spec, tiny_model_dir
 
 PROMPT = Prompt("train:3", [5], "x")
@@ -204,87 +201,6 @@ def playing(worker, **changes):
     play = Play(chat, limits=TurnFlags(max_turns=3))
     worker.agent = EnvironmentAgent(lambda prompt: game(), play)
     return worker
-
-
-def test_a_resumed_episode_takes_its_turns_again_without_the_engine(worker):
-    """The run is left in the third turn of one sample and the second of the other; the resumed run
-    asks the engine for what is missing, and has the tokens of a run that was never left."""
-    whole = playing(worker)
-    request = RolloutRequest(2, Sampling(30), seed=(0, 1, 0), ordinal=4)
-    (expected,) = play(whole, request, prompt=SEEDED)
-
-    left = playing(made(worker.spec.model.pretrain))
-    turns_left = {0: 2, 1: 1}
-    taken = asyncio.run(recorded_when_left(left, request, turns_left))
-    taken = json.loads(json.dumps([(s, turns_to_json(turns)) for s, turns in taken.items()]))
-    assert {sample: len(turns) for sample, turns in taken} == turns_left
-
-    resumed = playing(made(worker.spec.model.pretrain))
-    known = {sample: turns_from_json(turns) for sample, turns in taken}
-    (group,) = play(resumed, replace(request, recorded=known), prompt=SEEDED)
-    assert len(resumed.engine.asked) == 6 - 3
-    assert [t.segments for t in group.trajectories] == [t.segments for t in expected.trajectories]
-    assert [t.metrics["replayed_turns"] for t in group.trajectories] == [2, 1]
-
-
-def test_what_has_ended_beside_an_unfinished_sample_is_recorded_too(worker):
-    """One sample has taken all of its three turns; the other has asked for none of those that it
-    was to take again."""
-    request = RolloutRequest(2, Sampling(30), seed=(0, 1, 0), ordinal=4)
-    taken = asyncio.run(recorded_when_left(playing(worker), request, {0: 3, 1: 1}))
-    assert {sample: len(turns) for sample, turns in taken.items()} == {0: 3, 1: 1}
-
-    resumed = playing(made(worker.spec.model.pretrain))
-    run, resets = resumed.agent.run, iter(range(2))
-
-    async def second_waits(*arguments):
-        if next(resets):
-            await asyncio.Event().wait()
-        return await run(*arguments)
-
-    resumed.agent.run = second_waits
-
-    async def left_again():
-        playing = asyncio.create_task(resumed.play(SEEDED, replace(request, recorded=taken)))
-        while len((await resumed.recorded()).get(4, {})) < 2:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        found = await resumed.recorded()
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
-        return found, await resumed.recorded()
-
-    assert asyncio.run(left_again()) == ({4: taken}, {})
-
-
-async def recorded_when_left(worker, request, turns_left):
-    """What the worker has recorded when each sample has taken so many turns and waits for more."""
-    samples = {request_seed(*request.seed, sample): sample for sample in turns_left}
-    sample_of = samples | {
-        seed_of(seed, turn): n for seed, n in samples.items() for turn in range(1, 3)
-    }
-    answer, asked, waiting, all_wait = worker.engine.generate, Counter(), [], asyncio.Event()
-
-    async def generate(token_ids, sampling, images=()):
-        sample = sample_of[sampling.seed]
-        asked[sample] += 1
-        if asked[sample] > turns_left[sample]:
-            waiting.append(sample)
-            if len(waiting) == sum(turns < 3 for turns in turns_left.values()):
-                all_wait.set()
-            await asyncio.Event().wait()
-        return await answer(token_ids, sampling)
-
-    worker.engine.generate = generate
-    task = asyncio.create_task(worker.play(SEEDED, request))
-    await all_wait.wait()
-    for _ in range(50):  # until those that do not wait have ended
-        await asyncio.sleep(0)
-    taken = await worker.recorded()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return taken[request.ordinal]
 
 
 def test_an_environment_that_waits_holds_no_place_of_the_engine(worker):
