@@ -22,11 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
-from openrl.config.foreign import FOREIGN, NAMES  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
+from openrl.config.unknown_flags import candidates, known_names  # noqa: E402
 from openrl.extension_points import (  # noqa: E402
     advantage_estimators,
     environments,
+    metric_names,
     policy_losses,
     verifiers,
 )
@@ -35,7 +36,6 @@ from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags, flags_of  # n
 from openrl.flags.values import placeholder, show  # noqa: E402
 from openrl.registry import Registry  # noqa: E402
 from openrl.rewards.verifiers.base import describe  # noqa: E402
-from openrl.tracking.aliases import ALIASES  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
@@ -69,10 +69,10 @@ def flags_page() -> str:
         for section, specs in groupby(collect_flags(config), key=lambda s: s.section):
             lines += ["", f"### {section}", "", "| flag | default | meaning |", "|---|---|---|"]
             lines += [_row(spec, known) for spec in specs]
-    return "\n".join([*lines, *foreign_flags()]) + "\n"
+    return "\n".join([*lines, *flags_elsewhere()]) + "\n"
 
 
-def foreign_flags() -> list[str]:
+def flags_elsewhere() -> list[str]:
     """What becomes of flags that other systems have and these commands do not."""
     lines = [
         "",
@@ -83,11 +83,9 @@ def foreign_flags() -> list[str]:
         "| flag | commands | why there is none | |",
         "|---|---|---|---|",
     ]
-    names = {config: name for name, config in COMMANDS.items()}
-    for flag, foreign in sorted(FOREIGN.items()):
-        of = ", ".join(names[c] for c in foreign.commands) if len(foreign.commands) < 8 else "all"
-        act = f"refused: {foreign.fix}" if foreign.fix else "ignored"
-        lines.append(_cells(f"`--{flag}`", of, foreign.why, act))
+    for flag, missing in sorted(known_names().missing.items()):
+        act = f"refused: {missing.fix}" if missing.fix else "ignored"
+        lines.append(_cells(f"`--{flag}`", ", ".join(missing.commands) or "all", missing.why, act))
     lines += [
         "",
         "## Names in other systems",
@@ -99,8 +97,9 @@ def foreign_flags() -> list[str]:
         "| name elsewhere | flag here |",
         "|---|---|",
     ]
-    for theirs, ours in sorted(NAMES.items()):
-        lines.append(_cells(f"`{theirs}`", ", ".join(f"`--{name}`" for name in ours)))
+    for there in sorted(known_names().meaning):
+        flags = ", ".join(f"`--{name}`" for name in candidates(there))
+        lines.append(_cells(f"`{there}`", flags))
     return lines
 
 
@@ -152,7 +151,8 @@ def algorithms_page() -> str:
     for name, preset in PRESETS.items():
         lines.append(f"| `{name}` | `{' '.join(f'--{k} {plain(v)}' for k, v in preset.items())}` |")
     lines += ["", "## Metrics under other names", "", "| name elsewhere | here |", "|---|---|"]
-    lines += [f"| `{theirs}` | `{ours}` |" for theirs, ours in ALIASES.items()]
+    names = [pair for system in metric_names.entries() for pair in system.component.items()]
+    lines += [f"| `{there}` | `{here}` |" for there, here in names]
     return "\n".join(lines) + "\n"
 
 

@@ -3,34 +3,31 @@
 A registry names the modules that register the built-in entries. It imports them on first use, so
 importing this module loads neither torch nor any engine. ``docs/adding.md`` shows how to add an
 entry to each registry.
-"""
+
+What openrl knows of other systems is in ``openrl/compat``, a module or a package for each. They
+come to these registries like the modules of --plugin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openrl.flags.elsewhere import FlagNames
 from openrl.registry import Registry
 
+COMPAT = "openrl.compat.*"
+
 advantage_estimators: Registry[Any] = Registry(
-    "advantage_estimator",
-    "openrl.algorithms.advantages",
-    elsewhere={
-        "reinforce_plus_plus": "reinforce",
-        "reinforce_plus_plus_baseline": "reinforce_baseline",
-        "agentic_reinforce": "turn_reinforce",
-        "grpo_vectorized": "grpo",
-        "rloo_vectorized": "rloo",
-    },
+    "advantage_estimator", "openrl.algorithms.advantages", COMPAT
 )
 policy_losses: Registry[Any] = Registry(
     "policy_loss",
     "openrl.algorithms.policy_losses",
     "openrl.algorithms.selecting_losses",
-    elsewhere={
-        "vanilla": "ppo if it is verl's, gpg if it is ROLL's",
-        "gmpo": "geo_mean",
-        "dapo": "ppo, with --eps_clip_low_high 0.2 0.28",
-    },
+    COMPAT,
+)
+policy_losses.add_names(
+    "papers", {"gmpo": "geo_mean", "dapo": "ppo, with --eps_clip_low_high 0.2 0.28"}
 )
 preference_losses: Registry[Any] = Registry(
     "preference_loss", "openrl.algorithms.preference_losses"
@@ -45,3 +42,11 @@ environments: Registry[Any] = Registry(
 )
 tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
 trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")
+
+# -- entries are called by the name of a system ----------------------------------------------------
+
+flag_names: Registry[FlagNames] = Registry("flags of system", COMPAT)
+metric_names: Registry[Mapping[str, str]] = Registry("metrics of system", COMPAT)
+"""{name of a metric there: name here}. Names that both share need no entry."""
+row_shapes: Registry[Sequence[tuple[str, ...]]] = Registry("rows of system", COMPAT)
+"""(column of the prompt, column of the label, *others that tell rows apart), for each shape."""

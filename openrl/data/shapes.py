@@ -6,27 +6,8 @@ from dataclasses import dataclass
 
 from openrl.config.groups.data import PromptDataFlags
 from openrl.data.rows import MISSING, column, first_row, require_column
+from openrl.extension_points import row_shapes
 from openrl.lazy import datasets
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The columns of a system's rows; ``also`` names others that tell them apart."""
-
-    system: str
-    input_key: str
-    label_key: str
-    also: tuple[str, ...] = ()
-
-
-SHAPES = (  # the first that fits is taken
-    Shape("verl", "prompt", "reward_model.ground_truth"),
-    Shape("ROLL", "messages", "ground_truth", also=("tag",)),
-    Shape("ROLL", "prompt", "ground_truth", also=("tag",)),
-    Shape("EasyR1", "problem", "answer"),
-    Shape("MindSpeed-RL", "question", "labels"),
-    Shape("MindSpeed-RL", "question", "answer"),
-)
 
 
 @dataclass(frozen=True)
@@ -47,19 +28,23 @@ def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) ->
     """
     first = first_row(rows)
     if flags.input_key == PromptDataFlags.input_key and column(first, flags.input_key) is MISSING:
-        for shape in SHAPES:
-            wanted = (shape.input_key, shape.label_key, *shape.also)
-            if all(column(first, key) is not MISSING for key in wanted):
-                label_key = flags.label_key or shape.label_key
+        for system, columns in known_shapes():
+            if all(column(first, key) is not MISSING for key in columns):
+                input_key, label_key = columns[0], flags.label_key or columns[1]
                 require_column(rows, label_key, "label_key", source)
-                note = (
-                    f"rows look like {shape.system}'s: prompt {shape.input_key}, label {label_key}"
-                )
-                return Columns(shape.input_key, label_key, note)
+                note = f"rows look like {system}'s: prompt {input_key}, label {label_key}"
+                return Columns(input_key, label_key, note)
     require_column(rows, flags.input_key, "input_key", source)
     if flags.label_key is not None:
         require_column(rows, flags.label_key, "label_key", source)
     return Columns(flags.input_key, flags.label_key)
+
+
+def known_shapes() -> list[tuple[str, tuple[str, ...]]]:
+    """Return the shapes of rows with their systems. Those that ask for more come first, so that
+    rows made from another system's, which keep its columns, are taken for what they became."""
+    shapes = [(e.name, columns) for e in row_shapes.entries() for columns in e.component]
+    return sorted(shapes, key=lambda shape: -len(".".join(shape[1]).split(".")))
 
 
 def binary_columns(rows: datasets.Dataset) -> list[str]:

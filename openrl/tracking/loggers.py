@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
-from openrl.extension_points import trackers
-from openrl.tracking.aliases import alias_values
+from openrl.extension_points import metric_names, trackers
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
 from openrl.tracking.trackers import TrackedRun, Tracker
@@ -78,7 +77,7 @@ class Trackers:
         if self.local is None:
             return
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
-        values = {**values, **alias_values(values), **failures}
+        values = {**values, **names_elsewhere(values), **failures}
         self._guard("jsonl", self.local.log, step, values)
         sent = (
             values
@@ -172,3 +171,14 @@ def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun) -> Tracker:
         return build(run)
     except Exception as error:  # e.g. a server that is down or a key that is refused
         return NotStarted(error)
+
+
+def names_elsewhere(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that other systems have another name for, under that name, so that their
+    dashboards and habits still work."""
+    return {
+        there: values[here]
+        for system in metric_names.entries()
+        for there, here in system.component.items()
+        if here in values
+    }

@@ -12,7 +12,7 @@ from typing import TypeGuard
 import pytest
 
 from openrl.config.commands import COMMANDS
-from openrl.config.foreign import FOREIGN, NAMES
+from openrl.config.unknown_flags import candidates, known_names
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
 from openrl.flags.values import placeholder, show
 
@@ -54,7 +54,7 @@ def test_every_flag_is_read():
 def test_flags_that_users_of_other_systems_know_are_there_or_explained():
     """flags_of_others.txt: a flag of OpenRLHF, MindSpeed-RL, ROLL or verl, then the commands that
     are expected to take it."""
-    known = {command: own_and_foreign_flags(command) for command in COMMANDS}
+    known = {command: own_and_known_flags(command) for command in COMMANDS}
     lines = (HERE / "flags_of_others.txt").read_text(encoding="utf-8").splitlines()
     wanted = [(command, name) for name, *commands in map(str.split, lines) for command in commands]
     assert [f"{command} --{name}" for command, name in wanted if name not in known[command]] == []
@@ -62,13 +62,17 @@ def test_flags_that_users_of_other_systems_know_are_there_or_explained():
 
 def test_names_in_other_systems_lead_to_flags_of_ours():
     flags = {spec.name for command in COMMANDS.values() for spec in collect_flags(command)}
-    assert {ours for names in NAMES.values() for ours in names} <= flags
+    assert {flag for there in known_names().meaning for flag in candidates(there)} <= flags
 
 
-def own_and_foreign_flags(command: str) -> set[str]:
+def own_and_known_flags(command: str) -> set[str]:
     specs = collect_flags(COMMANDS[command])
     own = {word for spec in specs for word in (spec.name, *spec.alias, *spec.shorthands)}
-    return own | {name for name, other in FOREIGN.items() if COMMANDS[command] in other.commands}
+    return own | {
+        name
+        for name, missing in known_names().missing.items()
+        if not missing.commands or command in missing.commands
+    }
 
 
 def declared() -> dict[str, str]:

@@ -20,6 +20,7 @@ LAYERS = (
     ("cluster",),
     ("rollout_engines", "training_engine"),
     ("weights",),
+    ("compat",),
     ("agents", "games"),
     ("data", "models", "rewards", "tracking"),
     ("algorithms", "vision"),
@@ -125,6 +126,8 @@ def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
             target = name.split(".")[1]
             if target not in LEVEL:
                 yield line, f"openrl.{target} has no place in the table of layers"
+            elif target == "compat" != part:
+                yield line, "openrl.compat is found by its registries: nothing may import it"
             elif target != part and LEVEL[target] <= LEVEL[part]:
                 yield line, f"{part} may not import {target}"
         elif (
@@ -245,6 +248,7 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/models/x.py", "from torch.utils import tensorboard", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from . import y", "x.py:1: relative import"),
         ("openrl/surprise.py", "", "surprise has no place"),
+        ("openrl/trainer/launch.py", "from openrl.compat.verl import tools", "launch.py:1: openrl.compat is found by its registries"),
         ("openrl/models/__init__.py", "from openrl.models.y import z", "__init__ files stay empty"),
         ("openrl/models/x.py", "import torch\ntorch.load(p)", "x.py:2: torch.load without weights_only=True"),
         ("openrl/models/x.py", "torch.load(p, weights_only=False)", "torch.load without weights_only=True"),

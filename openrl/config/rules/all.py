@@ -1,8 +1,8 @@
-"""Importing this module registers every rule, and what is known of foreign flags."""
+"""Importing this module registers every rule, and what is known of unknown flags."""
 
 from __future__ import annotations
 
-from openrl.config import foreign  # noqa: F401
+from openrl.config import unknown_flags  # noqa: F401
 from openrl.config.rules import (  # noqa: F401
     agent,
     algorithm,

@@ -168,7 +168,7 @@ def test_sound_flags_have_no_problems(words):
          "--reward_norm_mean batch --reward_norm_std batch"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=x", "gdpo_parts a=x", "'x' is not a finite number", "a=1.0"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=nan", "gdpo_parts a=nan", "'nan' is not a finite number", "a=1.0"),
-        ("--policy_loss_type vanilla", "policy_loss_type", "ppo if it is verl's, gpg if it is ROLL's", ""),
+        ("--policy_loss_type vanilla", "policy_loss_type", "gpg if it is ROLL's, ppo if it is verl's", ""),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a a=2", "gdpo_parts a=2", "given twice", "NAME"),
         ("--temperature 0", "temperature", "must be >= 0.001, got 0.0", ""),
         ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
-from openrl.extension_points import trackers
-from openrl.tracking.aliases import ALIASES
+from openrl.extension_points import metric_names, trackers
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
 from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
 from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
@@ -176,7 +175,9 @@ def test_names_of_other_systems_stand_beside_ours():
         "train/reward": 0.25,
     }
     assert local.seen == other.seen == [(1, expected)]
-    assert not set(ALIASES) & set(ALIASES.values())
+    names = [pair for system in metric_names.entries() for pair in system.component.items()]
+    assert not {there for there, _ in names} & {here for _, here in names}
+    assert len(dict(names)) == len(names), "two systems give a name to different figures"
 
 
 def test_tensorboard_holds_the_values_and_a_resume_replaces_later_steps(tmp_path):

@@ -1,0 +1,87 @@
+"""What to say of a flag that a command does not have, but other commands or other systems do."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from openrl.config.commands import COMMANDS
+from openrl.extension_points import flag_names
+from openrl.flags.checks import EXPLAINERS, Problem
+from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.flags.schema import collect_flags
+
+SAME = {
+    "pretrain": ("model_path", "reward_pretrain"),
+    "lora_path": ("lora_adapter_path",),
+    "prompt_data": ("dataset",),
+    "save_path": ("output_path",),
+    "generate_max_len": ("max_len",),
+    "num_episodes": ("max_epochs",),
+    "actor_learning_rate": ("learning_rate",),
+    "actor_num_nodes": ("num_nodes",),
+    "actor_num_gpus_per_node": ("num_gpus_per_node",),
+}
+"""Flag -> the flags that mean the same in commands without it."""
+
+OWN = FlagNames(
+    meaning={
+        **dict.fromkeys(("model", "model_path", "base_model"), "pretrain"),
+        **dict.fromkeys(("data", "dataset", "prompt_data", "input_file"), "prompt_data"),
+        "output_file": "output_path",
+        "adapter": "lora_path",
+        "num_samples": "n_samples_per_prompt",
+        "agent_path": "agent_func_path",
+        "max_new_tokens": "generate_max_len",
+        "lr": "actor_learning_rate",
+        "clip_eps": "eps_clip",
+        "dtype": "param_dtype",
+    },
+    missing={
+        "learning_rate": MissingFlag(
+            "actor and critic have a learning rate each",
+            "--actor_learning_rate",
+            ("train_ppo_ray",),
+        )
+    },
+)
+"""Names that one of our commands has and another does not, and names in use everywhere."""
+
+
+@cache
+def known_names() -> FlagNames:
+    """Return the names of ours and of all systems."""
+    every = [OWN, *(entry.component for entry in flag_names.entries())]
+    return FlagNames(
+        {there: here for names in every for there, here in names.meaning.items()},
+        {there: why for names in every for there, why in names.missing.items()},
+    )
+
+
+def candidates(name: str) -> tuple[str, ...]:
+    """Return the flags that a name may mean, of which a command's first counts."""
+    here = known_names().meaning.get(name)
+    return (here, *SAME.get(here, ())) if here else ()
+
+
+def flag_of_another(command: type, name: str) -> Problem | None:
+    names = {config: known for known, config in COMMANDS.items()}
+    missing = known_names().missing.get(name.removeprefix("no_"))
+    if missing and (not missing.commands or names[command] in missing.commands):
+        if missing.fix:
+            return Problem((name,), f"not a flag of this command: {missing.why}", missing.fix)
+        return Problem((name,), f"ignored: {missing.why}", fatal=False)
+    own = {spec.name for spec in collect_flags(command)}
+    # names of nested settings have dots; what is said of the critic is not meant for the actor
+    last = "" if name.startswith("critic.") else name.rpartition(".")[2]
+    if meant := [flag for flag in candidates(last) if flag in own]:
+        return Problem((name,), "no such flag here", f"--{meant[0]}")
+    owners = [
+        other
+        for other, config in COMMANDS.items()
+        if any(name in (spec.name, *spec.alias) for spec in collect_flags(config))
+    ]
+    message = f"not a flag of this command, but of {', '.join(owners)}"
+    return Problem((name,), message, "leave it out") if owners else None
+
+
+EXPLAINERS.append(flag_of_another)
