@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.placement import PlacementPlan
@@ -81,7 +81,8 @@ class ResidencyTable:
         return [t for t in others if any(self._share_a_place(t.role, n.role) for n in needs)]
 
     def _share_a_place(self, one: str, other: str) -> bool:
-        """Return whether roles share a place; one meets itself where it shares with any other."""
+        """Return whether two roles share a place. A role conflicts with itself if any other role
+        shares its places."""
         common = self._common_places(one, other)
         if one != other:
             return bool(common)
@@ -123,23 +124,6 @@ class ResidencyTable:
         return bool(other & {*self.displaced(one)} or one & {*self.displaced(other)})
 
 
-class SleepError(RuntimeError):
-    """A stage cannot run because of what is asleep; the message names it."""
-
-
-@dataclass(frozen=True, eq=False)
-class _ActiveStage:
-    """A stage that runs or waits for its turn."""
-
-    name: str
-    needs: Need
-
-
-_INSIDE: ContextVar[tuple[_ActiveStage, ...]] = ContextVar(
-    "stages that the running code is inside of", default=()
-)
-
-
 class Residency:
     """Applies the table to worker groups, whose workers have ``sleep(*parts)`` and
     ``wake(*parts)``.
@@ -153,7 +137,8 @@ class Residency:
         self.table, self.memory = table or ResidencyTable(), memory
         self.awake: set[RolePart] = set()
         self._groups: dict[str, WorkerGroup] = {}
-        self._entered: list[_ActiveStage] = []
+        self._numbers = count()
+        self._entered: dict[int, Need] = {}  # the stages that run or wait, in order of entry
         self._left = asyncio.Condition()
         self._moving = asyncio.Lock()
         self._failed = ""
@@ -170,48 +155,40 @@ class Residency:
 
     @asynccontextmanager
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
-        """Keep what a stage needs awake inside. Raises SleepError if that is impossible."""
-        entered = _ActiveStage(f"{name} {role}".strip(), self.table.needs(name, role))
-        for outer in _INSIDE.get():
-            if self.table.exclude(outer.needs, entered.needs):
-                conflict = self._conflict(outer, entered)
-                raise SleepError(f"{entered.name} cannot run within {outer.name}: {conflict}")
-        self._entered.append(entered)
-        token = _INSIDE.set((*_INSIDE.get(), entered))
+        """Keep what a stage needs awake inside. Stages that exclude each other must not be nested:
+        the inner one would wait for the outer. Raises RuntimeError if a move failed."""
+        number, needs = next(self._numbers), self.table.needs(name, role)
+        self._entered[number] = needs
         try:
             async with self._left:
-                await self._left.wait_for(lambda: not self._waits_for(entered))
+                await self._left.wait_for(lambda: not self._waits(number))
             async with self._moving:
-                await self._make_room(entered)
+                await self._make_room(f"{name} {role}".strip(), needs)
             yield
         finally:
-            _INSIDE.reset(token)
-            self._entered.remove(entered)
+            del self._entered[number]
             async with self._left:
                 self._left.notify_all()
 
     def sleeps(self, role: str, part: str) -> bool:
         return RolePart(role, part) in {*self.table.rows} - self.awake
 
-    def _waits_for(self, entered: _ActiveStage) -> bool:
-        earlier = self._entered[: self._entered.index(entered)]
-        return any(self.table.exclude(other.needs, entered.needs) for other in earlier)
+    def _waits(self, number: int) -> bool:
+        """Return whether a stage that was entered before this one excludes it."""
+        needs = self._entered[number]
+        earlier = (other for n, other in self._entered.items() if n < number)
+        return any(self.table.exclude(other, needs) for other in earlier)
 
-    def _conflict(self, one: _ActiveStage, other: _ActiveStage) -> str:
-        displaced = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)}
-        rows = displaced & (one.needs | other.needs)
-        return f"{_names(rows)} would have to be asleep and awake at the same time"
-
-    async def _make_room(self, entered: _ActiveStage) -> None:
+    async def _make_room(self, stage: str, needs: Need) -> None:
         if self._failed:
-            raise SleepError(f"{entered.name} cannot run: {self._failed}")
-        to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
-        await self._move("sleep", to_sleep, entered.name)
+            raise RuntimeError(f"{stage} cannot run: {self._failed}")
+        to_sleep, to_wake = self.table.moves(self.awake, needs)
+        await self._move("sleep", to_sleep, stage)
         if any(p.role == ENGINES for p in to_wake):
             for role in self.table.models_with_engines():
                 if role in self._groups and not self.sleeps(role, "param"):
                     await self._groups[role].call("empty_cache")
-        await self._move("wake", to_wake, entered.name)
+        await self._move("wake", to_wake, stage)
 
     async def _move(self, direction: str, parts: list[RolePart], why: str) -> None:
         """Put parts to sleep or wake them, with one call per role. After a failure nobody knows
@@ -226,7 +203,7 @@ class Residency:
                 what = f"{direction} {_names(moved)} for {why}"
                 self._failed = f"{what} failed ({error}); asleep: {asleep}"
                 if isinstance(error, Exception):
-                    raise SleepError(self._failed) from error
+                    raise RuntimeError(self._failed) from error
                 raise
             self.awake = self.awake - {*moved} if direction == "sleep" else self.awake | {*moved}
             seconds = time.perf_counter() - started
