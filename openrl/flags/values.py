@@ -8,7 +8,8 @@ import operator
 import os
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -187,6 +188,15 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+
+
+def unknown_keys(keys: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each of ``keys`` that is not ``known``, with the known one that it resembles, or ""."""
+    known = list(known)
+    for key in keys:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            yield key, near[0] if near else ""
 
 
 def within(value: Any, bounds: str) -> bool:

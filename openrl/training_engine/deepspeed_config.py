@@ -4,7 +4,6 @@ flag turns on."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
-from openrl.flags.values import show
+from openrl.flags.values import show, unknown_keys
 
 KINDS = {
     bool: "true or false",
@@ -187,12 +186,12 @@ def unknown_settings(
     overrides: Mapping[str, Any], section: Section, inside: str = ""
 ) -> Iterator[str]:
     """Yield a message for each name that DeepSpeed has not asked for."""
+    unknown = unknown_keys(overrides, section.asked) if section.asked else ()
+    for name, near in unknown:
+        meant = f"; did you mean {near!r}?" if near else ""
+        yield f"DeepSpeed has no setting {inside + name!r}{meant}"
     for name, value in overrides.items():
-        if section.asked and name not in section.asked:
-            near = difflib.get_close_matches(name, section.asked, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"DeepSpeed has no setting {inside + name!r}{meant}"
-        elif isinstance(inner := dict.get(section, name), Section):
+        if isinstance(inner := dict.get(section, name), Section):
             yield from unknown_settings(value, inner, f"{inside}{name}.")
 
 
