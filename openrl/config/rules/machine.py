@@ -271,7 +271,7 @@ def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
 @check_environment
 def trackers_can_run(config: TrainingConfig) -> Problems:
     flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
-    for name in set(config.logging.trackers) & set(trackers.names()):
+    for name in filter(set(trackers.names()).__contains__, config.logging.trackers):
         switch = flags.get(name, "")
         flag = switch if name not in config.logging.track_with else "track_with"
         for package in sorted(trackers[name].needs):

@@ -4,63 +4,14 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from openrl.config import derived
-from openrl.config.commands import PPOConfig
 from openrl.config.rules import (
     rollout_engine,
 )
 from openrl.rollout_engines.vllm_adapters import RANKS, room_for_rank
 from openrl.rollout_engines.vllm_start import engine_arguments
 from openrl.workers.roles import run_engine_spec
-from tests.flags import PPO, ppo, said, settle
-
-
-@pytest.mark.parametrize(
-    ("words", "flags", "message", "fix"),
-    [
-        ("--vllm_engine_kwargs {\"max_num_seqs\":4}", "vllm_engine_kwargs, --vllm_max_num_seqs",
-         "has its own flag", "--vllm_max_num_seqs 4"),
-        ("--vllm_engine_kwargs {\"logprobs_mode\":\"raw\"}", "vllm_engine_kwargs", "placement depend on", "leave it out"),
-        ("--vllm_max_model_len 2000", "vllm_max_model_len, --prompt_max_len, --generate_max_len",
-         "2048 tokens together, but the engine accepts only 2000", "--vllm_max_model_len 2048"),
-        ("--vllm_engine_kwargs {\"tensor_parallel_size\":2}", "vllm_engine_kwargs, --vllm_tensor_parallel_size",
-         "has its own flag", "--vllm_tensor_parallel_size 2"),
-        ("--vllm_engine_kwargs {\"enable_sleep_mode\":false}", "vllm_engine_kwargs", "placement depend on", "leave it out"),
-        ("--vllm_sync_backend nccl --device cpu", "vllm_sync_backend, --device", "NCCL needs GPUs", "--vllm_sync_backend gloo"),
-        ("--lora_sync adapter --lora_rank 8 --rollout_backend hf", "lora_sync, --rollout_backend",
-         "can generate only with merged weights", "--lora_sync merge"),
-        ("--lora_sync adapter --lora_rank 8 --load_in_4bit", "lora_sync, --load_in_4bit", "a different base", "--lora_sync merge"),
-        ("--lora_sync adapter --lora_rank 8 --vllm_load_format dummy", "lora_sync, --vllm_load_format",
-         "must read the base", "leave it out"),
-        ("--lora_sync adapter --lora_rank 600", "lora_sync, --lora_rank", "up to rank 512", "--lora_sync merge"),
-    ],
-)  # fmt: skip
-def test_engine_rules(words, flags, message, fix):
-    (problem,) = said(PPOConfig, f"{PPO} {words}")
-    assert problem.startswith(f"--{flags}: ")
-    assert message in problem and fix in problem
-
-
-def test_an_engine_in_fp16_cannot_hold_what_a_trainer_in_bf16_computes():
-    (problem,) = said(PPOConfig, f"{PPO} --vllm_dtype fp16 --enable_vllm_is_correction")
-    assert "overflows" in problem and "--param_dtype fp16" in problem
-    assert said(PPOConfig, f"{PPO} --vllm_dtype fp16 --param_dtype fp16") == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--vllm_quantization fp8",
-        "--param_dtype fp16 --vllm_dtype bf16",
-        "--param_dtype fp32 --vllm_dtype bf16",
-    ],
-)
-def test_coarser_engines_are_warned_of_unless_corrected(words):
-    (problem,) = settle(PPOConfig, f"{PPO} {words}")[1]
-    assert not problem.fatal and "drift apart" in str(problem)
-    assert said(PPOConfig, f"{PPO} {words} --enable_vllm_is_correction") == []
+from tests.flags import PPO, ppo
 
 
 def test_what_the_engine_is_told():

@@ -1,7 +1,6 @@
 """Ranks that share rows: which flags cannot mean anything, and what the plan makes of them."""
 
 import re
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -28,87 +27,6 @@ from tests.flags import GRPO, SFT, ppo, said, settle
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 
 FOUR = " --actor_num_gpus_per_node 4"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (FOUR + " --ulysses_size 2 --ring_attn_size 2", "both split sequences"),
-        (
-            FOUR + " --ulysses_size 3",
-            "4 ranks of the actor do not divide evenly into blocks of 3 that share rows",
-        ),
-        (
-            FOUR + " --ref_num_gpus_per_node 3 --ulysses_size 4",
-            "3 ranks of the reference do not divide",
-        ),
-        (
-            '--placement "actor=0-3;ref=0;vllm=4" --ulysses_size 2',
-            "1 ranks of the reference do not divide",
-        ),
-        (
-            FOUR + " --ulysses_size 2 --attn_implementation eager",
-            "eager attention cannot run on parts of a sequence",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --param_dtype fp32",
-            "layers can be split only in bf16 and fp16",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --zero_stage 3",
-            "ZeRO stage 3 already splits every parameter",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8",
-            "layers with adapters or 4-bit weights cannot be split",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit",
-            "adapters or 4-bit weights cannot be split",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0",
-            "a rank holds only parts of them",
-        ),
-        (
-            FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0",
-            "the gradient norm of its own parts alone",
-        ),
-        (FOUR + " --ring_head_stride 2", "--ring_head_stride acts with --ring_attn_size"),
-        (
-            FOUR + " --ulysses_size 2 --prefix_grouper",
-            "rows that are split over ranks cannot share",
-        ),
-        (
-            " --prefix_grouper --attn_implementation sdpa",
-            "sdpa attention does not support rows that share a prefix",
-        ),
-        (
-            " --prefix_grouper --n_samples_per_prompt 1",
-            "--prefix_grouper acts with several answers to a prompt in a micro-batch",
-        ),
-        (
-            " --prefix_grouper --micro_train_batch_size 1",
-            "--prefix_grouper acts with several answers to a prompt in a micro-batch",
-        ),
-        (
-            FOUR + " --ulysses_size 2 --train_batch_size 129",
-            "129 samples do not divide evenly among 2 blocks of 2 actor ranks",
-        ),
-    ],
-)
-def test_what_cannot_be(words, expected):
-    problems = said(PPOConfig, [*GRPO.split(), *shlex.split(words)])
-    assert any(expected in problem for problem in problems), problems
-
-
-def test_what_can_be():
-    for words in (" --ulysses_size 4", " --ring_attn_size 2 --ring_head_stride 2"):
-        assert not said(PPOConfig, GRPO + FOUR + words)
-    assert not said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 2")
-    assert "2 ranks of the model do not divide evenly into blocks of 4" in str(
-        said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 4")
-    )
 
 
 def test_batches_are_dealt_to_blocks_of_ranks():

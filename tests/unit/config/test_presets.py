@@ -83,10 +83,6 @@ def test_raft_trains_on_right_answers_alone(wrong):
     assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
 
 
-def test_unknown_presets_are_refused():
-    assert "no preset 'grop'" in said(PPOConfig, f"{LEAST} --algo_preset grop")[0]
-
-
 @pytest.mark.parametrize("value", ["{a: b}", "[[grpo]]", "[grpo, dapo]"])
 def test_presets_that_are_no_names_are_refused(tmp_path, value):
     (tmp_path / "run.yaml").write_text(f"algo_preset: {value}\n")

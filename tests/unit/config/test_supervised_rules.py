@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from openrl.config import derived
-from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
+from openrl.config.commands import DPOConfig, SFTConfig
 from openrl.config.groups.placement import LAUNCHER_VARIABLES
 from openrl.config.rules.machine import is_later_rank
 from openrl.training_engine.distributed import Launch, init_distributed
@@ -16,69 +16,6 @@ from tests.flags import settle
 from tests.patience import PATIENCE
 
 BASE = "--pretrain m --dataset d"
-REFUSED = [
-    (SFTConfig, "--multiturn", "only a chat template says where a turn begins"),
-    (SFTConfig, "--multiturn --pretrain_mode", "plain text has no turns"),
-    (RMConfig, "--margin_loss --loss logexp", "logexp does not support margins"),
-    (RMConfig, "--loss dpo", "expected one of sigmoid, logexp"),
-    (DPOConfig, "--loss kto", "the prompt must be known"),
-    (DPOConfig, "--label_smoothing 0.5", "must be [0, 0.5)"),
-    (DPOConfig, "--beta 0", "must be > 0"),
-    (DPOConfig, "--ipo yes", "takes no value"),
-    (DPOConfig, "--ipo --loss dpo", "two spellings of one flag"),
-]
-UNUSED = [
-    (SFTConfig, "--pretrain_mode --apply_chat_template", "apply_chat_template", "without --pretrain_mode"),
-    (SFTConfig, "--apply_chat_template --multiturn --input_template {}", "input_template", "without --multiturn"),
-    (SFTConfig, "--eval_steps -1", "eval_steps", "with --eval_dataset"),
-    (SFTConfig, "--rpc_timeout 5", "rpc_timeout", "with --num_gpus_per_node"),
-    (SFTConfig, "--num_gpus_per_node 1 --local_rank 0", "local_rank", "without --num_gpus_per_node"),
-    (RMConfig, "--compute_fp32_loss --param_dtype fp32", "compute_fp32_loss", "without --param_dtype fp32"),
-    (RMConfig, "--logits_chunk_size 64", "logits_chunk_size", "with a model that has logits"),
-    (DPOConfig, "--loss kto --prompt_key p --nll_loss_coef 1", "nll_loss_coef", "with a --loss of pairs"),
-    (DPOConfig, "--loss kto --prompt_key p --rejected_key r", "rejected_key", "with a --loss of pairs"),
-    (DPOConfig, "--loss kto --prompt_key p --prefix_grouper", "prefix_grouper", "with several answers"),
-    (DPOConfig, "--loss simpo --ref_pretrain r", "ref_pretrain", "with a --loss that has a reference"),
-    (DPOConfig, "--loss orpo --reference_free", "reference_free", "with --loss dpo | ipo"),
-    (DPOConfig, "--loss ipo --label_smoothing 0.1", "label_smoothing", "with --loss dpo"),
-    (DPOConfig, "--reference_free --ref_pretrain r", "ref_pretrain", "with a --loss that has a reference"),
-    (DPOConfig, "--simpo_gamma 1", "simpo_gamma", "with --loss simpo"),
-    *((command, "--lora_alpha 32", "lora_alpha", "with --lora_rank") for command in SUPERVISED),
-    *(
-        (command, "--lora_adapter_path a --lora_rank 8", "lora_rank", "without --lora_adapter_path")
-        for command in SUPERVISED
-    ),
-]  # fmt: skip
-ADAPTERS = {
-    "--lora_rank 8 --lora_exclude_modules [": "'[' is not a regular expression",
-    "--load_in_4bit": "4-bit weights can be trained only through adapters",
-    "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights need bf16",
-    "--load_in_4bit --lora_rank 8 --zero_stage 3": (
-        "stage 3 shards weights without the data that unpacks 4-bit weights"
-    ),
-}
-
-
-@pytest.mark.parametrize(("command", "words", "reason"), REFUSED)
-def test_contradictions_are_refused_with_the_reason(command, words, reason):
-    _, problems = settle(command, f"{BASE} {words}")
-    assert any(reason in str(p) for p in problems if p.fatal), [str(p) for p in problems]
-
-
-@pytest.mark.parametrize(("command", "words", "flag", "when"), UNUSED)
-def test_flags_without_effect_warn(command, words, flag, when):
-    config, (problem,) = settle(command, f"{BASE} {words}")
-    assert config is not None and not problem.fatal
-    assert f"\n  --{flag} acts {when}" in str(problem)
-
-
-@pytest.mark.parametrize("command", TRAINING)
-@pytest.mark.parametrize("words", ADAPTERS)
-def test_flags_of_adapters_are_held_together_wherever_they_are_read(command, words):
-    base = (
-        "--pretrain m --prompt_data d --remote_rm_url r.py" if command not in SUPERVISED else BASE
-    )
-    assert any(ADAPTERS[words] in str(p) for p in settle(command, f"{base} {words}")[1] if p.fatal)
 
 
 def test_ipo_is_short_for_its_loss():
