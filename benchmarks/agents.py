@@ -21,7 +21,7 @@ from benchmarks.step_breakdown import make_task
 from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
@@ -74,7 +74,7 @@ async def started(model: str) -> RolloutWorker:
     await worker.start()
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
     limits = TurnFlags(max_turns=TURNS, max_tokens_per_turn=SAMPLED)
-    worker.agent = EnvironmentAgent(lambda prompt: Waits(), Play(chat, limits=limits))
+    worker.agent = EnvironmentAgent(lambda prompt: Waits(), EpisodeConfig(chat, limits=limits))
     return worker
 
 

@@ -108,7 +108,7 @@ class Prompt:
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
-    shown: bool = False  # record the turns of its episodes for people to read
+    render: bool = False  # keep the turns of its episodes for people to read
 
     @property
     def chat(self) -> list[Message]:
@@ -132,7 +132,7 @@ class Completion:
 
     token_ids: list[int]  # [n] sampled tokens, the end-of-text token included
     logprobs: list[float]  # [n] log-probs of these tokens at the sampling temperature
-    end: FinishReason
+    finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]  # consecutive spans that cover all n tokens
 
 
@@ -205,8 +205,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One turn recorded for people to read: what the policy saw and what it did. The last turn of
+class RenderedTurn:
+    """One turn for people to read: what the policy saw and what it did. The last turn of
     an episode shows its end and holds no action."""
 
     messages: tuple[Message, ...]  # new in this turn
@@ -223,7 +223,7 @@ class Trajectory:
 
     prompt: Prompt
     segments: list[Segment]  # at least one, in the order they were played
-    end: FinishReason
+    finish_reason: FinishReason
     text: str = ""  # the response, decoded
     turns: int = 1
     score: Score | None = None
@@ -233,7 +233,7 @@ class Trajectory:
     fault: str = ""  # that in a word: engine, error, timeout, crash, memory, value, length or seed
     agent: str = ""  # who played it, where several agents share an episode
     seed: int | None = None  # environment seed; siblings start from equal observations
-    shown: tuple[Shown, ...] = ()  # its turns for people, if they were requested
+    rendered: tuple[RenderedTurn, ...] = ()  # its turns for people, if they were requested
 
     @property
     def response_length(self) -> int:
@@ -259,7 +259,7 @@ class Trajectory:
     def failed(self) -> bool:
         """True if the infrastructure failed, or if the reward failed and the trajectory is to be
         dropped. Training and statistics leave it out."""
-        return self.end.is_failure or (self.score is not None and self.score.dropped)
+        return self.finish_reason.is_failure or (self.score is not None and self.score.dropped)
 
 
 @dataclass
@@ -271,7 +271,7 @@ class PromptGroup:
     greedy: Trajectory | None = None  # the answer decoded at temperature 0, if requested
     # attempts that failed and are not among the trajectories: they were played again, or more
     # samples were started than were wanted
-    lost: list[Trajectory] = field(default_factory=list)
+    failed_attempts: list[Trajectory] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Trajectory]:
@@ -281,7 +281,7 @@ class PromptGroup:
     @property
     def attempts(self) -> list[Trajectory]:
         """Everything that was played: the answers, and what failed and was left out."""
-        return [*self.answers, *self.lost]
+        return [*self.answers, *self.failed_attempts]
 
     @property
     def of_agents(self) -> list[PromptGroup]:
@@ -292,7 +292,7 @@ class PromptGroup:
         for trajectory in self.trajectories:
             by_agent.setdefault(trajectory.agent, []).append(trajectory)
         groups = [replace(self, trajectories=played) for played in by_agent.values()]
-        sound = [g for g in groups if not all(t.end.is_failure for t in g.trajectories)]
+        sound = [g for g in groups if not all(t.finish_reason.is_failure for t in g.trajectories)]
         return sound or groups
 
     @property

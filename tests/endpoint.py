@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import Endpoint, serve
 from openrl.agents.endpoint.session import Session
 from openrl.agents.tools.parsers import parser_for
@@ -35,10 +35,12 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 
 @asynccontextmanager
 async def endpoint(
-    limits: TurnFlags = TurnFlags(), play: Play | None = None
+    limits: TurnFlags = TurnFlags(), play: EpisodeConfig | None = None
 ) -> AsyncIterator[Endpoint]:
     """With Qwen 2.5's template, unless ``play`` has another."""
-    async with serve(play or Play(hermes_chat(), parser_for("hermes", None), limits)) as server:
+    async with serve(
+        play or EpisodeConfig(hermes_chat(), parser_for("hermes", None), limits)
+    ) as server:
         yield server
 
 
@@ -47,7 +49,7 @@ async def opened(
     policy: Callable[[list[int], Sampling], Awaitable[Completion]],
     sampling: Sampling = ROOM,
     limits: TurnFlags = TurnFlags(),
-    play: Play | None = None,
+    play: EpisodeConfig | None = None,
 ) -> AsyncIterator[Session]:
     async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:
         yield session

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.tools.parsers import parser_for
@@ -54,7 +54,9 @@ def play(
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
         file = agent_file(str(path))
-        how = Play(CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1))
+        how = EpisodeConfig(
+            CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1)
+        )
         async with open_file_agent(file, how, endpoint) as agent:
             for policy in policies:
                 one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)

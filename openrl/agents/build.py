@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.agents.base import Agent
 from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import serve
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.openenv import OpenEnvAgent, find_server
@@ -76,7 +76,7 @@ async def open_agent(
 
 def play_settings(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
-) -> Play:
+) -> EpisodeConfig:
     """Return how the flags want episodes to be played. Raises UserError for an unknown
     --tool_parser."""
     flags, templates = setup.flags, setup.templates
@@ -91,4 +91,4 @@ def play_settings(
     )
     parser = flags.tool_parser or detect(tokenizer.chat_template or "")
     parse = parser_for(parser, None) if parser else parse_no_calls
-    return Play(chat, parse, flags, flags.agent_sample_unit == "step")
+    return EpisodeConfig(chat, parse, flags, flags.agent_sample_unit == "step")

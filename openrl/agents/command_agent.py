@@ -34,7 +34,7 @@ class AgentCommand:
         """Raises UserError for a command that cannot be started."""
         self.command, self.endpoint = split_command(command), endpoint
         self.limits = endpoint.play.limits
-        self._places = asyncio.Semaphore(self.limits.at_once)
+        self._places = asyncio.Semaphore(self.limits.max_concurrency)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,

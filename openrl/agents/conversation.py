@@ -22,10 +22,10 @@ from openrl.types import (
     Message,
     PlacedImage,
     Prompt,
+    RenderedTurn,
     Sampling,
     Score,
     Segment,
-    Shown,
     Trajectory,
     VersionSpan,
 )
@@ -33,15 +33,15 @@ from openrl.vision.placing import unexpanded
 
 
 class EpisodeOver(Exception):
-    """The episode cannot go on; ``end`` says why."""
+    """The episode cannot go on; ``finish_reason`` says why."""
 
-    def __init__(self, end: FinishReason) -> None:
-        super().__init__(end.value)
-        self.end = end
+    def __init__(self, finish_reason: FinishReason) -> None:
+        super().__init__(finish_reason.value)
+        self.finish_reason = finish_reason
 
 
 @dataclass(frozen=True)
-class Play:
+class EpisodeConfig:
     """How every episode of a run is played."""
 
     chat: ChatFormat
@@ -116,7 +116,7 @@ class Conversation:
 
     def __init__(
         self,
-        play: Play,
+        play: EpisodeConfig,
         prompt: Prompt,
         generate: Generate,
         sampling: Sampling,
@@ -126,7 +126,7 @@ class Conversation:
         self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
-        self.shown: list[Shown] = []
+        self.rendered: list[RenderedTurn] = []
         self._asking = 0  # turns that are being sampled
         self._rows: list[_Row] = []
         self._last: _Row | None = None  # the row of the last turn
@@ -262,7 +262,7 @@ class Conversation:
 
     def require_room_after(self, reply: Reply) -> None:
         """Raise EpisodeOver if the engine failed, or cut the reply because the episode is full."""
-        end = reply.completion.end
+        end = reply.completion.finish_reason
         if end.is_failure or (end is FinishReason.LENGTH and self.is_full):
             raise EpisodeOver(end)
 
@@ -272,15 +272,17 @@ class Conversation:
         at = len(self._last.segment.token_ids) - 1
         self._last.rewards[at] = self._last.rewards.get(at, 0.0) + reward
 
-    def show(self, new: Sequence[Message], frame: Any = None, action: str | None = None) -> None:
+    def render_turn(
+        self, new: Sequence[Message], frame: Any = None, action: str | None = None
+    ) -> None:
         """Record for people what a turn shows the policy, if the prompt asks for that."""
-        if self.prompt.shown:
-            self.shown.append(Shown(tuple(new), frame, action))
+        if self.prompt.render:
+            self.rendered.append(RenderedTurn(tuple(new), frame, action))
 
-    def show_action(self, action: str, reward: float = 0.0) -> None:
+    def render_action(self, action: str, reward: float = 0.0) -> None:
         """Record for people what the policy does in the turn that was shown last."""
-        if self.shown:
-            self.shown[-1] = replace(self.shown[-1], action=action, reward=reward)
+        if self.rendered:
+            self.rendered[-1] = replace(self.rendered[-1], action=action, reward=reward)
 
     def trajectory(
         self,
@@ -313,7 +315,7 @@ class Conversation:
             turns=self.turns,
             score=score,
             metrics={**counted, **(metrics or {})},
-            shown=tuple(self.shown),
+            rendered=tuple(self.rendered),
         )
 
     def _text(self) -> str:

@@ -37,7 +37,7 @@ async def episode_end(turns: Awaitable[FinishReason], seconds: float) -> FinishR
         async with deadline(seconds):
             return await turns
     except EpisodeOver as over:
-        return over.end
+        return over.finish_reason
 
 
 @asynccontextmanager

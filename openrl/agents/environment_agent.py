@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
-from openrl.agents.conversation import Conversation, Play
+from openrl.agents.conversation import Conversation, EpisodeConfig
 from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limit
 from openrl.data.rows import BadRow
 from openrl.errors import UserError
@@ -41,12 +41,12 @@ class EnvironmentAgent:
     def __init__(
         self,
         make: Callable[[Prompt], Environment],
-        play: Play,
+        play: EpisodeConfig,
         places: asyncio.Semaphore | None = None,
     ) -> None:
         """``places`` limits the steps that are taken at a time; None: those of this agent."""
         self.make, self.how = make, play
-        self.places = places or asyncio.Semaphore(play.limits.steps_at_once)
+        self.places = places or asyncio.Semaphore(play.limits.max_concurrent_steps)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. Raises EnvironmentFailure."""
@@ -87,11 +87,11 @@ class _Episode:
         Raises EpisodeOver if there is no action to take."""
         await self._show(new)
         reply = await self.conversation.reply(chat, state=state)
-        self.conversation.show_action(reply.text)
+        self.conversation.render_action(reply.text)
         self.conversation.require_room_after(reply)
         step = await self._step(reply.text)
         after = self._messages(step.observation)
-        self.conversation.show_action(reply.text, step.reward)
+        self.conversation.render_action(reply.text, step.reward)
         self.conversation.credit(step.reward)
         self.steps.append(step)
         self.passed = self.passed if step.passed is None else step.passed
@@ -147,8 +147,8 @@ class _Episode:
         )
 
     async def _show(self, new: list[Message]) -> None:
-        frame = await self._answer(self.environment.frame()) if self.prompt.shown else None
-        self.conversation.show(new, frame)
+        frame = await self._answer(self.environment.frame()) if self.prompt.render else None
+        self.conversation.render_turn(new, frame)
 
     def trajectory(self, end: FinishReason) -> Trajectory:
         if self.passed is None and end.is_truncated:

@@ -72,12 +72,12 @@ async def play_episode(
 def known_prompt(played: Sequence[Trajectory]) -> Prompt:
     """Return the prompt of samples. The environment may have turned a seed into a prompt, which
     only a sound episode knows."""
-    return next((t for t in played if not t.end.is_failure), played[0]).prompt
+    return next((t for t in played if not t.finish_reason.is_failure), played[0]).prompt
 
 
 def has_failed(played: Sequence[Trajectory]) -> bool:
     """Whether the infrastructure failed an episode."""
-    return any(trajectory.end.is_failure for trajectory in played)
+    return any(trajectory.finish_reason.is_failure for trajectory in played)
 
 
 def with_seeds(generate: Generate) -> Generate:

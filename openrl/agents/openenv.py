@@ -25,7 +25,7 @@ import websockets
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from openrl.agents.base import Environment, Generate, Step
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.ending import time_limit
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.user_code import scalar
@@ -53,15 +53,16 @@ _OURS = ("metadata",)  # fields of every action that the policy does not write
 
 Json = dict[str, Any]
 ReadAction = Callable[[str], Json]
-"""Turns the policy's text into the fields of an action. Raises InvalidAction."""
+"""Turns the policy's text into the fields of an action. Raises ValueError, which
+the policy reads, for a text that is no action."""
 
 
 class OpenEnvAgent:
     """Plays the environments of a server. An episode's time begins once the server has room."""
 
-    def __init__(self, server: Server, play: Play) -> None:
+    def __init__(self, server: Server, play: EpisodeConfig) -> None:
         self.server, self.how = server, play
-        self._places = asyncio.Semaphore(play.limits.steps_at_once)
+        self._places = asyncio.Semaphore(play.limits.max_concurrent_steps)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, OSError if the server is gone,
@@ -95,9 +96,11 @@ class OpenEnvEnvironment(Environment):
 
     async def step(self, action: str) -> Step:
         try:
-            told = await _ask(self._socket, "step", self._read(action))
-        except InvalidAction as invalid:
+            fields = self._read(action)
+        except ValueError as invalid:
             return Step(str(invalid), valid=False)
+        try:
+            told = await _ask(self._socket, "step", fields)
         except ServerError as error:
             if error.code != INVALID:
                 raise
@@ -118,10 +121,6 @@ def observation_text(observation: Any) -> str:
     return observation if isinstance(observation, str) else json.dumps(observation, default=str)
 
 
-class InvalidAction(Exception):
-    """The policy wrote something that is not an action. The policy reads the message."""
-
-
 def action_reader(schema: Mapping[str, Any]) -> ReadAction:
     """Return the reader for a schema of actions. Raises UserError for a schema without fields."""
     fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
@@ -138,7 +137,7 @@ def _read_field(name: str, kind: str, text: str) -> Json:
     try:
         return {name: text if kind == "string" else _READ[kind](text.strip())}
     except (TypeError, ValueError):
-        raise InvalidAction(f"An action is one {kind}.") from None
+        raise ValueError(f"An action is one {kind}.") from None
 
 
 def _read_object(names: list[str], text: str) -> Json:
@@ -147,7 +146,7 @@ def _read_object(names: list[str], text: str) -> Json:
     except (ValueError, RecursionError):  # nested too deep
         found = None
     if not isinstance(found, dict):
-        raise InvalidAction(f"An action is a JSON object of {', '.join(names)}.")
+        raise ValueError(f"An action is a JSON object of {', '.join(names)}.")
     return found
 
 

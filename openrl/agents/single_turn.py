@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openrl.agents.base import Generate
-from openrl.types import Prompt, Sampling, Segment, Shown, Trajectory
+from openrl.types import Prompt, RenderedTurn, Sampling, Segment, Trajectory
 from openrl.vision.parts import prompt_messages
 
 
@@ -21,5 +21,7 @@ class SingleTurn:
             prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions, prompt.images
         )
         text = self.decode(reply.token_ids)
-        shown = (Shown(tuple(prompt_messages(prompt)), action=text),) if prompt.shown else ()
-        return Trajectory(prompt, [row], reply.end, text=text, shown=shown)
+        rendered = (
+            (RenderedTurn(tuple(prompt_messages(prompt)), action=text),) if prompt.render else ()
+        )
+        return Trajectory(prompt, [row], reply.finish_reason, text=text, rendered=rendered)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.agents.base import Agent, Environment, Generate
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.build import FileAgent, open_pool, process_limits
 from openrl.agents.foreign.calls import Call, Facts
@@ -71,7 +71,7 @@ class TagAgent:
 
 @asynccontextmanager
 async def open_tag_agent(
-    flags: EnvironmentTagFlags, plugins: tuple[str, ...], play: Play
+    flags: EnvironmentTagFlags, plugins: tuple[str, ...], play: EpisodeConfig
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. Raises UserError for a setting that an environment does not
     know."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
-from openrl.agents.conversation import Conversation, Play, Reply
+from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
 from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.agents.tools.calls import (
     ParsedReply,
@@ -30,7 +30,7 @@ class ToolAgent:
     If a call fails, its result tells the policy why. The same goes for a reply whose calls cannot
     be read, but three of these in a row end the episode."""
 
-    def __init__(self, open_tools: Callable[[], Toolbox], play: Play) -> None:
+    def __init__(self, open_tools: Callable[[], Toolbox], play: EpisodeConfig) -> None:
         self.open_tools, self.how = open_tools, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
@@ -53,14 +53,14 @@ class _Episode:
         prompt = self.conversation.prompt
         messages = new = first_messages(prompt, await self.tools.start(prompt))
         while True:
-            self.conversation.show(new)
+            self.conversation.render_turn(new)
             async with deadline(self.limits.turn_timeout):
                 reply = await self.conversation.reply(messages, self.tools.schemas)
-                self.conversation.show_action(reply.text)
+                self.conversation.render_action(reply.text)
                 parsed = self._parse_reply(reply)
                 if not parsed.calls and not parsed.error:
-                    self.conversation.show(())
-                    return reply.completion.end
+                    self.conversation.render_turn(())
+                    return reply.completion.finish_reason
                 new = await self._call_tools(parsed)
             chats = [[*messages, *form] for form in self._chat_forms(reply, parsed, new)]
             messages = self.conversation.choose(chats, self.tools.schemas)

@@ -90,7 +90,7 @@ class VerifiersAgent:
 
         async def play(session: Session) -> EpisodeResult:
             played = await self.server.run(prompt, f"{session.root}/s/{key}/v1", sampling)
-            ended.extend([] if played.end else [key])
+            ended.extend([] if played.finish_reason else [key])
             return played
 
         try:
@@ -297,7 +297,7 @@ def _read_episode(reply: Json, deltas: list[Json]) -> EpisodeResult:
     return EpisodeResult(
         sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards),
         metrics={name: value for one in metrics for name, value in one.items()},
-        end=FinishReason.TIMEOUT if timed_out else None,
+        finish_reason=FinishReason.TIMEOUT if timed_out else None,
         failure=None if head.get("ok") or timed_out else failed,
     )
 

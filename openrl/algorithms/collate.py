@@ -42,7 +42,9 @@ def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
         rewards=torch.tensor(
             [0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]
         ),
-        truncated=torch.tensor([t.end.is_truncated for t in trajectories], dtype=torch.bool),
+        truncated=torch.tensor(
+            [t.finish_reason.is_truncated for t in trajectories], dtype=torch.bool
+        ),
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
         sources=[t.prompt.source for t in trajectories],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Bandit(Game[BanditOptions]):
     def play(self, tag: str, said: str) -> Turn:
         given = self.options
         if said.lower() not in (given.safe_arm.lower(), given.risky_arm.lower()):
-            raise Unreadable(INVALID)
+            raise InvalidAction(INVALID)
         risky = said.lower() == given.risky_arm.lower()
         wins = self.random.random() < given.risky_chance
         reward = given.risky_reward * wins if risky else given.safe_reward

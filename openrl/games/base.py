@@ -12,7 +12,7 @@
 
         def play(self, tag: str, said: str) -> Turn:
             if said not in ("heads", "tails"):
-                raise Unreadable("heads or tails?")
+                raise InvalidAction("heads or tails?")
             return Turn(float(said == self.side), done=True, success=said == self.side)
 
 Equal seeds give equal games, in every process. ``openrl.agents.gym`` says what ``reset`` and
@@ -52,7 +52,7 @@ class GameOptions(Options):
 O = TypeVar("O", bound=GameOptions)  # noqa: E741
 
 
-class Unreadable(Exception):
+class InvalidAction(Exception):
     """What the policy said is not an action of the game. The policy reads the message."""
 
 
@@ -89,7 +89,7 @@ class Game(ABC, Generic[O]):
 
     @abstractmethod
     def play(self, tag: str, said: str) -> Turn:
-        """Take an action. Raises Unreadable, and changes nothing, if ``said`` is not one."""
+        """Take an action. Raises InvalidAction, and changes nothing, if ``said`` is not one."""
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""
@@ -118,7 +118,7 @@ class Game(ABC, Generic[O]):
         valid = True
         try:
             turn = self.play(*read_action(action, self.tags, think=self.options.think))
-        except Unreadable as error:
+        except InvalidAction as error:
             turn, valid = Turn(text=str(error)), False
         info = {
             "action_is_valid": valid,
@@ -132,16 +132,16 @@ class Game(ABC, Generic[O]):
 
 def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:
     """Return the tag and the content of the first action after the thinking. The policy wrote
-    whatever follows it without seeing its result. Raises Unreadable.
+    whatever follows it without seeing its result. Raises InvalidAction.
 
     >>> read_action("<think>left?</think> <answer> Up </answer>", ("answer",))
     ('answer', 'Up')
     """
     if think and "</think>" not in text:
-        raise Unreadable(INVALID)
+        raise InvalidAction(INVALID)
     text = after_thinking(text)
     opening = re.search(f"<({'|'.join(tags)})>", text)
     end = text.find(f"</{opening[1]}>", opening.end()) if opening else -1
     if opening is None or end < 0:
-        raise Unreadable(INVALID)
+        raise InvalidAction(INVALID)
     return opening[1], text[opening.end() : end].strip()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
 from openrl.rewards.verifiers.countdown import evaluate, parse
 
 _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
@@ -58,14 +58,14 @@ class Calculator(Game[CalculatorOptions]):
         try:
             value = evaluate(parse(said))
         except ValueError:
-            raise Unreadable(INVALID) from None
+            raise InvalidAction(INVALID) from None
         except ZeroDivisionError:
-            raise Unreadable("It divides by zero.") from None
+            raise InvalidAction("It divides by zero.") from None
         self.result = f"{said} = {value}"
         return Turn(metrics={"calls": 1.0})
 
     def _answer(self, said: str) -> Turn:
         if not _WHOLE_NUMBER.fullmatch(said):
-            raise Unreadable(INVALID)
+            raise InvalidAction(INVALID)
         right = int(said) == evaluate(parse(self.problem))
         return Turn(float(right), done=True, success=right, metrics={"calls": 0.0})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
 from openrl.rewards.verifiers.countdown import constants, evaluate, grade, parse
 
 _ATTEMPTS = 10_000
@@ -51,7 +51,7 @@ class Countdown(Game[CountdownGameOptions]):
         said = said.partition("=")[0]
         found = grade(said, self.numbers, self.target)
         if not found.well_formed:
-            raise Unreadable(INVALID)
+            raise InvalidAction(INVALID)
         if found.correct:
             return Turn(1.0, done=True, success=True)
         last = self.steps >= self.options.max_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from openrl.games.base import INVALID, Unreadable
+from openrl.games.base import INVALID, InvalidAction
 
 Cell = tuple[int, int]  # row, column
 Colour = tuple[int, int, int]
@@ -15,10 +15,10 @@ _TILE = 24  # pixels
 
 
 def read_move(said: str) -> Cell:
-    """Return the step of the move that was said. Raises Unreadable."""
+    """Return the step of the move that was said. Raises InvalidAction."""
     step = MOVES.get(said.capitalize())
     if step is None:
-        raise Unreadable(INVALID)
+        raise InvalidAction(INVALID)
     return step
 
 

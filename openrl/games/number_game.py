@@ -7,7 +7,7 @@ from typing import Any
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
 
 RANKS = {"RED": 0, "YELLOW": 1, "GREEN": 2}  # light -> the right card's place in the sorted cards
 COLOURS = {"RED": (214, 69, 65), "YELLOW": (240, 200, 60), "GREEN": (90, 180, 90)}
@@ -58,7 +58,7 @@ class NumberGame(Game[NumberGameOptions]):
 
     def play(self, tag: str, said: str) -> Turn:
         if said not in ("0", "1", "2"):
-            raise Unreadable(INVALID)
+            raise InvalidAction(INVALID)
         wanted = sorted(self.cards)[RANKS[self.light]]
         right = self.cards[int(said)] == wanted
         self.round, self.mistakes = self.round + 1, self.mistakes + (not right)

@@ -12,7 +12,7 @@ from itertools import product
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
 
 LONGEST = 200  # characters of a query or an answer; anything longer is not an action
 
@@ -44,7 +44,7 @@ class Search(Game[SearchOptions]):
 
     def play(self, tag: str, said: str) -> Turn:
         if not said or len(said) > LONGEST:
-            raise Unreadable(INVALID)
+            raise InvalidAction(INVALID)
         if tag == "answer":
             right = said.strip(" .").lower() == self.answer.lower()
             return Turn(float(right), done=True, success=right, metrics={"searches": 0.0})

@@ -218,7 +218,7 @@ async def open_answering(
     ):
 
         async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
-            prompt = replace(unit.rows[0], shown=renders is not None)
+            prompt = replace(unit.rows[0], render=renders is not None)
             for attempt in range(ATTEMPTS):
                 seed = request_seed(config.debug.seed, 0, unit.position, sample, attempt)
                 drawn = replace(sampling, seed=seed)
@@ -291,7 +291,7 @@ async def open_reward(
 async def score(reward: CombinedReward | None, group: PromptGroup) -> PromptGroup:
     """Return the group, each answer with its score if there is a reward. Raises UserError if the
     agent gave rewards itself, too."""
-    sound = [t for t in group.trajectories if not t.end.is_failure]
+    sound = [t for t in group.trajectories if not t.finish_reason.is_failure]
     if reward is not None and sound:
         require_no_scores(sound, reward.combiner.plan)
         scores = await reward.score(PromptGroup(group.prompt, sound))

@@ -157,7 +157,7 @@ def rows_of(
             "sample": sample,
             flags.input_key: group.prompt.text,
             flags.output_key: tokenizer.decode(t.response_ids, skip_special_tokens=True),
-            "finish": t.end.value,
+            "finish": t.finish_reason.value,
             "source": group.prompt.source,
         }
         | ({"agent": t.agent} if t.agent else {})
@@ -171,7 +171,7 @@ def reward_columns(trajectory: Trajectory) -> Row:
     """Return ``reward`` (null if it or the episode failed; ``failure`` then says why), ``passed``
     and the reward's parts."""
     given = trajectory.score
-    if trajectory.end.is_failure:
+    if trajectory.finish_reason.is_failure:
         return {"reward": None, "failure": trajectory.failure}
     if given is None:
         return {}

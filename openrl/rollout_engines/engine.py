@@ -205,10 +205,10 @@ class RolloutEngine(ABC):
                 await self._while_alive(self._resumed.wait())
             with self._computing():
                 part = await self._sample(request)
-                if part.end is FinishReason.INTERRUPTED and not self._interrupting:
+                if part.finish_reason is FinishReason.INTERRUPTED and not self._interrupting:
                     raise RuntimeError("the engine gave up a request that no pause interrupted")
             request.extend(part)
-            end = part.end
+            end = part.finish_reason
         return Completion(request.tokens, request.logprobs, end, request.versions)
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from openrl.files import write_atomically
-from openrl.types import PromptGroup, Shown, Trajectory
+from openrl.types import PromptGroup, RenderedTurn, Trajectory
 from openrl.vision.parts import content_text
 from openrl.vision.pictures import png
 
@@ -41,7 +41,7 @@ def save_episodes(directory: Path, groups: Iterable[PromptGroup]) -> None:
     ``shown``. NAME consists of prompt, number and reward."""
     for group in groups:
         for number, trajectory in enumerate(group.trajectories):
-            if trajectory.shown:
+            if trajectory.rendered:
                 directory.mkdir(parents=True, exist_ok=True)
                 _save(directory, _name(trajectory, number), trajectory)
 
@@ -55,20 +55,20 @@ def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
     for ending, text in (("txt", transcript(trajectory)), ("html", page(trajectory))):
         # "?" for half a surrogate pair, as the policy saw it
         write_atomically(directory / f"{name}.{ending}", text.encode(errors="replace"))
-    frames = [turn.frame for turn in trajectory.shown if turn.frame is not None]
+    frames = [turn.frame for turn in trajectory.rendered if turn.frame is not None]
     if frames:
         write_atomically(directory / f"{name}.gif", gif(frames))
 
 
 def transcript(trajectory: Trajectory) -> str:
     """Return everything that was said, with roles and rewards."""
-    turns = (part for turn in trajectory.shown for part in _turn_parts(turn))
+    turns = (part for turn in trajectory.rendered for part in _turn_parts(turn))
     said = (f"--- {title}\n{text}\n" for title, text, _ in turns)
     return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
 
 
 def page(trajectory: Trajectory) -> str:
-    turns = "\n".join(map(_section, trajectory.shown))
+    turns = "\n".join(map(_section, trajectory.rendered))
     title, outcome = escape(trajectory.prompt.id), escape(_outcome(trajectory))
     return _PAGE.format(title=title, outcome=outcome, turns=turns)
 
@@ -86,10 +86,10 @@ def _outcome(trajectory: Trajectory) -> str:
     score = trajectory.score
     passed = "" if score is None or score.passed is None else f", passed {score.passed:g}"
     reward = "" if score is None else f"reward {score.reward:g}{passed}, "
-    return f"{reward}{trajectory.turns} turns, {trajectory.end.value}"
+    return f"{reward}{trajectory.turns} turns, {trajectory.finish_reason.value}"
 
 
-def _turn_parts(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
+def _turn_parts(turn: RenderedTurn) -> Iterator[tuple[str, str, list[bytes]]]:
     """Yield (who said it, what, the images in it)."""
     for message in turn.messages:
         content = message["content"]
@@ -100,7 +100,7 @@ def _turn_parts(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
         yield f"assistant, reward {turn.reward:g}", turn.action, []
 
 
-def _section(turn: Shown) -> str:
+def _section(turn: RenderedTurn) -> str:
     said = "".join(
         f'<div class="{escape(title.partition(",")[0])}"><h2>{escape(title)}</h2>'
         f"{''.join(map(_img, images))}<pre>{escape(text)}</pre></div>"

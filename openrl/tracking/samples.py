@@ -23,7 +23,7 @@ class SampleLog(JsonlWriter):
 
     def log(self, step: int, groups: list[PromptGroup]) -> None:
         rows = list(_round_robin(groups))
-        lost = [trajectory for group in groups for trajectory in group.lost]
+        lost = [trajectory for group in groups for trajectory in group.failed_attempts]
         failed = [t for t in [*rows[self.per_step :], *lost] if _failure(t)]
         for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
             self.write({"step": step, **sample_record(trajectory)})
@@ -55,7 +55,7 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "parts": score.parts if score else {},
         "passed": score.passed if score else None,
         "failure": _failure(trajectory),
-        "finish": trajectory.end.value,
+        "finish": trajectory.finish_reason.value,
         "tokens": trajectory.response_length,
         "turns": trajectory.turns,
         "policy_versions": list(trajectory.versions),

@@ -109,8 +109,8 @@ def note_missing_scores(played: Sequence[Trajectory]) -> None:
     """Give a score to sound episodes whose agent gave none. A truncated one earned 0; otherwise the
     reward is missing, and the trajectory is dropped."""
     for trajectory in played:
-        if trajectory.score is None and not trajectory.end.is_failure:
-            cut = trajectory.end.is_truncated
+        if trajectory.score is None and not trajectory.finish_reason.is_failure:
+            cut = trajectory.finish_reason.is_truncated
             lost = Score.failed("the agent ended without a reward")
             trajectory.score = Score(0.0) if cut else lost
 
@@ -180,7 +180,7 @@ class RolloutWorker:
         return tuple(await all_or_first_error(work))
 
     async def _score(self, played: list[Trajectory]) -> None:
-        sound = [t for t in played if not t.end.is_failure]
+        sound = [t for t in played if not t.finish_reason.is_failure]
         require_no_scores(sound, self.rewards.plan)
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
@@ -214,7 +214,7 @@ class RolloutWorker:
                 trajectory.replays = attempt
             if not has_failed(played):
                 break
-            failed.append(next(t for t in played if t.end.is_failure))
+            failed.append(next(t for t in played if t.finish_reason.is_failure))
         return played
 
     async def generate(

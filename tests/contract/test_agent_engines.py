@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import serve
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.calls import ParsedReply, ToolCall
@@ -74,7 +74,7 @@ async def play(directory):
     tokenizer = tiny_tokenizer()
     prompt = Prompt("train:0", tokenizer("1+2=").input_ids, "1+2=")
     plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnFlags(max_tokens_per_turn=12)
-    play = Play(plain, parser_for("hermes", None), limits)
+    play = EpisodeConfig(plain, parser_for("hermes", None), limits)
     command = shlex.join([sys.executable, str(EXAMPLE)])
     engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32", longest=128))
     try:
@@ -104,7 +104,7 @@ async def with_tools(directory, tokenizer):
     question = ({"role": "user", "content": "Say something."},)
     prompt = Prompt("train:0", [1], "Say something.", messages=question)
     limits = TurnFlags(max_turns=3, max_tokens_per_turn=8)
-    play = Play(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
+    play = EpisodeConfig(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
     agent = ToolAgent(lambda: Toolbox([FunctionTools((say,))], 20.0), play)
     engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32"))
     try:

@@ -32,6 +32,6 @@ def test_guess_the_number(tmp_path, monkeypatch):
     one, other = play(tmp_path / "game.py", up, down, limits=TurnFlags(env_step_timeout=60.0))
     assert up.asked[0] == down.asked[0]
     assert "Guess The Number" in CHAT.tokenizer.decode(up.asked[0])
-    assert (one.end, other.end) == (FinishReason.STOP, FinishReason.STOP)
+    assert (one.finish_reason, other.finish_reason) == (FinishReason.STOP, FinishReason.STOP)
     assert one.turns + other.turns == 6
     assert one.score.reward == other.score.reward == 1.0

@@ -121,7 +121,7 @@ def spans_of(reply: Completion) -> list[int]:
 
 def alike(replies: list[Completion], others: list[Completion]) -> None:
     assert [r.token_ids for r in replies] == [r.token_ids for r in others]
-    assert [r.end for r in replies] == [r.end for r in others]
+    assert [r.finish_reason for r in replies] == [r.finish_reason for r in others]
     for reply, other in zip(replies, others, strict=True):
         assert reply.logprobs == pytest.approx(other.logprobs, abs=CLOSE)
 
@@ -259,7 +259,7 @@ def test_stop_texts_are_found_across_the_seam(
     async def seam_after(tokens: int) -> Completion:
         """As if a pause had fallen there."""
         first = await bench.engine.generate(PROMPTS[0], replace(free, max_tokens=tokens))
-        parts = [replace(first, end=FinishReason.INTERRUPTED)]
+        parts = [replace(first, finish_reason=FinishReason.INTERRUPTED)]
 
         async def given(request: Request) -> Completion:
             monkeypatch.setattr(bench.engine, "_interrupting", bool(parts))

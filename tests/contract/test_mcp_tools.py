@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from mcp.server import MCPServer
 
 from openrl.agents.base import ToolError
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools import mcp
 from openrl.agents.tools.build import open_toolbox
@@ -98,12 +98,14 @@ def test_an_episode_with_a_server():
             chat = chat_of("qwen2.5")
             policy = ScriptedPolicy(chat, [call, "It is 4.<|im_end|>"])
             parse = parser_for("hermes", None)
-            agent = ToolAgent(await open_toolbox(url, 10.0), Play(chat, parse))
+            agent = ToolAgent(await open_toolbox(url, 10.0), EpisodeConfig(chat, parse))
             prompt = Prompt("train:0", [1], "What is 2 + 2?")
             return await agent.run(prompt, policy, Sampling(max_tokens=1000))
 
     trajectory = asyncio.run(play())
-    assert trajectory.end is FinishReason.STOP and "<tool_response>\n4\n" in trajectory.text
+    assert (
+        trajectory.finish_reason is FinishReason.STOP and "<tool_response>\n4\n" in trajectory.text
+    )
 
 
 class PlainServer:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.openenv import OpenEnvAgent, find_server
 from openrl.types import FinishReason
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
@@ -101,7 +101,7 @@ def test_episodes_on_a_server_with_two_places(url, scheme):
     policies = [policy_of("none", *map(str, range(1, 10))) for _ in range(5)]
 
     async def main():
-        agent = OpenEnvAgent(await find_server(f"{scheme}://{url}"), Play(CHAT))
+        agent = OpenEnvAgent(await find_server(f"{scheme}://{url}"), EpisodeConfig(CHAT))
         runs = (agent.run(PROMPT, policy, ROOM) for policy in policies)
         return await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
 
@@ -110,7 +110,7 @@ def test_episodes_on_a_server_with_two_places(url, scheme):
     text = CHAT.tokenizer.decode(policies[0].asked[-1])
     number = int(text.partition("easy: a number, ")[2][0])
     for trajectory in played:
-        assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 1 + number)
+        assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.STOP, 1 + number)
         assert trajectory.score.reward == 1.0
         assert trajectory.metrics["invalid_actions"] == 1.0
     assert sum(trajectory.metrics["waits_for_room"] for trajectory in played) > 0

@@ -206,14 +206,14 @@ def test_finish_reasons(bench: Bench) -> None:
     replies = bench.generate(prompts, samplings)
     for reply in replies:
         assert EOS not in reply.token_ids[:-1]
-        if reply.end is FinishReason.STOP:
+        if reply.finish_reason is FinishReason.STOP:
             assert reply.token_ids[-1] == EOS
         else:
-            assert (reply.end, len(reply.token_ids)) == (FinishReason.LENGTH, 40)
+            assert (reply.finish_reason, len(reply.token_ids)) == (FinishReason.LENGTH, 40)
             assert reply.token_ids[-1] != EOS
-    assert {reply.end for reply in replies} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert {reply.finish_reason for reply in replies} == {FinishReason.STOP, FinishReason.LENGTH}
     for reply in bench.generate(prompts, [replace(s, ignore_eos=True) for s in samplings]):
-        assert (reply.end, len(reply.token_ids)) == (FinishReason.LENGTH, 40)
+        assert (reply.finish_reason, len(reply.token_ids)) == (FinishReason.LENGTH, 40)
 
 
 def test_stop_text_ends_and_stays(bench: Bench) -> None:
@@ -227,7 +227,7 @@ def test_stop_text_ends_and_stays(bench: Bench) -> None:
         n for n in range(41) if stop in decode(whole.token_ids[:n], skip_special_tokens=True)
     )
     (cut,) = bench.generate([[7, 8, 9]], [replace(free, stop=("never in it", stop))])
-    assert (cut.end, cut.token_ids) == (FinishReason.STOP, whole.token_ids[:until])
+    assert (cut.finish_reason, cut.token_ids) == (FinishReason.STOP, whole.token_ids[:until])
     assert len(cut.logprobs) == until
 
 
@@ -243,7 +243,7 @@ def test_seeds(bench: Bench) -> None:
 
 def test_prompt_and_completion_together_have_a_limit(bench: Bench) -> None:
     (reply,) = bench.generate([[7] * 30], [Sampling(50, ignore_eos=True, max_len=40)])
-    assert (reply.end, len(reply.token_ids)) == (FinishReason.LENGTH, 10)
+    assert (reply.finish_reason, len(reply.token_ids)) == (FinishReason.LENGTH, 10)
 
 
 def test_greedy(bench: Bench) -> None:
@@ -268,7 +268,7 @@ def test_greedy(bench: Bench) -> None:
 def test_model_length_is_the_limit(bench: Bench) -> None:
     prompt = (list(range(4, 66)) * 3)[: MAX_MODEL_LEN - 3]
     (reply,) = bench.generate([prompt], [Sampling(50, seed=1, ignore_eos=True)])
-    assert (reply.end, len(reply.token_ids)) == (FinishReason.LENGTH, 3)
+    assert (reply.finish_reason, len(reply.token_ids)) == (FinishReason.LENGTH, 3)
     for bad in ([], [*prompt, 4, 5, 6]):
         with pytest.raises(UserError, match="leaves no room for an answer"):
             bench.generate([bad], [Sampling(1)])
@@ -443,7 +443,8 @@ def test_deterministic_engine_ignores_order_and_restarts(
     finally:
         bench.run(again.close())
     bits = [
-        [(reply.token_ids, reply.logprobs, reply.end) for reply in outcome] for outcome in outcomes
+        [(reply.token_ids, reply.logprobs, reply.finish_reason) for reply in outcome]
+        for outcome in outcomes
     ]
     assert bits[0] == bits[1] == bits[2]
 

@@ -358,7 +358,7 @@ class Own:
     async def run(self, prompt, generate, sampling):
         said = await generate(prompt.token_ids, sampling)
         row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
-        return Trajectory(prompt, [row], said.end, score=Score(1.0))
+        return Trajectory(prompt, [row], said.finish_reason, score=Score(1.0))
 """
 
 

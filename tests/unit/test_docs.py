@@ -104,7 +104,7 @@ def test_the_agents_of_the_page_play(file, tmp_path):
             return await agent.run(QUESTION, policy, Sampling(max_tokens=4000))
 
     played = asyncio.run(main())
-    assert played.end is FinishReason.STOP
+    assert played.finish_reason is FinishReason.STOP
     assert played.turns == turns or played.score.passed == 1.0  # the number was among the guesses
     assert [s.sampled_ids for s in played.segments] == [[i for ids in policy.given for i in ids]]
 

@@ -1,14 +1,14 @@
 """The agent of openai_client.py as openrl's own agents are written."""
 
 from openrl.agents.base import Generate
-from openrl.agents.conversation import Conversation, EpisodeOver, Play
+from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver
 from openrl.types import FinishReason, Prompt, Sampling, Trajectory
 
 CHECK = "Check it. What is your final answer?"
 
 
 class SelfCheck:
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: EpisodeConfig) -> None:
         self.play = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
@@ -19,7 +19,7 @@ class SelfCheck:
             check = {"role": "user", "content": CHECK}
             await conversation.reply([*messages, first.message, check])
         except EpisodeOver as over:
-            return conversation.trajectory(over.end)
+            return conversation.trajectory(over.finish_reason)
         return conversation.trajectory(
             FinishReason.LENGTH if conversation.is_full else FinishReason.STOP
         )

@@ -8,14 +8,14 @@ solvers and a critic with critics. The label of a prompt is the answer."""
 from __future__ import annotations
 
 from openrl.agents.base import Generate
-from openrl.agents.conversation import Conversation, EpisodeOver, Play
+from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver
 from openrl.types import FinishReason, Prompt, Sampling, Score, Trajectory
 
 NOTHING = Score(0.0, 0.0)
 
 
 class SolverAndCritic:
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: EpisodeConfig) -> None:
         self.play = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> list[Trajectory]:
@@ -29,7 +29,10 @@ class SolverAndCritic:
             told = {"role": "user", "content": f"A critic says: {verdict.text}\nAnswer again."}
             last = await solver.reply([*task, first.message, told])
         except EpisodeOver as over:  # out of tokens: nobody has earned anything
-            return named(solver.trajectory(over.end, NOTHING), critic.trajectory(over.end, NOTHING))
+            return named(
+                solver.trajectory(over.finish_reason, NOTHING),
+                critic.trajectory(over.finish_reason, NOTHING),
+            )
 
         was_right = is_right(first.text, prompt.label)
         solved = is_right(last.text, prompt.label)

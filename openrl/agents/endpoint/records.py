@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def was_cut(self) -> bool:
-        return self.completion.end is FinishReason.LENGTH
+        return self.completion.finish_reason is FinishReason.LENGTH
 
 
 @dataclass(frozen=True)

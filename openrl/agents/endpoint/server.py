@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from openrl.agents.base import EpisodeResult, Generate
-from openrl.agents.conversation import EpisodeOver, Play
+from openrl.agents.conversation import EpisodeConfig, EpisodeOver
 from openrl.agents.ending import deadline
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
@@ -44,7 +44,7 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 
 
 @asynccontextmanager
-async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
+async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[Endpoint]:
     """Open an endpoint that answers until the context ends. Raises UserError if the port is
     taken."""
     endpoint = Endpoint(play, port)
@@ -69,7 +69,7 @@ async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
 class Endpoint:
     """Opens sessions, and answers their clients while its ``app`` is served."""
 
-    def __init__(self, play: Play, port: int = 0) -> None:
+    def __init__(self, play: EpisodeConfig, port: int = 0) -> None:
         """Port 0 means any free one. Raises UserError if the port is taken."""
         self.play, self._sessions = play, dict[str, Session]()
         self.listener = bind(HOST, port, "--agent_endpoint_port")
@@ -109,11 +109,11 @@ class Endpoint:
                 async with deadline(self.play.limits.episode_timeout):
                     played = await client(session)
             except EpisodeOver as over:
-                played = EpisodeResult(end=over.end)
+                played = EpisodeResult(finish_reason=over.finish_reason)
         session.check_played(played.failure)
         if played.reward is not None:
             session.score = Score(played.reward, played.passed, dict(played.metrics))
-        return session.trajectory(played.end)
+        return session.trajectory(played.finish_reason)
 
     def app(self) -> Starlette:
         routes = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from openrl.agents.base import Generate
 from openrl.agents.chat import TemplateError
-from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
+from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver, Reply
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
@@ -26,7 +26,7 @@ from openrl.agents.tools.calls import ParsedReply
 from openrl.data.rows import BadRow
 from openrl.http_server import Refusal
 from openrl.rewards.protocol import BadReply, read_reply
-from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.types import FinishReason, Message, Prompt, RenderedTurn, Sampling, Score, Trajectory
 
 
 class NoRequest(RuntimeError):
@@ -40,7 +40,7 @@ class Session:
 
     def __init__(
         self,
-        play: Play,
+        play: EpisodeConfig,
         prompt: Prompt,
         generate: Generate,
         sampling: Sampling,
@@ -78,20 +78,20 @@ class Session:
         try:
             reply = await self._sample(ask, messages)
         except EpisodeOver as over:
-            raise self._refuse(over.end) from over
+            raise self._refuse(over.finish_reason) from over
         except (TemplateError, BadRow) as error:
             raise Refusal(400, str(error)) from error
         except Exception as error:
             self._failures[name] = error
             raise Refusal(500, f"no reply: {type(error).__name__}: {error}") from error
         self._failures.pop(name, None)
-        if reply.completion.end.is_failure:
-            raise self._refuse(reply.completion.end)
+        if reply.completion.finish_reason.is_failure:
+            raise self._refuse(reply.completion.finish_reason)
         answer = self._read(reply, ask)
         self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         new = messages[said[-1] + 1 :] if said else messages
-        self.conversation.show(new, action=reply.text)
+        self.conversation.render_turn(new, action=reply.text)
         return answer
 
     async def _load_images(self, messages: list[Message]) -> list[Message]:
@@ -188,8 +188,8 @@ class Session:
             "unreadable_calls": float(self.unreadable),
         }
         played = self.conversation.trajectory(end or self.over or full, self.score, counted)
-        if self.prompt.shown:
-            played.shown += (Shown(()),)
+        if self.prompt.render:
+            played.rendered += (RenderedTurn(()),)
         return played
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from openrl.agents.base import Agent, Generate
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.environment_agent import EnvironmentAgent
@@ -54,7 +54,7 @@ def process_limits(flags: TurnFlags) -> Limits:
 
 @asynccontextmanager
 async def open_file_agent(
-    file: AgentFile, play: Play, endpoint: Endpoint | None = None
+    file: AgentFile, play: EpisodeConfig, endpoint: Endpoint | None = None
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
     UserError like ``recognise``."""
@@ -73,7 +73,7 @@ async def open_file_agent(
 async def open_pool(target: Target, limits: TurnFlags, kind: str) -> AsyncIterator[ProcessPool]:
     """Open the processes of one engine that play ``target``, and start one of them. ``kind`` names
     them in messages. Raises UserError if the target does not load."""
-    size = limits.at_once
+    size = limits.max_concurrency
     threads = ThreadPoolExecutor(size, thread_name_prefix=kind)
     pool = ProcessPool(target, size, process_limits(limits), kind, threads)
     try:
@@ -88,7 +88,7 @@ async def open_pool(target: Target, limits: TurnFlags, kind: str) -> AsyncIterat
 class FileAgent:
     """Plays what a file brings. An episode's time begins once it has been lent a process."""
 
-    def __init__(self, pool: ProcessPool, play: Play, endpoint: Endpoint | None) -> None:
+    def __init__(self, pool: ProcessPool, play: EpisodeConfig, endpoint: Endpoint | None) -> None:
         self.pool, self.how, self.endpoint = pool, play, endpoint
 
     async def run(

@@ -85,7 +85,7 @@ class Engine:
             logprobs=[
                 {i: SimpleNamespace(logprob=p, rank=None, decoded_token=None)} for i, p in pairs
             ],
-            finish_reason="length" if sampled.end is FinishReason.LENGTH else "stop",
+            finish_reason="length" if sampled.finish_reason is FinishReason.LENGTH else "stop",
             stop_reason=None,
         )
         return SimpleNamespace(
@@ -117,7 +117,7 @@ def read(found: Any) -> EpisodeResult:
         )
     return replace(
         user_code.read_scores(found),
-        end=FinishReason.LENGTH if found.get("truncated") else None,
+        finish_reason=FinishReason.LENGTH if found.get("truncated") else None,
         token_ids=[int(i) for i in found["observation_tokens"]],
         action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],
     )

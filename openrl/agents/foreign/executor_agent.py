@@ -8,7 +8,7 @@ from typing import Any
 
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
+from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver, Reply
 from openrl.agents.ending import deadline
 from openrl.agents.foreign.calls import Call, GenerateRequest, TokenizerRequest
 from openrl.processes.child import START_TIMEOUT, CallFailed
@@ -25,7 +25,7 @@ class ExecutorAgent:
     """Lets the ``execute`` of a file play one episode, in a process that is lent to it, and answers
     its questions."""
 
-    def __init__(self, process: Lease, play: Play) -> None:
+    def __init__(self, process: Lease, play: EpisodeConfig) -> None:
         self.process, self.how = process, play
         self.replies: list[Reply] = []
         self.failure: Exception | None = None
@@ -41,7 +41,7 @@ class ExecutorAgent:
             async with deadline(self.how.limits.episode_timeout):
                 played: EpisodeResult = await self.process.call(call, self._answer)
         except EpisodeOver as over:
-            return self.conversation.trajectory(over.end)
+            return self.conversation.trajectory(over.finish_reason)
         except CallFailed:
             if self.failure is not None:
                 raise self.failure from None
@@ -61,9 +61,9 @@ class ExecutorAgent:
                 asked.token_ids, asked.max_tokens, asked.stop, images
             )
         except EpisodeOver as over:
-            self.over = over.end
+            self.over = over.finish_reason
             raise RuntimeError(
-                f"the episode has no room for another reply: {over.end.value}"
+                f"the episode has no room for another reply: {over.finish_reason.value}"
             ) from None
         except Exception as error:
             self.failure = error
@@ -104,7 +104,7 @@ def trajectory(
     return Trajectory(
         prompt,
         [row],
-        played.end or last.completion.end,
+        played.finish_reason or last.completion.finish_reason,
         text=chat.decode_after(played.token_ids[:first], played.token_ids[first:]),
         turns=len(turns),
         score=None if played.reward is None else Score(played.reward, played.passed),

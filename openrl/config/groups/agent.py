@@ -105,12 +105,12 @@ class TurnFlags:
     )
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         """How many processes or programs run at a time beside one engine."""
         return self.env_max_concurrency or 64
 
     @property
-    def steps_at_once(self) -> int:
+    def max_concurrent_steps(self) -> int:
         """How many steps of environments that have no process are taken at a time."""
         return self.env_max_concurrency or 2**31
 

@@ -35,7 +35,7 @@ class Evaluation:
         renders: str | None = None,
     ) -> None:
         self.renders = Path(renders) if renders else None
-        self.prompts = [replace(prompt, shown=self.renders is not None) for prompt in prompts]
+        self.prompts = [replace(prompt, render=self.renders is not None) for prompt in prompts]
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.answered: list[PromptGroup] = []  # the groups of the last evaluation
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
@@ -124,7 +124,7 @@ def eval_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
             kind, values, votes = "reward", [s.reward for s, _ in answers], []
         for name, of_prompt in _prompt_metrics(kind, values, votes, samples).items():
             figures[f"val-core/{source}/{kind}/{name}"] += of_prompt
-    answered = [t for group in groups for t in group.trajectories if not t.end.is_failure]
+    answered = [t for group in groups for t in group.trajectories if not t.finish_reason.is_failure]
     lengths = [t.response_length for t in answered]
     metrics: dict[str, Metric] = {
         name: Mean.of(values)

@@ -21,7 +21,7 @@ def rollout_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
     """Return metrics of lengths, rewards, ends and zero-signal groups, as far as measured. Samples
     that the infrastructure failed have no lengths."""
     rows = [t for g in groups for t in g.trajectories]
-    sound = [t for t in rows if not t.end.is_failure]
+    sound = [t for t in rows if not t.finish_reason.is_failure]
     lengths = [t.response_length for t in sound]
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
@@ -31,7 +31,7 @@ def rollout_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
         "rollout/tokens": Sum(sum(lengths)),
         "rollout/prompt_length": Mean.of(t.segments[0].context_length for t in sound),
         "rollout/response_length": Mean.of(lengths),
-        "rollout/truncated_share": Mean.of(t.end.is_truncated for t in sound),
+        "rollout/truncated_share": Mean.of(t.finish_reason.is_truncated for t in sound),
     }
     if lengths:
         metrics["rollout/response_length_max"] = Max(max(lengths))
@@ -65,7 +65,9 @@ def _distinct_images(group: PromptGroup) -> list[Image]:
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
     """Return the means of agents' own metrics, each over the trajectories that have it, and the
     mean reward of each named agent. A metric name without a namespace gets the prefix rollout/."""
-    measured = [{**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.end.is_failure]
+    measured = [
+        {**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.finish_reason.is_failure
+    ]
     return {
         name if "/" in name else f"rollout/{name}": Mean.of(m[name] for m in measured if name in m)
         for name in sorted({name for metrics in measured for name in metrics})
@@ -80,7 +82,7 @@ def _reward_of_agent(trajectory: Trajectory) -> dict[str, float]:
 def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
     """Return how many trajectories ended in which way, how many replays infrastructure failures
     caused, and how many trajectories were sampled by several versions of the weights."""
-    ends = Counter(t.end.value for t in trajectories)
+    ends = Counter(t.finish_reason.value for t in trajectories)
     metrics: dict[str, Metric] = {
         "rollout/replayed": Sum(sum(t.replays for t in trajectories)),
         "rollout/mixed_samples": Sum(sum(len(t.versions) > 1 for t in trajectories)),
@@ -143,7 +145,7 @@ def failure_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
 
 def is_unplayed(group: PromptGroup) -> bool:
     """Whether the infrastructure failed every sample of a group."""
-    failed = [trajectory.end.is_failure for trajectory in group.trajectories]
+    failed = [trajectory.finish_reason.is_failure for trajectory in group.trajectories]
     return bool(failed) and all(failed)
 
 
@@ -151,13 +153,13 @@ def failed_attempts(groups: list[PromptGroup]) -> list[Trajectory]:
     """Return every attempt at an episode that the infrastructure failed, also if the sample was
     then played again, or was one more than were wanted."""
     attempts = [t for group in groups for t in group.attempts]
-    return [t for t in attempts if t.end.is_failure]
+    return [t for t in attempts if t.finish_reason.is_failure]
 
 
 def attempt_notes(groups: list[PromptGroup]) -> list[str]:
     """Describe the first few attempts that failed, for people to read."""
     failed = failed_attempts(groups)
-    notes = [f"{t.prompt.id} failed: {t.failure or t.end.value}" for t in failed[:SHOWN]]
+    notes = [f"{t.prompt.id} failed: {t.failure or t.finish_reason.value}" for t in failed[:SHOWN]]
     if len(failed) > SHOWN:
         notes.append(f"{len(failed) - SHOWN} more attempts at episodes failed")
     return notes

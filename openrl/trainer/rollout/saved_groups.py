@@ -34,7 +34,7 @@ def group_to_json(group: PromptGroup) -> dict[str, Any]:
         "images": _new_images(group, {placed.image.sha256 for placed in row}),
         "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
         "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
-        "lost": [_trajectory_to_json(t) for t in group.lost],
+        "lost": [_trajectory_to_json(t) for t in group.failed_attempts],
     }
 
 
@@ -69,12 +69,13 @@ def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images
 
 
 def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value, "segments": []}
+    fields = vars(trajectory) | {"prompt": None, "segments": []}
+    fields["end"] = fields.pop("finish_reason").value
     for segment in trajectory.segments:
         images = _placed_to_json(segment.images)
         fields["segments"].append(asdict(replace(segment, images=())) | {"images": images})
     fields["score"] = asdict(trajectory.score) if trajectory.score else None
-    del fields["shown"]
+    del fields["rendered"]
     return fields
 
 
@@ -90,7 +91,8 @@ def _trajectory_from_json(
     parts = {
         "prompt": prompt,
         "segments": segments,
-        "end": FinishReason(saved["end"]),
+        "finish_reason": FinishReason(saved["end"]),
         "score": score,
     }
-    return Trajectory(**saved | parts)
+    plain = {key: value for key, value in saved.items() if key != "end"}
+    return Trajectory(**plain | parts)

@@ -15,7 +15,7 @@ import pytest
 
 from openrl.agents import command_agent
 from openrl.agents.command_agent import AgentCommand
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import FinishReason, Prompt, Sampling
@@ -71,7 +71,7 @@ post(os.environ["OPENRL_REWARD_URL"], {{"reward": 0.5, "scores": 1, "extra_logs"
 """),
         policy,
     )
-    assert trajectory.end is FinishReason.STOP and trajectory.turns == 1
+    assert trajectory.finish_reason is FinishReason.STOP and trajectory.turns == 1
     assert (trajectory.score.reward, trajectory.score.passed) == (0.5, 1.0)
     assert trajectory.score.parts == {"steps": 2.0}
     shown = hermes_chat().tokenizer.decode(policy.asked[0])
@@ -132,7 +132,7 @@ def test_no_room_is_no_failure_of_the_program():
     trajectory = play(
         program("ask('a'); ask('b')"), policy, sampling=Sampling(max_tokens=5, max_len=100)
     )
-    assert (trajectory.end, trajectory.turns) == (FinishReason.LENGTH, 1)
+    assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.LENGTH, 1)
 
 
 ORPHAN = """
@@ -152,7 +152,7 @@ def test_nothing_is_left_of_a_program(tmp_path, then, end):
     limits = TurnFlags(episode_timeout=0.0 if end is FinishReason.STOP else 5.0)
     code = (ORPHAN + then).replace("{path!r}", repr(path))
     trajectory = play(program(code), policy_of("b"), limits)
-    assert (trajectory.end, trajectory.turns) == (end, 1)
+    assert (trajectory.finish_reason, trajectory.turns) == (end, 1)
     (written,) = tmp_path.iterdir()
     assert gone(int(written.read_text()))
 
@@ -199,10 +199,16 @@ def test_the_same_agent_inside_and_outside(monkeypatch):
     command = shlex.join([sys.executable, str(EXAMPLES / "openai_client.py")])
     outside, inside = policy_of("It is 5.", "It is 4."), policy_of("It is 5.", "It is 4.")
     black_box = play(command, outside)
-    twin = runpy.run_path(str(EXAMPLES / "self_check.py"))["SelfCheck"](Play(hermes_chat()))
+    twin = runpy.run_path(str(EXAMPLES / "self_check.py"))["SelfCheck"](
+        EpisodeConfig(hermes_chat())
+    )
     native = asyncio.run(twin.run(PROMPT, inside, ROOM))
     assert black_box.segments == native.segments
     assert [Row.of(segment) for segment in native.segments] == rows_of(outside)
-    assert (black_box.end, black_box.text, black_box.turns) == (native.end, native.text, 2)
+    assert (black_box.finish_reason, black_box.text, black_box.turns) == (
+        native.finish_reason,
+        native.text,
+        2,
+    )
     assert outside.sampling[1].seed == inside.sampling[1].seed
     assert os.environ.get("OPENRL_PROMPT") is None

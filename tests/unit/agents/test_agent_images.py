@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.agents.single_turn import SingleTurn
@@ -27,7 +27,7 @@ from openrl.vision.processor import VisionProcessor
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_vision import picture, png, tiny_vision_dir
 
-PROMPT = Prompt("p:0", [], "", source="zoom", meta={"seed": 1}, shown=True)
+PROMPT = Prompt("p:0", [], "", source="zoom", meta={"seed": 1}, render=True)
 ROOM = Sampling(max_tokens=10_000)
 
 
@@ -61,7 +61,7 @@ class Zoom:
 
 def play(chat, game, **kwargs):
     policy = ScriptedPolicy(chat, ["12<eos>", "a b<eos>", "7<eos>"])
-    agent = EnvironmentAgent(lambda _: GymEnvironment(game), Play(chat, **kwargs))
+    agent = EnvironmentAgent(lambda _: GymEnvironment(game), EpisodeConfig(chat, **kwargs))
     return asyncio.run(agent.run(PROMPT, policy, ROOM)), policy
 
 
@@ -144,7 +144,7 @@ def parse(text, schemas):
 
 def ask(chat, prompt):
     policy = ScriptedPolicy(chat, ["look<eos>", "ok<eos>"])
-    agent = ToolAgent(lambda: Toolbox([FunctionTools([look])], 0.0), Play(chat, parse))
+    agent = ToolAgent(lambda: Toolbox([FunctionTools([look])], 0.0), EpisodeConfig(chat, parse))
     return asyncio.run(agent.run(prompt, policy, ROOM))
 
 
@@ -166,15 +166,15 @@ def test_renders_show_what_a_single_answer_was_about(processor, question):
         policy = ScriptedPolicy(chat_of(processor), ["7<eos>"])
         return asyncio.run(agent.run(prompt, policy, ROOM))
 
-    trajectory = play(replace(question, shown=True))
+    trajectory = play(replace(question, render=True))
     assert page(trajectory).count("data:image/png;base64,") == 1
     assert "[image]\n?" in transcript(trajectory) and "7<eos>" in transcript(trajectory)
-    assert not play(question).shown
+    assert not play(question).rendered
 
 
 def test_tools_show_pictures(processor, question):
     trajectory = ask(chat_of(processor), question)
-    assert trajectory.end is FinishReason.STOP
+    assert trajectory.finish_reason is FinishReason.STOP
     (row,) = trajectory.segments
     assert row.token_ids[: len(question.token_ids)] == question.token_ids
     assert row.images[0] == question.images[0] and isinstance(row.images[1], PlacedImage)

@@ -81,7 +81,7 @@ def test_two_agents_of_one_episode_are_compared_with_their_own_kind():
         [("solver", 0.0), ("critic", 0.0)],
     ]
     cut = play(how, "3", "no", tokens=3)[0]
-    assert [(t.agent, t.end, t.score.reward) for t in cut] == [
+    assert [(t.agent, t.finish_reason, t.score.reward) for t in cut] == [
         ("solver", FinishReason.LENGTH, 0.0),
         ("critic", FinishReason.LENGTH, 0.0),
     ]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from openrl.agents.chat import ChatFormat, TemplateError
-from openrl.agents.conversation import Conversation, EpisodeOver, Play
+from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason, Prompt, Sampling, Score
 from tests.chat_templates import FAMILIES, TOOLS, chat_of
@@ -28,7 +28,7 @@ def plain():
 def play(chat, policy, said, tools=None, **kwargs):
     """A conversation in which ``said[i]`` is what others say before turn i."""
     sampling = kwargs.pop("sampling", ROOM)
-    conversation = Conversation(Play(chat, **kwargs), PROMPT, policy, sampling)
+    conversation = Conversation(EpisodeConfig(chat, **kwargs), PROMPT, policy, sampling)
 
     async def turns():
         messages = []
@@ -182,13 +182,13 @@ def test_tokens_run_out():
     said = [[{"role": "user", "content": "a"}]] * 3
     for sampling in (Sampling(max_tokens=4), Sampling(max_tokens=90, max_len=5)):
         policy = ScriptedPolicy(plain(), ["bb", "bbbbb", "b"])
-        conversation = Conversation(Play(plain()), PROMPT, policy, sampling)
+        conversation = Conversation(EpisodeConfig(plain()), PROMPT, policy, sampling)
         messages = []
         with pytest.raises(EpisodeOver) as over:
             for others in said:
                 messages += others
                 messages.append(asyncio.run(conversation.reply(messages)).message)
-        assert over.value.end is FinishReason.LENGTH and conversation.is_full
+        assert over.value.finish_reason is FinishReason.LENGTH and conversation.is_full
         # a bb a b: the observation takes from the row, too
         assert [s.max_tokens for s in policy.sampling] == [4, 1]
         assert [len(ids) for ids in policy.given] == [2, 1]
@@ -226,7 +226,7 @@ def test_turns_run_out():
         return await asyncio.gather(*map(conversation.reply, chats), return_exceptions=True)
 
     *_, last = asyncio.run(thrice())
-    assert isinstance(last, EpisodeOver) and last.end is FinishReason.MAX_TURNS
+    assert isinstance(last, EpisodeOver) and last.finish_reason is FinishReason.MAX_TURNS
     assert conversation.turns == 3
 
 
@@ -246,7 +246,7 @@ def test_a_turn_that_fails_leaves_nothing():
 
 def test_what_a_turn_earns_stands_on_its_last_token():
     policy = ScriptedPolicy(plain(), ["b<eos>", "d"])
-    conversation = Conversation(Play(plain()), PROMPT, policy, ROOM)
+    conversation = Conversation(EpisodeConfig(plain()), PROMPT, policy, ROOM)
     messages = []
     for text, reward in (("a", 0.5), ("c", 2.0)):
         messages.append({"role": "user", "content": text})
@@ -258,7 +258,7 @@ def test_what_a_turn_earns_stands_on_its_last_token():
 
 
 def test_nothing_was_played():
-    conversation = Conversation(Play(plain()), PROMPT, ScriptedPolicy(plain(), []), ROOM)
+    conversation = Conversation(EpisodeConfig(plain()), PROMPT, ScriptedPolicy(plain(), []), ROOM)
     trajectory = conversation.trajectory(FinishReason.ENVIRONMENT_ERROR)
     assert trajectory.segments[0].token_ids == [1, 2] and trajectory.response_length == 0
 

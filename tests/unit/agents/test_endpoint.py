@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.retries import Exchanges
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.tools.parsers import parser_for
@@ -243,7 +243,7 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
             assert refused.value.code == code
 
     session = run(talk, policy, limits=limits, sampling=sampling)
-    assert (session.trajectory().end, session.trajectory().turns) == (end, 1)
+    assert (session.trajectory().finish_reason, session.trajectory().turns) == (end, 1)
     session.check_played()
 
 
@@ -346,11 +346,11 @@ def test_a_port_that_is_taken():
         with pytest.raises(
             UserError, match=f"{port} on 127.0.0.1 cannot be bound: Address already in use"
         ):
-            Endpoint(Play(hermes_chat(), parser_for("hermes", None)), port)
+            Endpoint(EpisodeConfig(hermes_chat(), parser_for("hermes", None)), port)
 
 
 def test_turns_for_people():
-    prompt = replace(PROMPT, shown=True)
+    prompt = replace(PROMPT, render=True)
 
     async def main():
         async with (
@@ -362,7 +362,7 @@ def test_turns_for_people():
             await chat(client, [ASKS, said, GOES_ON])
         return session.trajectory()
 
-    first, second, end = asyncio.run(main()).shown
+    first, second, end = asyncio.run(main()).rendered
     assert (first.messages, first.action) == ((ASKS,), "a")
     assert (second.messages, second.action) == ((GOES_ON,), "b")
     assert (end.messages, end.action) == ((), None)

@@ -90,7 +90,7 @@ def test_what_is_cut_and_what_does_not_fit():
 
     session = run(talk, policy, sampling=Sampling(max_tokens=50, max_len=100))
     trajectory = session.trajectory()
-    assert trajectory.end == "length" and trajectory.turns == 1
+    assert trajectory.finish_reason == "length" and trajectory.turns == 1
     assert trajectory.metrics["sampling_overrides"] == 2
     assert trajectory.metrics["requests_without_tools"] == 1
 

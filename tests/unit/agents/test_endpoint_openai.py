@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.tools.parsers import parser_for
 from tests.chat_templates import FAMILIES, TOOLS, family_tokenizer
 from tests.endpoint import CALL, ROOM, Row, policy_of, rows_of, run
@@ -56,7 +56,7 @@ def test_two_turns_are_one_row():
         assert (used.prompt_tokens, used.completion_tokens) == (len(asked), len(given))
         assert used.total_tokens == len(asked) + len(given)
     trajectory = session.trajectory()
-    assert trajectory.turns == 2 and trajectory.end == "stop"
+    assert trajectory.turns == 2 and trajectory.finish_reason == "stop"
     assert trajectory.metrics["sampling_overrides"] == 0
 
 
@@ -221,7 +221,7 @@ def test_limits_of_the_client():
     assert [s.max_tokens for s in policy.sampling] == [3, ROOM.max_len - len(policy.asked[1]), 1]
     assert policy.sampling[1].stop == ("Next:",) and policy.sampling[1].temperature == 1.0
     trajectory = session.trajectory()
-    assert trajectory.metrics["sampling_overrides"] == 1 and trajectory.end == "stop"
+    assert trajectory.metrics["sampling_overrides"] == 1 and trajectory.finish_reason == "stop"
 
 
 def test_requests_at_the_same_time():
@@ -259,7 +259,7 @@ def test_calls_and_results_in_the_templates_of_families(family, rows):
             result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
             await chat(client, [ASKS, said, result], tools=TOOLS)
 
-    play = Play(chat_format, parser_for(None, chat_format.tokenizer.chat_template))
+    play = EpisodeConfig(chat_format, parser_for(None, chat_format.tokenizer.chat_template))
     session = run(talk, policy, play=play)
     trained_as_sampled(session, policy, rows)
     assert "4" in chat_format.tokenizer.decode(policy.asked[1])

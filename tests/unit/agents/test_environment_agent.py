@@ -10,7 +10,7 @@ import pytest
 
 from openrl.agents.base import REDUCTIONS, Step
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure, reduce_metrics
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.config.groups.agent import TurnFlags
@@ -66,7 +66,7 @@ def play(game, *replies, limits=None, sampling=ROOM, prompt=PROMPT, generate=Non
     environment = game if hasattr(game, "frame") else GymEnvironment(game)
     policy = ScriptedPolicy(CHAT, [reply + END for reply in replies])
     agent = EnvironmentAgent(
-        lambda _: environment, Play(CHAT, limits=limits or TurnFlags(), **kwargs)
+        lambda _: environment, EpisodeConfig(CHAT, limits=limits or TurnFlags(), **kwargs)
     )
     return asyncio.run(agent.run(prompt, generate or policy, sampling)), policy
 
@@ -82,7 +82,7 @@ def test_an_episode_to_the_end():
     trajectory, policy = play(game := Walk(), "right", "left", "jump", "right", "right", "right")
     assert game.seeds == [5] and game.closed == 1
     assert game.actions == ["right", "left", "jump", "right", "right", "right"]
-    assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 6)
+    assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.STOP, 6)
     assert trajectory.score.reward == 10 - 4 * 0.5 and trajectory.score.passed == 1
     assert sampled(trajectory) == policy.given  # and nothing that the environment said
     (row,) = trajectory.segments
@@ -124,13 +124,15 @@ def test_a_row_for_each_turn_knows_the_state_that_it_answers():
 )
 def test_the_last_turn(replies, limits, end):
     trajectory, _ = play(Walk(), *replies, limits=limits)
-    assert (trajectory.end, trajectory.turns) == (end, len(replies))
+    assert (trajectory.finish_reason, trajectory.turns) == (end, len(replies))
     assert trajectory.score.passed == (end is FinishReason.STOP)
 
 
 def test_an_action_that_was_cut_is_not_taken_unless_there_is_room_for_another():
     trajectory, _ = play(game := Walk(), "right", sampling=Sampling(max_tokens=3))
-    assert trajectory.end is FinishReason.LENGTH and game.actions == [] and game.closed == 1
+    assert (
+        trajectory.finish_reason is FinishReason.LENGTH and game.actions == [] and game.closed == 1
+    )
     assert (trajectory.score.reward, trajectory.score.passed) == (0, 0)
     limits = TurnFlags(max_tokens_per_turn=4)
     with pytest.raises(EnvironmentFailure, match=re.escape("KeyError: 'righ'; actions: ['righ']")):
@@ -141,7 +143,7 @@ def test_an_action_that_ends_with_the_last_token_is_taken():
     tokens = len(CHAT.encode_after([0], "right" + END))
     game = Walk()
     trajectory, _ = play(game, "right", "right", sampling=Sampling(max_tokens=tokens))
-    assert trajectory.end is FinishReason.LENGTH and game.actions == ["right"]
+    assert trajectory.finish_reason is FinishReason.LENGTH and game.actions == ["right"]
     assert (trajectory.score.reward, trajectory.score.passed) == (-0.5, 0)
 
 
@@ -228,7 +230,7 @@ def test_a_close_that_fails_hides_neither_a_failure_nor_that_the_episode_was_giv
             asked.set()
             await asyncio.Event().wait()
 
-        agent = EnvironmentAgent(lambda _: GymEnvironment(Stuck()), Play(CHAT))
+        agent = EnvironmentAgent(lambda _: GymEnvironment(Stuck()), EpisodeConfig(CHAT))
         episode = asyncio.create_task(agent.run(PROMPT, silent, ROOM))
         await asked.wait()
         episode.cancel()
@@ -258,14 +260,14 @@ def test_a_long_list_of_actions_is_cut():
 def test_what_takes_too_long_ends_the_episode(limit):
     environment = Async(hangs)
     trajectory, policy = play(environment, "go", limits=TurnFlags(**{limit: 0.05}))
-    assert trajectory.end is FinishReason.TIMEOUT and environment.closed == 1
+    assert trajectory.finish_reason is FinishReason.TIMEOUT and environment.closed == 1
     assert sampled(trajectory) == policy.given and trajectory.score == Score(0, 0)
 
     async def never(token_ids, sampling, images=()):
         await asyncio.Event().wait()
 
     trajectory, _ = play(Async(), limits=TurnFlags(**{limit: 0.05}), generate=never)
-    assert trajectory.end is FinishReason.TIMEOUT and trajectory.response_length == 0
+    assert trajectory.finish_reason is FinishReason.TIMEOUT and trajectory.response_length == 0
 
 
 def test_a_broken_engine_is_not_the_environments_fault():
@@ -293,13 +295,15 @@ def test_steps_wait_for_a_place(most, seen):
         return Step("ok", done=True)
 
     limits = TurnFlags(env_max_concurrency=most, env_step_timeout=0.25)
-    agent = EnvironmentAgent(lambda _: Async(step), Play(CHAT, limits=limits))
+    agent = EnvironmentAgent(lambda _: Async(step), EpisodeConfig(CHAT, limits=limits))
 
     async def episodes():
         policies = [ScriptedPolicy(CHAT, ["go" + END]) for _ in range(6)]
         return await asyncio.gather(*(agent.run(PROMPT, policy, ROOM) for policy in policies))
 
-    assert [trajectory.end for trajectory in asyncio.run(episodes())] == [FinishReason.STOP] * 6
+    assert [trajectory.finish_reason for trajectory in asyncio.run(episodes())] == [
+        FinishReason.STOP
+    ] * 6
     assert peak == seen
 
 
@@ -315,7 +319,7 @@ def test_old_and_asynchronous_classes():
             return "over", 2, True, {}
 
     trajectory, _ = play(Old(), "x")
-    assert (trajectory.end, trajectory.score) == (FinishReason.STOP, Score(2, None))
+    assert (trajectory.finish_reason, trajectory.score) == (FinishReason.STOP, Score(2, None))
     assert "seed 5" in trajectory.prompt.text
     assert trajectory.metrics["invalid_actions"] == 0
 
@@ -327,7 +331,7 @@ def test_old_and_asynchronous_classes():
             return "over", 3.0, False, True, {}
 
     trajectory, _ = play(Later(), "x")
-    assert (trajectory.end, trajectory.score) == (FinishReason.MAX_TURNS, Score(3, 0))
+    assert (trajectory.finish_reason, trajectory.score) == (FinishReason.MAX_TURNS, Score(3, 0))
 
 
 def test_classes_that_are_no_environment_are_refused():

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from openrl.agents.conversation import Conversation, Play
+from openrl.agents.conversation import Conversation, EpisodeConfig
 from openrl.agents.episode import EngineError, play_episode
 from openrl.types import FinishReason, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of
 
 ASKS = {"role": "user", "content": "2 + 2?"}
 PROMPT = Prompt("train:0", [1], "2 + 2?", messages=(ASKS,))
-PLAY = Play(hermes_chat())
+PLAY = EpisodeConfig(hermes_chat())
 
 
 class Three:
@@ -56,5 +56,5 @@ def test_what_failed_is_told_apart():
     for error, found in failures.items():
         playing = play_episode(Failing(error), PROMPT, policy_of(), Sampling(1000), {})
         (trajectory,) = asyncio.run(playing)
-        assert (trajectory.end, trajectory.failure) == found
+        assert (trajectory.finish_reason, trajectory.failure) == found
         assert trajectory.response_length == 0 and trajectory.failed

@@ -71,7 +71,11 @@ def test_openrlhf_executor(write, shape):
     logprobs = [logprob for logprob, mine in pairs if mine]
     assert logprobs == [-1.0] * len(policy.given[0]) + [-2.0] * len(policy.given[1])
     assert [s.version for s in segment.versions] == [1, 1]
-    assert (played.end, played.turns, played.score) == (FinishReason.STOP, 2, Score(1.0, 1.0))
+    assert (played.finish_reason, played.turns, played.score) == (
+        FinishReason.STOP,
+        2,
+        Score(1.0, 1.0),
+    )
     assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
     assert played.text == f"3{END}\nagain: 2{END}"
     assert {s.temperature for s in policy.sampling} == {0.7}
@@ -134,7 +138,7 @@ def test_an_executor_may_leave_replies_out_and_cut_them(write):
 def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, end, turns):
     policy, path = policy_of("3", "2"), write(executor(spoil="await asyncio.sleep(1000)"))
     (played,) = play(path, policy, limits=limits, sampling=replace(ROOM, max_tokens=room))
-    assert (played.end, played.score) == (end, None)
+    assert (played.finish_reason, played.score) == (end, None)
     assert [i for run in sampled(played) for i in run] == [i for ids in policy.given for i in ids]
     assert played.turns == len(policy.given) <= turns
 
@@ -145,7 +149,7 @@ def test_the_engines_failure_is_the_engines(write):
 
     failed, played = play(write(executor()), broken, policy_of("3", "2"))
     assert isinstance(failed, ConnectionError)
-    assert played.end is FinishReason.STOP
+    assert played.finish_reason is FinishReason.STOP
 
 
 SINGLE = """

@@ -91,7 +91,7 @@ def test_a_fault_costs_its_episode_and_says_which(write, fault, words, kind):
     assert isinstance(failure, EnvironmentFailure)
     assert failure.args[0].startswith("environment sums, seed 5: ")
     assert failure.args[0].endswith("; actions: ['on', 'bad']")
-    assert played.end is FinishReason.STOP and failure.kind == kind
+    assert played.finish_reason is FinishReason.STOP and failure.kind == kind
     with pytest.raises(EnvironmentFailure, match=words):
         raise failure
 
@@ -176,7 +176,7 @@ def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
     path.write_text(EXECUTOR.format(fault=f"if said.text.startswith('bad'): {fault}"))
     policies = [policy_of("bad"), policy_of("good")]
     failure, played = play(path, *policies, limits=TurnFlags(env_step_timeout=4.0))
-    assert played.end is FinishReason.STOP
+    assert played.finish_reason is FinishReason.STOP
     with pytest.raises(Exception, match=kind):
         raise failure
 
@@ -205,7 +205,10 @@ def test_an_environment_that_cannot_be_made_closes_no_other(tmp_path):
     path, log = tmp_path / "game.py", tmp_path / "log"
     path.write_text(FRAIL.format(log=str(log)))
     first, failure, last = play(path, policy_of("a"), policy_of("b"), policy_of("c"))
-    assert first.end is last.end is FinishReason.STOP and "no seat is free" in str(failure)
+    assert (
+        first.finish_reason is last.finish_reason is FinishReason.STOP
+        and "no seat is free" in str(failure)
+    )
     assert log.read_text() == "closed\nclosed\n"
 
 

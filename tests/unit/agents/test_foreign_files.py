@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason, Score
@@ -79,7 +79,7 @@ def test_openrlhf_agent_instance(write):
     assert policy.asked == [ids(QUESTION), ids(QUESTION) + policy.given[0] + ids(again)]
     assert played.segments[0].token_ids == policy.asked[1] + policy.given[1]
     assert sampled(played) == policy.given
-    assert (played.end, played.turns) == (FinishReason.STOP, 2)
+    assert (played.finish_reason, played.turns) == (FinishReason.STOP, 2)
     assert played.score.reward == 0.75
     assert played.score.passed == 0.25
     at = [i for i, r in enumerate(played.score.token_rewards) if r]
@@ -218,7 +218,7 @@ def test_a_program_whose_reward_cannot_be_used_says_why(write, reward, problem):
     async def main():
         async with endpoint() as server:
             file = agent_file(str(write(text)))
-            async with open_file_agent(file, Play(CHAT), server) as agent:
+            async with open_file_agent(file, EpisodeConfig(CHAT), server) as agent:
                 return await agent.run(PROMPT, policy_of("2"), ROOM)
 
     with pytest.raises(RuntimeError, match=problem):
@@ -232,7 +232,7 @@ def test_agents_that_speak_to_the_endpoint(write, text):
     async def main():
         async with endpoint() as server:
             file = agent_file(str(write(text)))
-            async with open_file_agent(file, Play(CHAT), server) as agent:
+            async with open_file_agent(file, EpisodeConfig(CHAT), server) as agent:
                 return await agent.run(PROMPT, policy, ROOM)
 
     played = asyncio.run(main())
@@ -358,7 +358,7 @@ class Once:
     async def run(self, prompt, generate, sampling):
         said = await generate(prompt.token_ids, sampling)
         row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
-        return Trajectory(prompt, [row], said.end, score=Score(0.5))
+        return Trajectory(prompt, [row], said.finish_reason, score=Score(0.5))
 """
 
 

@@ -13,7 +13,7 @@ from PIL import Image as Picture
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import serve
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.foreign.executor_agent import NotSampled
@@ -111,7 +111,7 @@ def test_clients_show_images_in_their_own_ways(processor, chat, path, bodies):
                 assert reply.status_code == 200, reply.text
 
     policy = policy_of(chat)
-    session = run(talk, policy, sampling=ROOM, play=Play(chat))
+    session = run(talk, policy, sampling=ROOM, play=EpisodeConfig(chat))
     assert_row(processor, session.trajectory(), TEXT, [FIRST, SECOND], policy)
 
 
@@ -127,7 +127,7 @@ def refused(chat, *parts):
         said.append(reply.json()["error"]["message"])
 
     said = []
-    run(talk, policy_of(chat), sampling=ROOM, play=Play(chat))
+    run(talk, policy_of(chat), sampling=ROOM, play=EpisodeConfig(chat))
     return said[0]
 
 
@@ -167,7 +167,7 @@ def test_a_program_finds_the_images_of_its_row(processor, chat, prompt):
     policy = policy_of(chat)
 
     async def main():
-        async with serve(Play(chat)) as endpoint:
+        async with serve(EpisodeConfig(chat)) as endpoint:
             agent = AgentCommand(shlex.join([sys.executable, "-c", PROGRAM]), endpoint)
             return await agent.run(prompt, policy, ROOM)
 
@@ -185,7 +185,7 @@ def play_file(tmp_path, chat, prompt, text):
     path.write_text(text)
 
     async def main():
-        how = Play(chat)
+        how = EpisodeConfig(chat)
         async with (
             serve(how) as endpoint,
             open_file_agent(agent_file(str(path)), how, endpoint) as agent,
@@ -261,7 +261,7 @@ def executor(more=False, spoil="pass"):
 def test_an_executor_is_given_the_images_of_its_row(tmp_path, processor, chat, prompt):
     trajectory, policy = play_file(tmp_path, chat, prompt, executor())
     assert_row(processor, trajectory, ASKED + "12<eos>", [FIRST], policy)
-    assert (trajectory.end, trajectory.text) == (FinishReason.STOP, "12<eos>")
+    assert (trajectory.finish_reason, trajectory.text) == (FinishReason.STOP, "12<eos>")
     (row,) = trajectory.segments
     assert (
         row.images == prompt.images and row.token_ids[: len(prompt.token_ids)] == prompt.token_ids

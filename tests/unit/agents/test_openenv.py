@@ -11,10 +11,9 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 
 from openrl.agents import openenv
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv import (
-    InvalidAction,
     OpenEnvAgent,
     ServerFull,
     action_reader,
@@ -114,7 +113,9 @@ def play(server, *policies, scheme="ws", limits=TurnFlags(env_step_timeout=60.0)
 
     async def main():
         async with server.serving() as at:
-            agent = OpenEnvAgent(await find_server(f"{scheme}://{at}"), Play(CHAT, limits=limits))
+            agent = OpenEnvAgent(
+                await find_server(f"{scheme}://{at}"), EpisodeConfig(CHAT, limits=limits)
+            )
             runs = (agent.run(PROMPT, policy, ROOM) for policy in policies)
             return await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
 
@@ -128,7 +129,7 @@ def test_an_episode(scheme):
     texts = [CHAT.tokenizer.decode(asked) for asked in policy.asked]
     assert "user\nhello 5 easy<|im_end|>" in texts[0]
     assert texts[1].endswith("user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    assert (played.end, played.turns, played.score.reward) == (FinishReason.STOP, 2, 3.0)
+    assert (played.finish_reason, played.turns, played.score.reward) == (FinishReason.STOP, 2, 3.0)
     assert played.metrics["waits_for_room"] == 0.0
 
 
@@ -149,7 +150,7 @@ def test_a_full_server_is_waited_for_and_that_is_counted():
             return await slow(token_ids, sampling)
 
         async with server.serving() as at:
-            agent = OpenEnvAgent(await find_server(f"ws://{at}"), Play(CHAT))
+            agent = OpenEnvAgent(await find_server(f"ws://{at}"), EpisodeConfig(CHAT))
             first = asyncio.create_task(agent.run(PROMPT, waiting, ROOM))
             second = asyncio.create_task(agent.run(PROMPT, policy_of("bye"), ROOM))
             return await asyncio.wait_for(asyncio.gather(first, second), 60), server.most
@@ -202,12 +203,12 @@ def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
         (MESSAGE, " hi", {"message": " hi"}),
         ({"properties": {"action_id": {"type": "integer"}}}, " 3\n", {"action_id": 3}),
         ({"properties": {"x": {"type": "number"}}}, "0.5", {"x": 0.5}),
-        ({"properties": {"x": {"type": "number"}}}, "left", InvalidAction),
-        ({"properties": {"x": {"type": "number"}}}, "nan", InvalidAction),
-        ({"properties": {"x": {"type": "integer"}}}, "9" * 5000, InvalidAction),
-        ({"properties": {"x": {"type": "array"}}}, "[" * 5000, InvalidAction),
+        ({"properties": {"x": {"type": "number"}}}, "left", ValueError),
+        ({"properties": {"x": {"type": "number"}}}, "nan", ValueError),
+        ({"properties": {"x": {"type": "integer"}}}, "9" * 5000, ValueError),
+        ({"properties": {"x": {"type": "array"}}}, "[" * 5000, ValueError),
         ({"properties": {"x": {"type": "array"}}}, '{"x": [1]}', {"x": [1]}),
-        ({"properties": {"x": {"type": "array"}}}, "[1]", InvalidAction),
+        ({"properties": {"x": {"type": "array"}}}, "[1]", ValueError),
         (
             {
                 "properties": {"code": {"type": "string"}, "seconds": {"type": "integer"}},
@@ -220,8 +221,8 @@ def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
 )
 def test_actions_are_read_by_their_schema(schema, text, action):
     read = action_reader(schema)
-    if action is InvalidAction:
-        with pytest.raises(InvalidAction):
+    if action is ValueError:
+        with pytest.raises(ValueError):
             read(text)
     else:
         assert read(text) == action

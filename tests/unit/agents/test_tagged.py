@@ -109,7 +109,11 @@ def test_other_peoples_environments_play_in_processes(plugin, tmp_path):
     how = setup(plugin, tmp_path, "{greeting: hello}")
     said = "<answer>Phoenix</answer>"
     theirs, ours = play(how, (plugin, policy_of("on", "end")), ("bandit", policy_of(said)))
-    assert (theirs.end, theirs.score.reward, theirs.score.passed) == (FinishReason.STOP, 2.0, 1.0)
+    assert (theirs.finish_reason, theirs.score.reward, theirs.score.passed) == (
+        FinishReason.STOP,
+        2.0,
+        1.0,
+    )
     assert "hello 5" in theirs.prompt.text and theirs.seed == 5
     pid = theirs.metrics[f"env/{plugin}/pid"]
     assert pid != os.getpid() and not psutil.pid_exists(int(pid))  # it has ended with the agent
@@ -137,7 +141,7 @@ def test_their_faults_cost_one_episode(plugin, tmp_path, action, kind, words):
     assert failure.args[0].endswith(f"; actions: ['on', '{action}']")
     with pytest.raises(EnvironmentFailure, match=words):
         raise failure
-    assert sound.end is ours.end is FinishReason.STOP
+    assert sound.finish_reason is ours.finish_reason is FinishReason.STOP
 
 
 def test_one_that_never_begins_is_found_before_the_start(plugin, tmp_path):

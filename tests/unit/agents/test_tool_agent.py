@@ -6,7 +6,7 @@ import pytest
 
 from openrl.agents.base import Toolset
 from openrl.agents.chat import TemplateError
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.tool_agent import ToolAgent, first_messages
 from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
@@ -17,7 +17,7 @@ from tests.chat_templates import FAMILIES, chat_of
 from tests.scripted_policy import ScriptedPolicy
 
 QUESTION = {"role": "user", "content": "What is 2 + 2?"}
-PROMPT = Prompt("train:0", [1], "What is 2 + 2?", messages=(QUESTION,), shown=True)
+PROMPT = Prompt("train:0", [1], "What is 2 + 2?", messages=(QUESTION,), render=True)
 ROOM = Sampling(max_tokens=10_000, seed=3)
 
 
@@ -35,7 +35,7 @@ def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sa
     limits = limits or TurnFlags()
     toolbox = Toolbox([FunctionTools(tools)], limits.env_step_timeout)
     parse = parser_for(parser, chat.tokenizer.chat_template)
-    agent = ToolAgent(lambda: toolbox, Play(chat, parse, limits))
+    agent = ToolAgent(lambda: toolbox, EpisodeConfig(chat, parse, limits))
     return asyncio.run(agent.run(prompt, policy, sampling))
 
 
@@ -57,7 +57,9 @@ def test_an_answer_with_a_call(family, rows):
     )
     trajectory = play(chat, policy)
     assert (
-        trajectory.end is FinishReason.STOP and trajectory.turns == 2 and trajectory.score is None
+        trajectory.finish_reason is FinishReason.STOP
+        and trajectory.turns == 2
+        and trajectory.score is None
     )
     assert len(trajectory.segments) == rows
     first, last = trajectory.segments[0], trajectory.segments[-1]
@@ -140,7 +142,7 @@ def test_what_went_wrong_is_told():
     assert "[cut: the result has 9000 characters]" in told
     assert "Error: there is no tool 'subtract', only add, sleeps, talks" in told
     assert numbers(trajectory, "tool_calls", "tool_errors", "cut_tool_results") == [4, 3, 1]
-    assert trajectory.end is FinishReason.STOP
+    assert trajectory.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "gemma3"])
@@ -150,7 +152,7 @@ def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
     policy = ScriptedPolicy(chat, [broken + end] * 4)
     trajectory = play(chat, policy, "hermes")
-    assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 3)
+    assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.STOP, 3)
     assert numbers(trajectory, "tool_calls", "invalid_actions") == [0, 3]
     assert "This call cannot be read: not JSON" in chat.tokenizer.decode(policy.asked[1])
     assert len(trajectory.segments) == 1
@@ -158,7 +160,7 @@ def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
         replies = [broken, broken, call, broken, broken, "It is 4."]
         policy = ScriptedPolicy(chat, [reply + end for reply in replies])
         trajectory = play(chat, policy)
-        assert (trajectory.end, trajectory.turns) == (FinishReason.STOP, 6)
+        assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.STOP, 6)
         assert numbers(trajectory, "tool_calls", "invalid_actions") == [1, 4]
 
 
@@ -192,7 +194,9 @@ class Slow(Toolset):
 def of(toolset, *replies, timeout=0.0):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [reply + FAMILIES["qwen2.5"].end for reply in replies])
-    agent = ToolAgent(lambda: Toolbox([toolset], timeout), Play(chat, parser_for("hermes", None)))
+    agent = ToolAgent(
+        lambda: Toolbox([toolset], timeout), EpisodeConfig(chat, parser_for("hermes", None))
+    )
     return asyncio.run(agent.run(PROMPT, policy, ROOM))
 
 
@@ -225,7 +229,7 @@ def test_half_a_surrogate_pair_in_a_result_is_a_question_mark():
     call = '<tool_call>\n{"name": "echo", "arguments": {"text": "a\\ud800b"}}\n</tool_call>'
     policy = ScriptedPolicy(chat, [call + "<|im_end|>", "Well.<|im_end|>"])
     trajectory = play(chat, policy, tools=[echo])
-    assert trajectory.end is FinishReason.STOP and len(trajectory.segments) == 1
+    assert trajectory.finish_reason is FinishReason.STOP and len(trajectory.segments) == 1
     assert "said a?b" in chat.tokenizer.decode(policy.asked[1])
 
 
@@ -234,16 +238,16 @@ def test_limits():
     call = FAMILIES["qwen2.5"].calls + "<|im_end|>"
     policy = ScriptedPolicy(chat, [call] * 9)
     trajectory = play(chat, policy, limits=TurnFlags(max_turns=2))
-    assert (trajectory.end, trajectory.turns) == (FinishReason.MAX_TURNS, 2)
+    assert (trajectory.finish_reason, trajectory.turns) == (FinishReason.MAX_TURNS, 2)
     assert trajectory.metrics["tool_calls"] == 2  # what was asked for was done
 
     policy = ScriptedPolicy(chat, [call] * 9)
     trajectory = play(chat, policy, sampling=Sampling(max_tokens=len(call)))
-    assert trajectory.end is FinishReason.LENGTH
+    assert trajectory.finish_reason is FinishReason.LENGTH
 
     policy = ScriptedPolicy(chat, ["A long answer.<|im_end|>"])
     trajectory = play(chat, policy, limits=TurnFlags(max_tokens_per_turn=2))
-    assert (trajectory.end, trajectory.response_length) == (FinishReason.LENGTH, 2)
+    assert (trajectory.finish_reason, trajectory.response_length) == (FinishReason.LENGTH, 2)
 
 
 @pytest.mark.parametrize("limit", ["turn_timeout", "episode_timeout"])
@@ -257,7 +261,7 @@ def test_time_runs_out(limit):
     call = '<tool_call>\n{"name": "sleeps"}\n</tool_call><|im_end|>'
     policy = ScriptedPolicy(chat, [call])
     trajectory = play(chat, policy, tools=[sleeps], limits=TurnFlags(**{limit: 0.2}))
-    assert trajectory.end is FinishReason.TIMEOUT
+    assert trajectory.finish_reason is FinishReason.TIMEOUT
     assert trajectory.segments[0].sampled_ids == policy.given[0]  # what was played is kept
 
 
@@ -271,7 +275,7 @@ def test_a_template_that_takes_no_results():
 def test_turns_for_people():
     chat, words = chat_of("qwen2.5"), FAMILIES["qwen2.5"]
     policy = ScriptedPolicy(chat, [words.calls + words.end, words.says + words.end])
-    first, second, last = play(chat, policy).shown
+    first, second, last = play(chat, policy).rendered
     assert first.messages == (QUESTION,) and first.action == words.calls
     assert second.messages[0]["content"] == "4" and second.action == "It is 4."
     assert last.messages == () and last.action is None

@@ -7,7 +7,7 @@ from transformers.utils import get_json_schema
 from trl.experimental.harbor._env import HarborBashEnv
 
 from openrl.agents.base import ToolError
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.foreign.process import ProcessTools
 from openrl.agents.foreign.recognise import is_trl_environment
 from openrl.agents.foreign.trl import ToolPlayer
@@ -138,7 +138,7 @@ def toolbox_with(made):
 def play(made, replies, label="3"):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [f"{reply}<|im_end|>" for reply in replies])
-    agent = ToolAgent(lambda: toolbox_with(made), Play(chat, parser_for("hermes", None)))
+    agent = ToolAgent(lambda: toolbox_with(made), EpisodeConfig(chat, parser_for("hermes", None)))
     question = {"role": "user", "content": "Count."}
     prompt = Prompt("a", [1], "Count.", label, messages=(question,), meta={"level": "hard"})
     trajectory = asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=2000)))
@@ -151,7 +151,7 @@ def test_an_episode():
     assert "user\nCount. Reach 3 (hard).<|im_end|>" in asked[0]
     assert asked[1].index("\n1\n</tool_response>") < asked[1].index("\n3\n</tool_response>")
     assert "It is 3." in asked[2] and "Error: ValueError: only forward" in asked[3]
-    assert trajectory.score == Score(1.0) and trajectory.end is FinishReason.STOP
+    assert trajectory.score == Score(1.0) and trajectory.finish_reason is FinishReason.STOP
     assert trajectory.metrics["tool_calls"] == 4 and trajectory.metrics["tool_errors"] == 1
 
 

@@ -140,7 +140,11 @@ def test_an_episode(version):
 
     trajectory, request = talk(version, play)
     assert [Row.of(segment) for segment in trajectory.segments] == rows_of(policy)
-    assert (trajectory.turns, len(trajectory.segments), trajectory.end) == (2, 1, FinishReason.STOP)
+    assert (trajectory.turns, len(trajectory.segments), trajectory.finish_reason) == (
+        2,
+        1,
+        FinishReason.STOP,
+    )
     assert (trajectory.score.reward, trajectory.score.parts) == (0.5, {"steps": 2.0})
     assert trajectory.metrics["sampling_overrides"] == 0
     row = request["input"] if version == "0.1" else request["task_data"]
@@ -242,7 +246,7 @@ def test_an_episode_that_takes_too_long():
         return trajectory
 
     trajectory = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (trajectory.end, trajectory.turns, trajectory.score.reward) == (
+    assert (trajectory.finish_reason, trajectory.turns, trajectory.score.reward) == (
         FinishReason.TIMEOUT,
         1,
         0.0,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.gym import GymEnvironment
 from openrl.algorithms.advantages import DiscountOptions, GAEOptions, GiGPOOptions, TurnOptions
@@ -43,7 +43,7 @@ class Told:
 
 def batch_of(unit):
     """The two episodes as the trainer sees them."""
-    how = Play(CHAT, row_per_turn=unit == "step")
+    how = EpisodeConfig(CHAT, row_per_turn=unit == "step")
     played = []
     for replies in EPISODES:
         agent = EnvironmentAgent(lambda _: GymEnvironment(Told()), how)

@@ -107,7 +107,9 @@ def test_checkpoints_hold_what_an_environment_showed(prompt, group):
 def test_checkpoints_hold_what_failed_attempts_saw(prompt, group):
     seed = Prompt("p:0", [], "", meta={"seed": 3})
     made = replace(prompt, meta=seed.meta)
-    lost = PromptGroup(made, [], lost=[replace(t, prompt=made) for t in group.trajectories])
+    lost = PromptGroup(
+        made, [], failed_attempts=[replace(t, prompt=made) for t in group.trajectories]
+    )
     assert group_from_json(json.loads(json.dumps(group_to_json(lost))), {"p:0": seed}) == lost
 
 

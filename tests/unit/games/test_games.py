@@ -16,7 +16,7 @@ from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
 from openrl.games import base
-from openrl.games.base import INVALID, Unreadable, read_action
+from openrl.games.base import INVALID, InvalidAction, read_action
 from openrl.games.search import search, world
 
 GAMES = {name: {} for name in environments.names()} | {"reasoning_gym": {"task": "chain_sum"}}
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_leaves_the_game_as_it_was(name):
 )
 def test_an_action_stands_in_the_first_tag_behind_the_thinking(text, action):
     if action is None:
-        with pytest.raises(Unreadable):
+        with pytest.raises(InvalidAction):
             read_action(text, ("answer", "search"))
     else:
         assert read_action(text, ("answer", "search")) == action

@@ -235,7 +235,7 @@ def test_words_of_other_systems_for_how_an_answer_ended():
     tokenizer, finishes = tiny_tokenizer(), ["stop", "eos", None, "length"]
     prompts = [Prompt("r", [3], "1", meta={"output": "2", "finish": f}) for f in finishes]
     answers = given_group(Unit("r", 0, prompts), "output", tokenizer).trajectories
-    assert [t.end for t in answers] == [
+    assert [t.finish_reason for t in answers] == [
         FinishReason.STOP,
         FinishReason.STOP,
         FinishReason.STOP,

@@ -393,7 +393,7 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
 def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
     """A sound sample among them shows that some can be."""
     broken = scored(None)
-    broken.trajectories[0].end = FinishReason.ENVIRONMENT_ERROR
+    broken.trajectories[0].finish_reason = FinishReason.ENVIRONMENT_ERROR
     broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
     guard = UnplayedGuard(9)
     for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):

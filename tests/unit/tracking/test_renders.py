@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.gym import GymEnvironment
 from openrl.tracking.renders import gif, save_episodes
@@ -18,7 +18,7 @@ from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
 
 CHAT = ChatFormat(family_tokenizer("qwen2.5"), chat=True, kwargs={})
-PROMPT = Prompt("eval:lamp:0/../x", [], "", source="lamp", meta={"seed": 1}, shown=True)
+PROMPT = Prompt("eval:lamp:0/../x", [], "", source="lamp", meta={"seed": 1}, render=True)
 
 
 class Lamp:
@@ -38,7 +38,7 @@ class Lamp:
 
 def played(prompt=PROMPT, tokens=1000, game=Lamp):
     replies = ["<script>on</script><|im_end|>"] * 3
-    agent = EnvironmentAgent(lambda _: GymEnvironment(game()), Play(CHAT))
+    agent = EnvironmentAgent(lambda _: GymEnvironment(game()), EpisodeConfig(CHAT))
     policy = ScriptedPolicy(CHAT, replies)
     return asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=tokens)))
 
@@ -85,7 +85,7 @@ def test_an_episode_is_a_transcript_a_page_and_a_gif(tmp_path):
 
 def test_an_action_that_was_cut_is_shown_without_what_came_of_it(tmp_path):
     trajectory = played(tokens=2)
-    assert [turn.action for turn in trajectory.shown] == [trajectory.text]
+    assert [turn.action for turn in trajectory.rendered] == [trajectory.text]
     save_episodes(tmp_path, [PromptGroup(PROMPT, [trajectory])])
     assert "reward 0, passed 0, 1 turns, length" in next(tmp_path.glob("*.txt")).read_text()
 
@@ -99,8 +99,8 @@ def test_what_is_no_picture_is_left_out():
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path):
-    trajectory = played(replace(PROMPT, shown=False))
-    assert trajectory.shown == ()
+    trajectory = played(replace(PROMPT, render=False))
+    assert trajectory.rendered == ()
     save_episodes(tmp_path / "none", [PromptGroup(PROMPT, [trajectory])])
     assert not (tmp_path / "none").exists()
 

@@ -73,7 +73,7 @@ def test_failed_rewards_are_logged_beyond_the_limit(tmp_path):
 
 def test_a_sample_that_the_infrastructure_failed_says_why(tmp_path):
     made = groups()
-    made[0].trajectories[0].end = FinishReason.ENGINE_ERROR
+    made[0].trajectories[0].finish_reason = FinishReason.ENGINE_ERROR
     made[0].trajectories[0].failure = "request 4 broke"
     SampleLog(tmp_path / "samples.jsonl", 0).log(1, made)
     (row,) = read(tmp_path / "samples.jsonl")

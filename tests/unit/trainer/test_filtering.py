@@ -85,7 +85,7 @@ def test_agents_that_share_episodes_are_compared_with_their_own_kind():
     failed = played.trajectories[-1]
     for trajectory, agent in zip(played.trajectories, ("solver", "critic") * 2, strict=False):
         trajectory.agent = agent
-    failed.end = FinishReason.ENVIRONMENT_ERROR
+    failed.finish_reason = FinishReason.ENVIRONMENT_ERROR
     assert [g.rewards for g in played.of_agents] == [[1, 1], [0, 0]]
     assert signal_metrics([played]) == {
         "zero_variance": 1,

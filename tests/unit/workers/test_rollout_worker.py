@@ -10,7 +10,7 @@ import pytest
 from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
+from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
@@ -123,7 +123,7 @@ def test_what_the_infrastructure_fails_is_played_once_more(worker):
     trained on."""
     worker.engine.fails = {1, 2, 4}  # the first request, both of the second sample
     (group,) = play(worker, RolloutRequest(3, Sampling(4), seed=(0, 1, 0)))
-    ends = [(t.end, t.replays, t.failure) for t in group.trajectories]
+    ends = [(t.finish_reason, t.replays, t.failure) for t in group.trajectories]
     assert sorted(ends, key=str) == sorted(
         [
             (FinishReason.STOP, 0, None),
@@ -140,18 +140,18 @@ def test_every_attempt_that_failed_stays_known(worker):
     """Those of samples that were then played, and those of one more sample than were wanted."""
     worker.engine.fails = {1, 2, 5}  # the first request of two samples, the second of one
     (group,) = play(worker, RolloutRequest(2, Sampling(4), redundancy=1))
-    assert [t.end for t in group.trajectories] == [FinishReason.STOP] * 2
-    assert sorted((t.failure, t.fault) for t in group.lost) == [
+    assert [t.finish_reason for t in group.trajectories] == [FinishReason.STOP] * 2
+    assert sorted((t.failure, t.fault) for t in group.failed_attempts) == [
         (f"request {n} broke", "engine") for n in (1, 2, 5)
     ]
-    assert [t.end for t in group.lost] == [FinishReason.ENGINE_ERROR] * 3
+    assert [t.finish_reason for t in group.failed_attempts] == [FinishReason.ENGINE_ERROR] * 3
 
 
 def test_a_prompt_without_any_sample_costs_only_itself(worker):
     worker.engine.fails = range(100)
     (group,) = play(worker, RolloutRequest(2, Sampling(4), greedy=True))
     assert all(t.failed and t.replays == 1 for t in group.answers)
-    assert len(group.lost) == 3 and group.rewards == []
+    assert len(group.failed_attempts) == 3 and group.rewards == []
     assert collate([group], 0).loss_mask.sum() == 0
 
 
@@ -198,7 +198,7 @@ def playing(worker, **changes):
     """Lets the worker play three turns of ``Guess``."""
     game = type("Guess", (Guess,), changes)
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
-    play = Play(chat, limits=TurnFlags(max_turns=3))
+    play = EpisodeConfig(chat, limits=TurnFlags(max_turns=3))
     worker.agent = EnvironmentAgent(lambda prompt: game(), play)
     return worker
 
@@ -225,9 +225,12 @@ def test_an_environment_that_ignores_its_seed_costs_its_sample(worker, prompt):
     has a seed, too: that of its id."""
     worker = playing(worker, ignores=(2, 4, 5))
     (group,) = play(worker, RolloutRequest(3, Sampling(30)), prompt=prompt)
-    assert {t.fault for t in group.lost} == {"seed"}
-    assert all("begin with different observations; this one with" in t.failure for t in group.lost)
-    assert all(re.search("actions: '.*on", t.failure) for t in group.lost)
+    assert {t.fault for t in group.failed_attempts} == {"seed"}
+    assert all(
+        "begin with different observations; this one with" in t.failure
+        for t in group.failed_attempts
+    )
+    assert all(re.search("actions: '.*on", t.failure) for t in group.failed_attempts)
     assert sorted(t.replays for t in group.trajectories) in ([0, 0, 1], [0, 1, 1])
     lost = [t for t in group.trajectories if t.failed]
     seed = prompt.meta.get("seed", seed_of(prompt.id))
