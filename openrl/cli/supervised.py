@@ -16,6 +16,8 @@ def prepare(config: SupervisedConfig) -> Any:
     if launch := Launch.from_environment(config.ranks.local_rank):
         # before the next import, because some of its libraries ask CUDA for a device
         launch.take_own_gpu()
+        if launch.rank:  # rank 0 reads and checks
+            return launch
     from openrl.trainer.supervised.launch import prepare
 
     return prepare(config)
@@ -25,14 +27,22 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     """Train; with --dry_run print the plan instead."""
     import asyncio
 
-    from openrl.trainer.supervised.launch import describe, train, trained_spec
+    from openrl.trainer.supervised.launch import (
+        SupervisedInputs,
+        describe,
+        serve,
+        train,
+        trained_spec,
+    )
 
-    if config.debug.dry_run:
+    if not isinstance(inputs, SupervisedInputs):
+        if not config.debug.dry_run:
+            asyncio.run(serve(config, inputs))
+    elif config.debug.dry_run:
         from openrl.trainer.planning.dry_run import supervised_memory
 
         spec = trained_spec(config, inputs.task, inputs.device, inputs.steps)
         memory = supervised_memory(config, spec, inputs.ranks(config.ranks))
-        if inputs.is_rank_0:
-            print(printable(describe(config, inputs)), memory, sep="\n\n")
+        print(printable(describe(config, inputs)), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))

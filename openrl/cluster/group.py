@@ -60,9 +60,6 @@ class RankGroup(Protocol):
         Returns one result per data-parallel rank, from its first worker. Raises ValueError unless
         there are ``data_ranks(group)`` shards."""
 
-    async def any_rank(self, asked: bool) -> bool:
-        """Return True on every driver of the group if any driver passed True."""
-
     async def close(self) -> None:
         """Call each worker's ``close``, if it has one, and free it. The group is then at an end."""
 
@@ -113,10 +110,6 @@ class WorkerGroup(RankGroup):
         """Call the method on all workers. Returns a handle of rank 0's result, None if that is
         None. The driver passes the handle to ``call`` of another group and never holds the data."""
         return (await self.call(method, *args))[0]
-
-    async def any_rank(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # lets the loop act on a signal: workers may block this thread
-        return asked
 
 
 def data_ranks(group: RankGroup) -> int:

@@ -54,12 +54,11 @@ class Trackers:
     """All trackers of a run behind one ``log``.
 
     ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they
-    happen. Without ``local`` nothing is logged.
-    """
+    happen."""
 
     def __init__(
         self,
-        local: Tracker | None,
+        local: Tracker,
         others: Mapping[str, Tracker] | None = None,
         samples: SampleLog | None = None,
         every: int = 1,
@@ -74,8 +73,6 @@ class Trackers:
                 self._report(name, tracker.error)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if self.local is None:
-            return
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
         values = {**values, **names_elsewhere(values), **failures}
         self._guard("jsonl", self.local.log, step, values)

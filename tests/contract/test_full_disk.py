@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,14 @@ def test_a_full_disk_on_one_rank_holds_up_no_other(tmp_path):
 
 class Worker:
     def __init__(self, context):
-        self.rank = context.rank
+        self.rank, self.full = context.rank, False
+
+    def fill(self, full):
+        self.full = full and self.rank == 1
 
     def save(self, directory):
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         Path(directory, f"rank_{self.rank}").write_text("weights")
 
     def train(self, step):
@@ -65,24 +71,28 @@ class Worker:
 
 
 def driver_of_two(rank, port, root):
-    """Saves after steps 1 to 4 as a launcher's driver does; rank 0 has no room for the second and
-    the third."""
+    """Saves after steps 1 to 5 as a launcher's driver does. Rank 0 has no room for the second and
+    the third, rank 1 none for the fourth."""
     launch = Launch(rank, 2, rank, "127.0.0.1", port)
     launch.join("cpu", LIMIT)
-    group = LauncherGroup("model", launch, Worker)
-    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(root)), {}, rank == 0)
+    group = LauncherGroup("model", launch)
+    if rank:
+        group.serve()
+        return
+    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(root)), {})
 
     async def write(directory, parts):
         await group.call("save", str(directory))
 
     async def run():
         found = []
-        for step in range(1, 5):
-            disk.free_bytes = lambda path, free=step != 2: 10**9 if free or rank else 10
+        await group.build(Worker)
+        for step in range(1, 6):
+            disk.free_bytes = lambda path, free=step != 2: 10**9 if free else 10
+            await group.call("fill", step == 4)
             try:
-                with files_of_at_most(2_000 if step == 3 and rank == 0 else 10**6):
-                    state = {"text": "x" * 10_000}
-                    await checkpoints.save(step, state, write, write, any_rank=group.any_rank)
+                with files_of_at_most(2_000 if step == 3 else 10**6):
+                    await checkpoints.save(step, {"text": "x" * 10_000}, write, write)
                 found.append(step)
             except DiskFull:
                 found.append(-step)
@@ -90,9 +100,9 @@ def driver_of_two(rank, port, root):
         await group.close()
         return found
 
-    assert asyncio.run(run()) == [1, -2, -3, 4]
+    assert asyncio.run(run()) == [1, -2, -3, -4, 5]
 
 
 def test_all_ranks_of_a_launcher_know_that_one_of_them_has_no_room(tmp_path):
     on_ranks(2, driver_of_two, tmp_path)
-    assert sorted(map(step_of, tmp_path.iterdir())) == [1, 4]
+    assert sorted(map(step_of, tmp_path.iterdir())) == [1, 5]

@@ -1,8 +1,10 @@
-"""An error on one of two ranks that a launcher has started reaches both."""
+"""Rank 0 of a launcher drives the others: answers, errors and signals of all ranks reach it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import pytest
@@ -38,7 +40,9 @@ ERRORS = {
 
 
 class Worker:
-    def __init__(self, context):
+    def __init__(self, context, word):
+        if word != "open":
+            raise UserError(f"rank {context.rank}: {word}")
         self.rank = context.rank
 
     def fail(self, rank, kind):
@@ -46,31 +50,73 @@ class Worker:
             raise ERRORS[kind]
         return self.rank
 
+    def get(self, number):
+        return self.rank, number
 
-def driver(rank, port):
-    launch = Launch(rank, 2, rank, "127.0.0.1", port)
+    def signal(self, rank):
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def drive(group, caught):
+    with pytest.raises(UserError, match="rank 0: shut"):
+        await group.build(Worker, "shut")
+    await group.build(Worker, "open")
+    for failing in range(3):
+        for kind, error in ERRORS.items():
+            with pytest.raises(Exception) as raised:
+                await group.call("fail", failing, kind)
+            if failing == 0:
+                assert raised.value is error
+            elif kind == "user":
+                assert type(raised.value) is UserError and str(raised.value) == str(error)
+            else:
+                words = f"{type(error).__name__}: {error}"
+                assert type(raised.value) is RuntimeError and str(raised.value) == words
+            assert f"raised by model rank {failing} in fail" in raised.value.__notes__
+    assert await group.call("fail", 3, "user") == [0, 1, 2]
+    assert await group.call("get", "all") == [(0, "all"), (1, "all"), (2, "all")]
+    assert await group.scatter("get", [(5,), (6,), (7,)]) == [(0, 5), (1, 6), (2, 7)]
+    with pytest.raises(ValueError, match="2 shards for 3 data-parallel ranks"):
+        await group.scatter("get", [(5,), (6,)])
+    await group.call("signal", 2)
+    await group.call("get", "all")
+    assert signal.SIGTERM in caught
+
+
+def rank_of_three(rank, port):
+    launch = Launch(rank, 3, rank, "127.0.0.1", port)
     launch.join("cpu", LIMIT)
-    group = LauncherGroup("model", launch, Worker)
+    caught = []
+    group = LauncherGroup("model", launch, on_signal=caught.append)
+    if rank:
+        signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+        group.serve(lambda: caught[0] if caught else 0)
+        return
+    asyncio.run(drive(group, caught))
+    asyncio.run(group.close())
 
-    async def run():
-        for failing in range(2):
-            for kind, error in ERRORS.items():
-                with pytest.raises(Exception) as caught:
-                    await group.call("fail", failing, kind)
-                if rank == failing:
-                    assert caught.value is error
-                elif kind == "user":
-                    assert type(caught.value) is UserError and str(caught.value) == str(error)
-                else:
-                    words = f"{type(error).__name__}: {error}"
-                    assert type(caught.value) is RuntimeError and str(caught.value) == words
-                note = f"raised by model rank {failing} in fail"
-                assert note in caught.value.__notes__
-        assert await group.call("fail", 2, "user") == [0, 1]
+
+def test_rank_0_gets_the_answers_errors_and_signals_of_all_ranks():
+    on_ranks(3, rank_of_three)
+
+
+def rank_of_four(rank, port):
+    launch = Launch(rank, 4, rank, "127.0.0.1", port)
+    launch.join("cpu", LIMIT)
+    group = LauncherGroup("model", launch, ranks_per_shard=2)
+    if rank:
+        group.serve()
+        return
+
+    async def drive_shards():
+        await group.build(Worker, "open")
+        assert await group.scatter("get", [(5,), (6,)]) == [(0, 5), (2, 6)]
+        assert await group.call("get", 7) == [(0, 7), (1, 7), (2, 7), (3, 7)]
         await group.close()
 
-    asyncio.run(run())
+    asyncio.run(drive_shards())
 
 
-def test_both_ranks_raise_what_one_of_them_raised():
-    on_ranks(2, driver)
+def test_ranks_that_share_a_shard_all_get_it():
+    on_ranks(4, rank_of_four)

@@ -38,7 +38,6 @@ from openrl.trainer.saving.uploads import Uploads
 from openrl.training_engine.state import StateParts
 
 log = logging.getLogger(__name__)
-AnyRank = Callable[[bool], Awaitable[bool]]
 SaveState = Callable[[Path, StateParts], Awaitable[None]]
 Export = Callable[[Path], Awaitable[None]]
 
@@ -47,33 +46,21 @@ SCHEMA_VERSION = 7
 version is refused, never half read."""
 
 
-async def alone(asked: bool) -> bool:
-    """``RankGroup.any_rank`` where one process drives all ranks."""
-    return asked
-
-
 class Checkpoints:
     """The checkpoints of one run. Once its first new checkpoint is complete, the stale ones of an
     earlier run are removed: all with --overwrite_ckpt, otherwise those later than the checkpoint
-    that the run resumed from.
+    that the run resumed from."""
 
-    If several processes run the same driver, rank 0 writes everything but engines' parts, and each
-    process writes its own engines' parts."""
-
-    def __init__(
-        self, flags: CheckpointFlags, run_flags: Mapping[str, Any], is_rank_0: bool = True
-    ) -> None:
+    def __init__(self, flags: CheckpointFlags, run_flags: Mapping[str, Any]) -> None:
         """``run_flags`` are the effective flags of the run, saved with each checkpoint."""
         self.flags, self.wrote = flags, False
         self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
         self.run_flags = dict(run_flags)
-        self.is_rank_0 = is_rank_0
         self.most_bytes = flags.max_ckpt_mem * 1e9
         self.resumable, self.exports = not flags.disable_ds_ckpt, flags.save_hf_ckpt
         self.written = StateParts(flags.save_optim, flags.save_rng)
         self.read = StateParts(flags.load_optim, flags.load_rng)
-        upload = flags.ckpt_upload_dir if is_rank_0 else None
-        self.uploads = Uploads(upload) if upload else None
+        self.uploads = Uploads(flags.ckpt_upload_dir) if flags.ckpt_upload_dir else None
         self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
         self.start_from, self.notes = find_start(flags)
         self.saved = max(step_of(self.start_from), 0)  # the step of the newest checkpoint
@@ -99,7 +86,6 @@ class Checkpoints:
         save: SaveState,
         export: Export,
         metric: float | None = None,
-        any_rank: AnyRank = alone,
     ) -> Path:
         """Save a checkpoint and return its path. ``save(directory, parts)`` writes what the engines
         need to resume, ``export(directory)`` a Hugging Face copy, each if flags ask for it and
@@ -107,46 +93,34 @@ class Checkpoints:
         the newest.
 
         If either raises, the existing checkpoints stay as they are, and the next save removes
-        the partial files. Raises DiskFull if the disk is full, and then leaves no partial files. If
-        several processes run the same driver, all raise it: none may go on while another one still
-        saves. ``any_rank`` is that of their group.
+        the partial files. Raises DiskFull if the disk is full, and then leaves no partial files.
         """
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
         manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
         manifest |= {"metric": metric, "resumable": self.resumable, "flags": self.run_flags}
 
-        async def begin() -> None:
-            require_room(self.directory, self._bytes, "a checkpoint")
-            if self.is_rank_0:
-                for left_over in self.directory.glob(".writing_*"):
-                    remove(left_over)
-                aside.mkdir(parents=True)
-
-        async def complete() -> None:
-            await self._write(aside, save, export)
-            if self.is_rank_0:
-                write_json(aside / "state.json", state)
-                manifest["files"] = await asyncio.to_thread(fingerprints, aside)
-                write_json(aside / MANIFEST, add_checksum(manifest))
-                sync_tree(aside)
-                await self._publish(aside, final)
-
         try:
-            for part in (begin, complete):
-                await if_all_have_room(part(), any_rank)
-        except DiskFull as error:
-            if self.is_rank_0:
-                shutil.rmtree(aside, ignore_errors=True)
+            require_room(self.directory, self._bytes, "a checkpoint")
+            for left_over in self.directory.glob(".writing_*"):
+                remove(left_over)
+            aside.mkdir(parents=True)
+            if self.resumable:
+                await save(aside, self.written)
+            if self.exports:
+                await export(aside / "hf")
+            write_json(aside / "state.json", state)
+            manifest["files"] = await asyncio.to_thread(fingerprints, aside)
+            write_json(aside / MANIFEST, add_checksum(manifest))
+            sync_tree(aside)
+            await self._publish(aside, final)
+        except Exception as error:
+            if not disk_is_full(error):
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
             raise DiskFull(f"{final} could not be written: {first_line(error)}") from error
         self.saved, self.wrote = step, True
         return final
-
-    async def _write(self, directory: Path, save: SaveState, export: Export) -> None:
-        if self.resumable:
-            await save(directory, self.written)
-        if self.exports:
-            await export(directory / "hf")
 
     async def _publish(self, aside: Path, final: Path) -> None:
         """Give a complete checkpoint its name, remove old ones, and begin to copy it."""
@@ -205,19 +179,6 @@ class Checkpoints:
         for path in found:
             if path not in kept:
                 remove(path)
-
-
-async def if_all_have_room(work: Awaitable[None], any_rank: AnyRank) -> None:
-    """Await ``work``. Raises DiskFull on every rank if the disk is full for any of them."""
-    full: Exception | None = None
-    try:
-        await work
-    except Exception as error:
-        if not disk_is_full(error):
-            raise
-        full = error
-    if await any_rank(full is not None):
-        raise DiskFull(first_line(full) if full else "another rank has no room") from full
 
 
 @contextmanager

@@ -3,6 +3,7 @@ ranks are this process alone, the processes of a launcher, or Ray workers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.fork_server import Preload
-from openrl.cluster.group import LocalGroup, RankGroup
+from openrl.cluster.group import LocalGroup, RankGroup, WorkerDied
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.cluster.planner import RoleRequest, check_address
@@ -71,13 +72,8 @@ class SupervisedInputs:
     task: Task
     examples: Examples
     steps: int  # optimizer steps
-    launch: Launch | None  # this process's identity, if a launcher started it
+    launch: Launch | None  # this process, rank 0, if a launcher started it
     row_cost: RowCost
-
-    @property
-    def is_rank_0(self) -> bool:
-        """Whether this process is the one that writes files and shows progress."""
-        return self.launch is None or self.launch.rank == 0
 
     def ranks(self, flags: RankFlags) -> int:
         """Return the training ranks. Without --num_gpus_per_node a node counts as one."""
@@ -156,19 +152,32 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
     """Train, save and report, see ``supervise``."""
-    return await supervise(config, partial(train_once, inputs=inputs), inputs.is_rank_0)
+    return await supervise(config, partial(train_once, inputs=inputs))
+
+
+async def serve(config: SupervisedConfig, launch: Launch) -> None:
+    """On a rank of a launcher other than 0: do what rank 0 asks until the run ends. A signal is
+    passed on to rank 0, which ends the run."""
+    stop = StopRequest(math.inf)
+    stop.saves = True
+    with stop.listening():
+        device = resolve_device(config.device)
+        await in_daemon(launch.join, device, config.deepspeed.dist_timeout)
+        try:
+            LauncherGroup(ROLE, launch).serve(lambda: stop.signal)
+        except WorkerDied as error:
+            raise UserError(str(error), "look at the output of the other ranks") from error
 
 
 async def train_once(
     config: SupervisedConfig, stop: StopRequest, inputs: SupervisedInputs
 ) -> RunSummary:
     run_dir = Path(config.checkpoint.save_path)
-    console = PlainConsole(quiet=not inputs.is_rank_0)
+    console = PlainConsole()
     task = inputs.task
     console.print(describe(config, inputs))
-    if inputs.is_rank_0:
-        write_config(config, run_dir)
-    checkpoints = Checkpoints(config.checkpoint, effective_flags(config), inputs.is_rank_0)
+    write_config(config, run_dir)
+    checkpoints = Checkpoints(config.checkpoint, effective_flags(config))
     name, done = run_name(config.logging, task.name), checkpoints.saved
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
@@ -177,7 +186,7 @@ async def train_once(
         Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
         explain_end(progress, checkpoints, stop),
     ):
-        async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
+        async with start_ranks(config, inputs.launch, spec, progress.stage, stop) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
             model = SupervisedModel(
@@ -195,12 +204,11 @@ async def train_once(
                 stop=stop,
             )
             summary = await trainer.fit()
-    if inputs.is_rank_0:
-        panels = {
-            "value": ("loss", "Training loss"),
-            "evaluation": ("eval/loss", "Evaluation loss"),
-        }
-        write_reports(run_dir, name, summary, console, "loss.png", **panels)
+    panels = {
+        "value": ("loss", "Training loss"),
+        "evaluation": ("eval/loss", "Evaluation loss"),
+    }
+    write_reports(run_dir, name, summary, console, "loss.png", **panels)
     return summary
 
 
@@ -236,8 +244,6 @@ def trained_spec(config: SupervisedConfig, task: Task, device: Device, steps: in
 
 
 def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -> Trackers:
-    if not checkpoints.is_rank_0:  # rank 0 logs the same numbers
-        return Trackers(None)
     return build_trackers(
         config.logging,
         Path(config.checkpoint.save_path),
@@ -249,18 +255,22 @@ def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -
 
 @asynccontextmanager
 async def start_ranks(
-    config: SupervisedConfig, launch: Launch | None, spec: ModelSpec, stage: Stage
+    config: SupervisedConfig,
+    launch: Launch | None,
+    spec: ModelSpec,
+    stage: Stage,
+    stop: StopRequest,
 ) -> AsyncIterator[RankGroup]:
     """Yield a group whose workers have loaded no model yet; it ends with the with block."""
     if config.ranks.under_ray:
         async with _ray_group(config, spec, stage) as group:
             yield group
     elif launch is not None:
-        timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
         # a signal ends the wait for ranks that do not come
-        await in_daemon(launch.join, spec.device, timeout)
-        group = LauncherGroup(ROLE, launch, ModelWorker, spec, ranks_per_shard=each)
+        await in_daemon(launch.join, spec.device, spec.deepspeed.dist_timeout)
+        group = LauncherGroup(ROLE, launch, spec.parallel.ranks_per_shard, stop.act_on)
         try:
+            await group.build(ModelWorker, spec)
             yield group
         finally:
             await group.close()

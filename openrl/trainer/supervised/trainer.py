@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ from openrl.workers.profiling import Profiling
 
 
 class SupervisedTrainer:
-    """Runs the training loop over collaborators that are ready to use.
-
-    Under a launcher every rank runs a trainer on the same data. ``checkpoints``, ``trackers`` and
-    ``progress`` know whether theirs is the one that writes files and shows progress."""
+    """Runs the training loop over collaborators that are ready to use."""
 
     def __init__(
         self,
@@ -79,8 +77,8 @@ class SupervisedTrainer:
         self.stop.lift_deadline()
 
     async def asked_to_stop(self) -> bool:
-        """Return whether any rank is asked to stop. All ranks must ask at the same time."""
-        return await self.model.group.any_rank(bool(self.stop.signal))
+        await asyncio.sleep(0)  # lets the loop act on a signal: workers may block this thread
+        return bool(self.stop.signal)
 
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
@@ -117,25 +115,21 @@ class SupervisedTrainer:
     # -- leaving and returning ---------------------------------------------------------------------
 
     async def export_or_save(self) -> None:
-        """Write the trained model. Raises DiskFull on every rank if one has no room, after a
-        checkpoint was tried, which may be on another disk."""
-        full: DiskFull | None = None
-        with self.progress.stage("export"):
-            try:
+        """Write the trained model. Raises DiskFull if a rank has no room, after a checkpoint was
+        tried, which may be on another disk."""
+        try:
+            with self.progress.stage("export"):
                 await self.export(Path(self.checkpoint.save_path))
-            except DiskFull as error:
-                full = error
-        if await self.model.group.any_rank(full is not None):
+        except DiskFull:
             if self.step > self.checkpoints.saved:
                 await self.save()
-            raise full or DiskFull("another rank could not write the model")
+            raise
 
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
         with self.progress.stage("checkpoint"):
             try:
-                save, any_rank = self.checkpoints.save, self.model.group.any_rank
-                await save(self.step, state, self.model.save, self.export, any_rank=any_rank)
+                await self.checkpoints.save(self.step, state, self.model.save, self.export)
             except DiskFull as error:
                 self.progress.note(f"WARNING: {error.message}; training goes on")
 
@@ -149,5 +143,4 @@ class SupervisedTrainer:
         """Write the model as a Hugging Face directory, tokenizer included."""
         with model_has_room(directory):
             await self.model.export(directory, self.examples)
-            if self.checkpoints.is_rank_0:
-                self.tokenizer.save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)

@@ -41,25 +41,23 @@ class StopRequest:
 
     def __init__(self, grace: float = 30.0) -> None:
         self.grace, self.signal = grace, 0
+        self._came_here = False  # whether this process has got a signal itself
         # True once there is something to save: the run then ends by itself within ``grace``
         self.saves = False
         self._signalled = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None  # the run
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Listen for signals inside the with block, if in the main thread, which receives them."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def heard(number: int, frame: object) -> None:
-            self._on_signal(signal.Signals(number), loop, task)
-
         # not by the event loop, which a step of a model in this process keeps busy
-        before = {number: signal.signal(number, heard) for number in SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         for number in SIGNALS:
             signal.siginterrupt(number, False)  # as an event loop does
         try:
@@ -68,25 +66,33 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_signal(
-        self, number: signal.Signals, loop: asyncio.AbstractEventLoop, task: asyncio.Task[object]
-    ) -> None:
-        """Act on a signal. This runs between any two instructions of the main thread, which may be
-        printing, so it writes to stderr past Python's buffer."""
-        if self.signal:
-            tell_directly(f"{number.name} again: ended at once")
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._came_here:
+            tell_directly(f"{signal.Signals(number).name} again: ended at once")
             os._exit(128 + number)
+        self._came_here = True
+        self.act_on(number)
+
+    def act_on(self, number: int) -> None:
+        """Act on a signal, which may have come to another process of the run, unless one has come
+        before. This runs between any two instructions of the main thread, which may be printing, so
+        it writes to stderr past Python's buffer."""
+        if self.signal:
+            return
         self.signal = number
         if self.saves:
-            tell_directly(f"{number.name}: the run saves what it has and ends")
-        loop.call_soon_threadsafe(self._answer, loop.time() + self.grace, task)
+            tell_directly(f"{signal.Signals(number).name}: the run saves what it has and ends")
+        loop = self._loop
+        assert loop is not None, "within ``listening``"
+        loop.call_soon_threadsafe(self._answer, loop.time() + self.grace)
 
-    def _answer(self, deadline: float, task: asyncio.Task[object]) -> None:
+    def _answer(self, deadline: float) -> None:
+        assert self._loop and self._task
         self._signalled.set()
         if self.saves:
-            self._deadline = asyncio.get_running_loop().call_at(deadline, task.cancel)
+            self._deadline = self._loop.call_at(deadline, self._task.cancel)
         else:
-            task.cancel()
+            self._task.cancel()
 
     async def unless_stopped(self, work: Awaitable[Result]) -> Result | None:
         """Return the result of ``work``; None, and cancel it, if the run is asked to end first."""
@@ -107,8 +113,7 @@ class StopRequest:
     def interrupted(self, what: str, remedy: str = "") -> Interrupted:
         """Return the exception that ends the run, for the caller to raise. Lifts the deadline."""
         self.lift_deadline()
-        number = self.signal or signal.SIGTERM  # without a signal of our own another rank got it
-        return Interrupted(number, f"{signal.Signals(number).name}: {what}", remedy)
+        return Interrupted(self.signal, f"{signal.Signals(self.signal).name}: {what}", remedy)
 
 
 def tell_directly(line: str) -> None:
@@ -126,15 +131,11 @@ class WorkerLost(UserError):
 
 
 async def supervise(
-    config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], is_rank_0: bool = True
+    config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]]
 ) -> Result:
     """Run ``once(config, stop)`` and return its result. If a worker is lost, run it again from the
-    last checkpoint, up to --max_restarts times. Raises Interrupted after a signal. Only rank 0
-    owns the directories and restarts."""
+    last checkpoint, up to --max_restarts times. Raises Interrupted after a signal."""
     stop = StopRequest(config.faults.grace_period)
-    if not is_rank_0:
-        with stop.listening():
-            return await once(config, stop)
     with own_directories(config.checkpoint), driver_log(config), stop.listening():
         return await with_restarts(config, stop, once)
 
@@ -181,9 +182,7 @@ def explain_end(progress: Progress, checkpoints: Checkpoints, stop: StopRequest)
 
 def how_to_resume(checkpoints: Checkpoints) -> str:
     """Return the command that continues the run from its newest checkpoint or, before it has
-    written one, from where it began. Empty on all ranks of a launcher but the first."""
-    if not checkpoints.is_rank_0:
-        return ""
+    written one, from where it began."""
     flags, resume = checkpoints.flags, checkpoints.resume_flags()
     try:
         last, _ = find_start(resume, deep=False)
