@@ -3,20 +3,18 @@ publish, and keeps track of the version that the engines hold."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from openrl.cluster.group import WorkerDied
+from openrl.cluster.group import gather_ranks
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.metrics import Last, Metric, Sum
 from openrl.waiting import all_or_first_error
-from openrl.weights.broadcast import end_group
 from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, fallback_warning
 from openrl.workers.roles import Roles
 
@@ -53,11 +51,10 @@ class WeightSync:
         transfer.
 
         ``call_living`` calls engines and leaves out those that die. Without it a death is raised as
-        WorkerDied."""
-        if call_living and self.route is not None and self.route.transport == "nccl":
-            measured = await self._broadcast(self.version + 1, call_living)
-        else:
-            measured = await self._send(self.version + 1, call_living or self.engines.call)
+        WorkerDied, and so it is in a broadcast, which needs every engine."""
+        broadcasts = self.route is not None and self.route.transport == "nccl"
+        call = self.engines.call if call_living is None or broadcasts else call_living
+        measured = await self._send(self.version + 1, call)
         self.version += 1
         again, self._resent = self._resent, 0
         return measured | ({"sync/resent": Sum(float(again))} if again else {})
@@ -84,47 +81,10 @@ class WeightSync:
         if self.route.transport == "host":
             await call("connect", self.route, 0)
         else:
-            await self._use_host_memory(self.engines.call)
+            self.route = replace(self.route, transport="host")
+            await self.policy.call("connect", self.route)
+            await self.engines.call("connect", self.route, 0)
         await self._send(self.version, call)
-
-    async def _use_host_memory(self, call: CallEngines) -> None:
-        """Send all weights through host memory from now on, to the engines that ``call``
-        reaches."""
-        assert self.route is not None
-        self.route = replace(self.route, transport="host")
-        await self.policy.call("connect", self.route)
-        await call("connect", self.route, 0)
-
-    async def _broadcast(self, version: int, call_living: CallEngines) -> dict[str, Metric]:
-        """Send the weights by a broadcast, which needs every engine. If one dies, the others give
-        up, and those that live get all weights once more, through host memory."""
-        route, failures = self.route, list[Exception]()
-        assert route is not None, "deaths before the first sync are raised"
-
-        async def watch(call: Awaitable[Any]) -> Any:
-            try:
-                return await call
-            except Exception as error:
-                failures.append(error)
-                if len(failures) == 1:
-                    await asyncio.to_thread(end_group, route, str(error))
-                if isinstance(error, WorkerDied):
-                    raise
-                return None
-
-        async def call(method: str, *args: Any) -> list[Any]:
-            answers = [] if failures else await call_living(method, *args, watch=watch)
-            return [] if failures else answers
-
-        measured = await self._send(version, call)
-        if not failures:
-            return measured
-        await call_living("check", watch=watch)  # others may have failed before the death was known
-        if not any(isinstance(error, WorkerDied) for error in failures):
-            raise failures[0]
-        self._resent += 1
-        await self._use_host_memory(call_living)
-        return await self._send(version, call_living)
 
     def notes(self) -> list[str]:
         """Say how weights travel, with a warning if the requested transport is not used. Known from
@@ -184,8 +144,9 @@ class WeightSync:
             bucket = await next_bucket()
             while bucket is not None:
                 # the policy packs the next bucket while the engines load this one
-                work = [call("load_bucket", bucket), next_bucket()]
-                loaded, bucket = await all_or_first_error(work)
+                work = {0: call("load_bucket", bucket), 1: next_bucket()}
+                # where one end dies in a broadcast, the other fails too: the death is what counts
+                loaded, bucket = await gather_ranks("sync", "load_bucket", work, None)
                 sent += max(loaded, default=0)
                 calls += 1
             confirmed = await call("finish_sync", version)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openrl.cluster.group import WorkerContext
-from openrl.errors import UserError
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import RolloutEngine
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.types import Completion, Sampling
-from openrl.weights.broadcast import end_group
 from openrl.weights.transport import Route, choose_transport
 from openrl.workers.model_worker import ModelWorker
 from tests.experience import engine_spec, optim_spec
-from tests.patience import PATIENCE
-from tests.receivers import announced, bucket_on, receivers
 from tests.tiny import rollout_spec, tiny_model_dir
 
 GPUS = torch.cuda.device_count()
@@ -118,33 +112,6 @@ def test_an_engine_on_a_gpu_of_its_own(policy, tmp_path, record_property):
     found, difference = gap(policy, tmp_path / "out", None, device=1)
     record_property(f"log-prob gap after a sync by {found}", f"{difference:.1e}")
     assert found == "nccl" and difference < 1e-3
-
-
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_a_broadcast_without_a_member_frees_the_gpus_of_the_others(record_property):
-    """A receiver is killed. The sender and, with three GPUs, another receiver are in the broadcast
-    until they hear of it; then nothing is left to do on their GPUs."""
-    devices = [torch.device("cuda", number) for number in range(min(GPUS, 3))]
-    with receivers(devices, PATIENCE) as (route, sender, (dies, *living)):
-        bucket = bucket_on(devices[0])
-        sent = announced(sender, bucket)
-        for one in (dies, *living):
-            one.ask("load", sent)
-        sender.deliver(bucket)
-        assert all(one.answer() is None for one in (dies, *living))
-        dies.kill()
-        for one in living:
-            one.ask("load", sent)
-        delivering = threading.Thread(target=sender.deliver, args=(bucket,), daemon=True)
-        delivering.start()
-        started = time.monotonic()
-        end_group(route, "it died")
-        delivering.join(PATIENCE)
-        assert not delivering.is_alive()
-        torch.cuda.synchronize(devices[0])
-        assert all(isinstance(one.answer(), UserError) for one in living)
-        seconds = time.monotonic() - started
-        record_property("seconds until a broadcast without a member ends", f"{seconds:.1f}")
 
 
 def test_this_vllm_has_what_is_asked_of_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,19 +69,12 @@ class EnginePool:
     def _living(self) -> list[int]:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
-    async def call_living(
-        self,
-        method: str,
-        *args: Any,
-        watch: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
-    ) -> list[Any]:
-        """Call the method on all living engines; one that dies meanwhile is lost. ``watch`` is put
-        around the call of each engine."""
+    async def call_living(self, method: str, *args: Any) -> list[Any]:
+        """Call the method on all living engines; one that dies meanwhile is lost."""
 
         async def one(rank: int) -> list[Any]:
-            call = self.group.call_one(rank, method, *args)
             try:
-                return [await (watch(call) if watch else call)]
+                return [await self.group.call_one(rank, method, *args)]
             except WorkerDied as died:
                 self._lose(rank, died)
                 return []
