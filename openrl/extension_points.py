@@ -48,5 +48,8 @@ trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")
 flag_names: Registry[FlagNames] = Registry("flags of system", COMPAT)
 metric_names: Registry[Mapping[str, str]] = Registry("metrics of system", COMPAT)
 """{name of a metric there: name here}. Names that both share need no entry."""
+reward_signatures: Registry[Any] = Registry(
+    "reward functions of system", "openrl.rewards.signatures", COMPAT
+)
 row_shapes: Registry[Sequence[tuple[str, ...]]] = Registry("rows of system", COMPAT)
 """(column of the prompt, column of the label, *others that tell rows apart), for each shape."""

@@ -1,5 +1,44 @@
-"""EasyR1: its rows."""
+"""EasyR1: its rows and reward functions. It shares verl's flags and metrics.
 
-from openrl.extension_points import row_shapes
+``compute_score(reward_inputs)`` takes a list of dicts and returns one, or with REWARD_TYPE =
+"sequential" one dict at a time. Answers are passed without special tokens. The inputs also hold the
+prompt and the other columns of the data. Earlier versions had other parameters."""
+
+from functools import partial
+from typing import Any
+
+from openrl.extension_points import reward_signatures, row_shapes
+from openrl.rewards.reward_rows import RewardRows
+from openrl.rewards.signatures import RewardSignature, read_dicts
+
+
+def inputs(rows: RewardRows) -> list[dict[str, Any]]:
+    return [
+        meta
+        | {"prompt": prompt, "response": text, "response_length": len(ids), "ground_truth": label}
+        for meta, prompt, text, ids, label in zip(
+            rows.metas, rows.prompts, rows.texts, rows.token_ids, rows.labels, strict=True
+        )
+    ]
+
+
+OVERALL = partial(read_dicts, reward="overall")
+
+reward_signatures.add(
+    "EasyR1",
+    [
+        RewardSignature(
+            "compute_score(reward_inputs)",
+            {"reward_inputs": inputs},
+            read=OVERALL,
+            row_type="sequential",
+        ),
+        RewardSignature("", {"reward_input": inputs}, read=OVERALL, by_row=True),
+        RewardSignature("", {"predicts": "texts", "ground_truths": "labels"}, read=OVERALL),
+        RewardSignature(
+            "", {"predict": "texts", "ground_truth": "labels"}, read=OVERALL, by_row=True
+        ),
+    ],
+)
 
 row_shapes.add("EasyR1", [("problem", "answer")])

@@ -1,7 +1,14 @@
-"""TRL: its flags."""
+"""TRL: its flags and reward functions.
 
-from openrl.extension_points import flag_names
+``reward_func(completions, **kwargs)`` takes lists and returns a list of numbers. Completions are
+passed without special tokens. None says that the function does not apply to a row, and adds nothing
+to the sum of its rewards."""
+
+from typing import Any
+
+from openrl.extension_points import flag_names, reward_signatures
 from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.rewards.signatures import RewardSignature
 
 DEEPSPEED = MissingFlag(
     "most of DeepSpeed's settings have flags of their own",
@@ -44,4 +51,34 @@ flag_names.add(
             "ds_config": DEEPSPEED,
         },
     ),
+)
+
+
+def without_nulls(values: Any) -> Any:
+    """Return rewards with 0 for None, and a part that counts these rows."""
+    if not isinstance(values, list):
+        return values
+    left_out = [value is None for value in values]
+    rewards = [0.0 if out else value for value, out in zip(values, left_out, strict=True)]
+    return {"rewards": rewards, "extra_logs": {"not_applicable": list(map(float, left_out))}}
+
+
+COLUMNS = {
+    "completions": "texts",
+    "prompts": "prompts",
+    "completion_ids": "token_ids",
+    **dict.fromkeys(("ground_truth", "answer", "solution"), "labels"),
+}
+
+reward_signatures.add(
+    "TRL",
+    [
+        RewardSignature(
+            "reward_func(completions, **kwargs)",
+            COLUMNS,
+            tuple(COLUMNS),
+            without_nulls,
+            takes_data=True,
+        )
+    ],
 )

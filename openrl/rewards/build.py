@@ -97,7 +97,9 @@ def targets(
     one target per file, and one for all verifiers."""
     kwargs = source_kwargs(flags, sources)
     found: list[tuple[Target, list[str]]] = [
-        (FileTarget(*s.file, kwargs[s.name]), [s.name]) for s in sources if s.kind == "file"
+        (FileTarget(*s.file, kwargs[s.name], plugins), [s.name])
+        for s in sources
+        if s.kind == "file"
     ]
     options: Mapping[str, Any] = {s.name: kwargs[s.name] for s in sources if s.kind == "verifier"}
     return [*found, (VerifierTarget(options, plugins), list(options))] if options else found

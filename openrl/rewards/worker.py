@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from openrl.processes.worker import AskParent, Loaded, describe, load_module
+from openrl.registry import load_plugins
 from openrl.rewards.protocol import read_reply
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.signatures import recognise
+from openrl.rewards.signatures import known_signatures, make_scorer
 from openrl.types import Score
 
 Row = TypeVar("Row")
-DEFAULT_NAMES = ("reward_func", "compute_score")  # OpenRLHF's name; EasyR1's and verl's
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Call:
 
 @dataclass(frozen=True)
 class FileTarget:
-    """A Python file and the name of the function in it; None means one of DEFAULT_NAMES."""
+    """A Python file and the name of the function in it; None means as ``find_function`` says."""
 
     path: Path  # absolute
     function: str | None
     kwargs: Mapping[str, Any]
+    plugins: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"--remote_rm_url: {self.path}" + (f":{self.function}" if self.function else "")
@@ -44,8 +45,9 @@ class FileTarget:
     def load(self) -> Loaded:
         """Load the file. Its fact is whether the function compares siblings, which must then never
         be scored one by one."""
+        load_plugins(self.plugins)
         module = load_module(self.path, "reward_file")
-        scorer = recognise(
+        scorer = make_scorer(
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
 
@@ -70,7 +72,6 @@ class VerifierTarget:
 
     def load(self) -> Loaded:
         from openrl.extension_points import verifiers
-        from openrl.registry import load_plugins
         from openrl.rewards.verifiers.base import read_options
 
         load_plugins(self.plugins)
@@ -86,9 +87,10 @@ class VerifierTarget:
 
 
 def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
-    """Return the function of that name; None means one of DEFAULT_NAMES. Raises AttributeError,
-    listing the functions that exist, if there is none."""
-    for wanted in (name,) if name else DEFAULT_NAMES:
+    """Return the function of that name; None means the first that is called like those of a known
+    signature. Raises AttributeError, listing the functions that exist, if there is none."""
+    names = [name] if name else [known.function_name for known in known_signatures() if known.shape]
+    for wanted in names:
         if callable(function := getattr(module, wanted, None)):
             return function
     there = [
@@ -97,8 +99,7 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
         if inspect.isfunction(f) and f.__module__ == module.__name__
     ]
     raise AttributeError(
-        f"it defines no function {name or DEFAULT_NAMES[0]!r}, but"
-        f" {', '.join(there) or 'none at all'}"
+        f"it defines no function {names[0]!r}, but {', '.join(there) or 'none at all'}"
     )
 
 

@@ -1,13 +1,23 @@
-"""verl: its names of algorithms, flags and metrics, and its rows. EasyR1 shares most of them."""
+"""verl: its names of algorithms, flags and metrics, its rows and reward functions.
+
+``compute_score(data_source, solution_str, ground_truth, extra_info)`` scores one answer at a time,
+coroutine or not. Answers are passed without special tokens. ``extra_info`` is the data's column of
+that name, or else all other columns."""
+
+from functools import partial
+from typing import Any
 
 from openrl.extension_points import (
     advantage_estimators,
     flag_names,
     metric_names,
     policy_losses,
+    reward_signatures,
     row_shapes,
 )
 from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.rewards.reward_rows import RewardRows
+from openrl.rewards.signatures import Column, RewardSignature, read_dicts
 
 advantage_estimators.add_names(
     "verl",
@@ -71,3 +81,34 @@ metric_names.add(
 )
 
 row_shapes.add("verl", [("prompt", "reward_model.ground_truth")])
+
+
+def infos(rows: RewardRows) -> list[Any]:
+    return [meta.get("extra_info", meta) for meta in rows.metas]
+
+
+ONE: dict[str, str | Column] = {
+    "solution_str": "texts",
+    "ground_truth": "labels",
+    "data_source": "sources",
+    "extra_info": infos,
+}
+MANY = {f"{name}s": column for name, column in ONE.items()}
+LABEL = {"ground_truth": "labels"}
+SCORES = partial(read_dicts, reward="score")
+
+reward_signatures.add(
+    "verl",
+    [
+        RewardSignature(
+            "compute_score(data_source, solution_str, ground_truth, extra_info)",
+            ONE,
+            tuple(ONE),
+            SCORES,
+            by_row=True,
+        ),
+        RewardSignature("", MANY, tuple(MANY), SCORES),
+        RewardSignature("", {"predict_str": "texts"} | LABEL, read=SCORES, by_row=True),
+        RewardSignature("", {"model_output": "texts"} | LABEL, read=SCORES, by_row=True),
+    ],
+)

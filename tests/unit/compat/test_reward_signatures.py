@@ -7,7 +7,7 @@ import pytest
 
 from openrl.processes.worker import load_module
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.signatures import recognise
+from openrl.rewards.signatures import make_scorer
 from openrl.types import Score
 from tests.unit.rewards.test_reward_function import group, score, values
 
@@ -220,7 +220,7 @@ def test_what_each_signature_is_given():
         seen.extend(reward_inputs)
         return [{"overall": 0.0}] * len(reward_inputs)
 
-    recognise(see, {}, None)(ROWS)
+    make_scorer(see, {}, None)(ROWS)
     assert seen[0] == {
         "prompt": "1+1=", "response": " 2", "response_length": 3, "ground_truth": "2",
         "extra_info": {"index": 4}, "level": "easy",
@@ -229,7 +229,7 @@ def test_what_each_signature_is_given():
     def look(queries, prompts, labels, images):
         return {"rewards": [float(len(files)) for files in images]}
 
-    assert recognise(look, {}, None)(ROWS) == {"rewards": [1.0, 0.0]}
+    assert make_scorer(look, {}, None)(ROWS) == {"rewards": [1.0, 0.0]}
 
     def theirs(data_source, solution_str, ground_truth, extra_info):
         return {
@@ -240,13 +240,13 @@ def test_what_each_signature_is_given():
             ),
         }
 
-    assert recognise(theirs, {}, None)(ROWS.pick([0]))["extra_logs"] == [{"same": 1.0}]
+    assert make_scorer(theirs, {}, None)(ROWS.pick([0]))["extra_logs"] == [{"same": 1.0}]
 
     def without(solution_str, ground_truth, extra_info):
         return {"score": 0.0, **extra_info}
 
     plain = RewardRows(**{**vars(ROWS.pick([0])), "metas": [{"level": 3}]})
-    assert recognise(without, {}, None)(plain)["extra_logs"] == [{"level": 3.0}]
+    assert make_scorer(without, {}, None)(plain)["extra_logs"] == [{"level": 3.0}]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_what_each_signature_is_given():
 )
 def test_functions_that_cannot_be_called_are_refused(function, kwargs, problem):
     with pytest.raises(TypeError) as error:
-        recognise(function, kwargs, None)
+        make_scorer(function, kwargs, None)
     assert problem in str(error.value)
 
 
@@ -274,4 +274,4 @@ def test_coroutines_run_outside_of_any_event_loop():
     async def compute_score(solution_str, ground_truth):
         return float(asyncio.get_running_loop().is_running())
 
-    assert recognise(compute_score, {}, None)(ROWS.pick([0]))["rewards"] == [1.0]
+    assert make_scorer(compute_score, {}, None)(ROWS.pick([0]))["rewards"] == [1.0]
