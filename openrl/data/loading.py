@@ -2,22 +2,16 @@
 
 Rows never live in memory as a whole. A file or a dataset of the Hub is converted once into an Arrow
 file on disk and then read row by row through a memory map. If --max_samples asks for few rows (up
-to ``STREAMED``), even that is skipped: the source is opened as a stream and read, or downloaded,
+to ``row_files.STREAMED``), even that is skipped: the source is opened as a stream and read, or downloaded,
 little further than the last row wanted (10 MB of JSON, a row group of parquet). Only what training
 draws from stays in memory: the token ids, label and small columns of each row.
 """
 
 from __future__ import annotations
 
-import codecs
-import glob
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from datasets import (
     Dataset,
@@ -25,18 +19,16 @@ from datasets import (
     disable_progress_bars,
     get_dataset_config_names,
     get_dataset_split_names,
-    load_dataset,
     load_from_disk,
 )
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from openrl.config.groups.data import FILE_FORMATS, data_items, name_and_subset
+from openrl.data.row_files import load_file, load_rows_of
 from openrl.errors import UserError
-from openrl.files import is_lfs_pointer
 
 disable_progress_bars()  # its progress bars would disturb ours
 
-STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -98,7 +90,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     if path.is_file():
         if subset not in (None, "train"):
             raise UserError(f"--{flag}: {name} is a single file, without a subset {subset!r}", name)
-        rows = _load_file(path, most, flag)
+        rows = load_file(path, most, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
         rows = _load_saved(path, subset or split, name, flag)
     elif path.is_dir() or _may_be_hub_name(name):
@@ -113,65 +105,6 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     if not len(rows):
         raise UserError(f"--{flag}: {source} has no rows")
     return rows
-
-
-def _load_dataset(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
-    """Call ``load_dataset``; if ``max_samples`` is small, read no further than that."""
-    if max_samples is None or max_samples > STREAMED:
-        return load_dataset(*args, **kwargs)
-    stream = load_dataset(*args, streaming=True, **kwargs)
-    rows = list(stream.take(max_samples))
-    return Dataset.from_list(rows, features=stream.features, on_mixed_types="use_json")
-
-
-def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
-    if path.suffix not in FILE_FORMATS:
-        scripts = "; dataset scripts are not supported" if path.suffix == ".py" else ""
-        raise UserError(
-            f"--{flag}: cannot read {path}{scripts}", f"a file ending in {', '.join(FILE_FORMATS)}"
-        )
-    if not path.stat().st_size:
-        raise UserError(f"--{flag}: {path} is empty")
-    try:
-        return _load_dataset(
-            FILE_FORMATS[path.suffix],
-            data_files=glob.escape(str(path)),
-            split="train",
-            max_samples=max_samples,
-        )
-    except RecursionError:
-        raise UserError(f"--{flag}: {path} has values that are nested too deeply") from None
-    # StopIteration: the file holds only NULs
-    except (DatasetGenerationError, ValueError, StopIteration) as error:
-        if "corresponds to no data" in str(error):
-            raise UserError(f"--{flag}: {path} has no rows") from error
-        reason = _explain_start(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
-        reason = reason or " ".join(str(error.__cause__ or error).split()) or "not text"
-        raise UserError(f"--{flag}: cannot read {path}: {reason}") from error
-
-
-def _explain_start(path: Path) -> str:
-    """Explain first bytes of UTF-16, or of a pointer in the place of the data; else empty."""
-    if is_lfs_pointer(path):
-        return "it is only a pointer of Git LFS; run git lfs pull"
-    with open(path, "rb") as file:
-        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "it is UTF-16; save it as UTF-8" if utf16 else ""
-
-
-def _bad_lines(path: Path) -> str:
-    """Name the first lines of a JSONL file that are not JSON objects; empty if all are."""
-
-    def reasons() -> Iterator[str]:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    if line.strip() and not isinstance(json.loads(line), dict):
-                        yield f"line {number}: not a JSON object"
-                except json.JSONDecodeError as error:
-                    yield f"line {number}: {error.msg} at column {error.colno}"
-
-    return "; ".join(islice(reasons(), 5))
 
 
 def _load_saved(path: Path, split: str, source: str, flag: str) -> Dataset:
@@ -213,7 +146,7 @@ def _load_named(
 ) -> Dataset:
     """Load a directory of data files or a dataset of the Hub."""
     try:
-        return _load_dataset(name, max_samples=max_samples, **_load_arguments(name, split, subset))
+        return load_rows_of(name, max_samples=max_samples, **_load_arguments(name, split, subset))
     except ValueError as error:  # an unknown split; the message lists the known ones
         raise UserError(f"--{flag}: {name}: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
-from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
+from openrl.data.rows import BadRow, as_chat, as_messages, as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.errors import UserError
 from openrl.experience import PreferenceBatch
@@ -85,7 +85,7 @@ class PairBuilder(PreferenceBuilder):
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
-        return texts, _number(value_of(row, MARGIN_KEY)) if self.margins else 0.0
+        return texts, _margin(row) if self.margins else 0.0
 
     def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
         return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in drafts]
@@ -123,11 +123,12 @@ class RatedBuilder(PreferenceBuilder):
         ]
 
 
-def _number(value: Any) -> float:
-    """Return a finite number. Raises BadRow."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    raise BadRow(f"{MARGIN_KEY} is not a number")
+def _margin(row: dict[str, Any]) -> float:
+    """Return by how much the chosen answer is better. Raises BadRow."""
+    margin = as_number(value_of(row, MARGIN_KEY))
+    if margin is None:
+        raise BadRow(f"{MARGIN_KEY} is not a number")
+    return margin
 
 
 def pair_mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:

@@ -23,7 +23,7 @@ from openrl.data.images import RowImages, flatten_parts, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
+from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, as_number, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
@@ -262,9 +262,10 @@ def _difficulty(row: dict[str, Any], key: str | None) -> float | None:
     value = column(row, key)
     if value is MISSING:
         raise BadRow(f"no column {key!r}, which --difficulty_key names")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    number = as_number(value)
+    if number is None or not 0 <= number <= 1:
         raise BadRow(f"{key!r} must be a number in [0, 1], found {value!r}")
-    return float(value)
+    return number
 
 
 def shorten(content: str, overflow: str, fits: Callable[[str], bool]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from datasets import Dataset
 
+from openrl.data.rows import BadRow
 from openrl.errors import UserError, listed
 
 CHUNK = 1000  # rows that are tokenised in one call
@@ -56,13 +57,14 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
 
 
 def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
-    """Read one piece. Arrow files do not check that text is UTF-8: other text makes a bad row."""
+    """Read one piece. A line that is not JSON makes a bad row, as does text that is not UTF-8,
+    which Arrow files do not check."""
     try:
         columns = rows[piece.start : piece.stop]  # one row at a time takes 25 times as long
         cells = zip(*columns.values(), strict=True)
         found = (dict(zip(columns, row, strict=True)) for row in cells)
         return read(list(zip(piece, found, strict=True)))
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, BadRow):
         good, bad = _decode_rows(rows, piece)
         chunk = read(good)
         return Chunk(chunk.items, sorted([*chunk.bad, *bad]))
@@ -76,6 +78,8 @@ def _decode_rows(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int,
             good.append((number, rows[number]))
         except UnicodeDecodeError:
             bad.append((number, "text that is not UTF-8"))
+        except BadRow as reason:
+            bad.append((number, str(reason)))
     return good, bad
 
 
@@ -104,7 +108,7 @@ def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]])
         for reason, numbers in by_reason.items():
             lines.append(f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}: {reason}")
         if lines:
-            head = f"--{flag}: {source} has rows that cannot be used (the first is row 0)"
+            head = f"--{flag}: {source} has rows that cannot be used (counted from 0)"
             blocks.append("\n  ".join([head, *lines]))
     if blocks:
         raise UserError("\n".join(blocks))

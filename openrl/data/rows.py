@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,18 +44,19 @@ def value_of(row: dict[str, Any], key: str) -> Any:
     return value
 
 
-def first_row(rows: Dataset) -> dict[str, Any]:
-    """Return the first row that can be read; if none can, its columns without values."""
+def first_row(rows: Dataset) -> dict[str, Any] | None:
+    """Return the first row that can be read; None if none can, so that all are bad rows."""
     for number in range(len(rows)):
-        with contextlib.suppress(UnicodeDecodeError):
+        with contextlib.suppress(UnicodeDecodeError, BadRow):
             return rows[number]
-    return dict.fromkeys(rows.column_names)
+    return None
 
 
 def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
-    """Raise UserError, listing the keys that exist, if the first row lacks ``key``."""
+    """Raise UserError, listing the keys that exist, if the first row that can be read lacks
+    ``key``."""
     first = first_row(rows)
-    if column(first, key) is MISSING:
+    if first is not None and column(first, key) is MISSING:
         keys = ", ".join(_all_keys(first))
         raise UserError(
             f"--{key_flag}: {source} has no key {key!r}; it has {keys}",
@@ -76,6 +78,15 @@ def as_text(value: Any) -> str:
     raise BadRow(
         "empty" if value in (None, "", MISSING) else f"expected text, found {type(value).__name__}"
     )
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number, also one that a CSV file holds as text; None if it is none."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def as_chat(value: Any) -> Any:

@@ -26,7 +26,7 @@ def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) ->
 
     Raises UserError, listing the keys that exist, if a column is missing.
     """
-    first = first_row(rows)
+    first = first_row(rows) or {}
     if flags.input_key == PromptDataFlags.input_key and column(first, flags.input_key) is MISSING:
         for system, columns in known_shapes():
             if all(column(first, key) is not MISSING for key in columns):

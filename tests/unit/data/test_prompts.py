@@ -184,7 +184,7 @@ def test_bad_rows_of_all_sources_and_both_sets_come_in_one_error(tmp_path, monke
     blocks = [(f"--prompt_data: {tmp_path}/a.jsonl", 1), (f"--prompt_data: {tmp_path}/b.jsonl", 0)]
     blocks.append((f"--eval_dataset: {tmp_path}/eval.jsonl", 2))
     expected = [
-        f"{head} has rows that cannot be used (the first is row 0)\n  row {n}: input: empty"
+        f"{head} has rows that cannot be used (counted from 0)\n  row {n}: input: empty"
         for head, n in blocks
     ]
     assert str(error.value) == "\n".join(expected)
