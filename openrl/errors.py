@@ -40,6 +40,10 @@ def listed(items: Sequence[object], most: int = 10) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
+class BadRow(Exception):
+    """A row of data cannot be used: its label is missing, for example. The message says why."""
+
+
 class Interrupted(UserError):
     """A signal ended the run. The message says what was saved and how to continue."""
 

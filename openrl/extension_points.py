@@ -32,9 +32,15 @@ policy_losses.add_names(
 preference_losses: Registry[Any] = Registry(
     "preference_loss", "openrl.algorithms.preference_losses"
 )
-_VERIFIERS = "countdown dapo expressions layout length llm_judge match numeric programs reasoning"
+_VERIFIERS = (
+    "countdown dapo expressions layout llm_judge match numeric programs reasoning repetition"
+)
 verifiers: Registry[Any] = Registry(
     "verifier", *(f"openrl.rewards.verifiers.{module}" for module in _VERIFIERS.split())
+)
+verifiers.add_names(
+    "flags",
+    {"length": "--len_reward_coef, a flag", "overlong": "--overlong_buffer_len, a flag"},
 )
 _GAMES = "bandit calculator countdown frozen_lake number_game reasoning search sokoban"
 environments: Registry[Any] = Registry(

@@ -150,6 +150,11 @@ class Score:
     failure: str | None = None
 
     @classmethod
+    def of(cls, right: bool, **parts: float) -> Self:
+        """Return 1 for an answer that is right, 0 for any other."""
+        return cls(float(right), float(right), parts)
+
+    @classmethod
     def failed(cls, failure: str, attempts: int = 1) -> Self:
         """Return the score of a trajectory that could not be scored."""
         return cls(math.nan, attempts=attempts, failure=failure)

@@ -10,8 +10,7 @@ from typing import TypeVar
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, EpisodeConfig
 from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limit
-from openrl.data.rows import BadRow
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.processes.child import CallFailed
 from openrl.processes.worker import WrongValueError
 from openrl.seeds import seed_of

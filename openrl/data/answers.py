@@ -18,9 +18,9 @@ from openrl.data.blend import load_blend
 from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import BadRow, require_column
+from openrl.data.rows import require_column
 from openrl.data.templates import Templates
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage
 from openrl.vision.placing import spread
 

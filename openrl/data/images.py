@@ -10,9 +10,9 @@ from typing import Any
 from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.fetch import FetchError, fetch
-from openrl.data.rows import MISSING, BadRow, column
+from openrl.data.rows import MISSING, column
 from openrl.data.shapes import binary_columns
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.files import expanded
 from openrl.lazy import datasets
 from openrl.types import Image, Message, PlacedImage

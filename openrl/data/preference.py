@@ -18,9 +18,9 @@ from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
-from openrl.data.rows import BadRow, as_chat, as_messages, as_number, as_text, column, value_of
+from openrl.data.rows import as_chat, as_messages, as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.experience import PreferenceBatch
 
 MARGIN_KEY = "margin"

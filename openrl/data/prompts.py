@@ -23,10 +23,10 @@ from openrl.data.images import RowImages, flatten_parts, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, as_number, column, value_of
+from openrl.data.rows import MISSING, as_chat, as_messages, as_number, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.types import Image, Prompt
 
 KEEP: dict[str, Callable[[str, int], str]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openrl.config.groups.data import JINJA_SUFFIXES
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.files import expanded, read_text
 from openrl.types import Message
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MISSING = object()
-
-
-class BadRow(Exception):
-    """A row cannot be used; the message says why."""
 
 
 def column(row: dict[str, Any], key: str) -> Any:

@@ -11,7 +11,8 @@ from openrl.algorithms.collate import length_mask, pad
 from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.order import fingerprint
-from openrl.data.rows import BadRow, as_chat, as_text, value_of
+from openrl.data.rows import as_chat, as_text, value_of
+from openrl.errors import BadRow
 from openrl.experience import ExperienceBatch
 from openrl.types import Message
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
 from openrl.data.images import split_into_parts
-from openrl.data.rows import BadRow, as_chat, as_messages, as_text, text_or_file
+from openrl.data.rows import as_chat, as_messages, as_text, text_or_file
 from openrl.data.tokenizer import leading_ids, require_chat_template
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.types import Message
 
 # a sandbox: no template reaches beyond what it is given

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.inference import OPEN_TEXT, RewardModelFlags
 from openrl.data.images import RowImages
-from openrl.data.rows import BadRow
 from openrl.data.tokenizer import load_tokenizer
+from openrl.errors import BadRow
 from openrl.inference.batcher import MicroBatcher, check_room
 from openrl.models.causal_lm import DTYPES, Loading
 from openrl.models.packing import check_layers, check_packing

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from openrl.http_server import COME_AGAIN, MAX_BODY, Refusal, read_body, refuse_web_pages
 from openrl.inference.scoring import TextScorer
-from openrl.rewards.protocol import BadRequest, read_request, reply_body
+from openrl.rewards.protocol import read_request, reply_body
 
 MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
 
@@ -113,7 +113,7 @@ async def answer(
     try:
         rows = read_request(json.loads(body), scorer.check_room)
     # everything that json raises, even for bad UTF-8, is a ValueError
-    except (ValueError, RecursionError, BadRequest) as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, f"not a request: {error}") from error
     try:
         scores = await scorer.score(rows)

@@ -95,8 +95,9 @@ class WrongValueError(ValueError):
     """The code gave a number that nobody can use."""
 
 
-class NotUsable(Exception):
-    """The user's code cannot be used; the message is complete without the line of the error."""
+class NotUsable(ValueError):
+    """The user's code, or what it returned, cannot be used; the message is complete without the line
+    of the error."""
 
 
 def describe(error: BaseException, path: str) -> str:

@@ -24,7 +24,7 @@ from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import needs_label
-from openrl.rewards.worker import Call, FileTarget, VerifierTarget
+from openrl.rewards.worker import FileTarget, VerifierTarget
 from openrl.types import Prompt
 
 LOOKED_AT = 500  # rows whose labels are checked before the start
@@ -149,7 +149,7 @@ def check_labels(
         target = VerifierTarget({name: options}, plugins)
         try:
             with ChildProcess(target, limits(flags), "reward") as process:
-                scores = process.call(Call(name, rows_without_response(asked)))
+                scores = process.call((name, rows_without_response(asked)))
         except CallFailed:
             continue  # a few slow rows are left to the run itself
         bad = [(p, s.failure) for p, s in zip(asked, scores, strict=True) if s.failure is not None]

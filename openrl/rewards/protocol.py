@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from openrl.errors import short
@@ -26,14 +26,6 @@ from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
-
-
-class BadRequest(Exception):
-    """The body is not a valid request; the message is for its sender."""
-
-
-class BadReply(NotUsable, ValueError):
-    """The reply as a whole is not a list of scores."""
 
 
 def request_body(rows: RewardRows) -> dict[str, Any]:
@@ -46,9 +38,9 @@ def read_request(body: Any, check_room: Callable[[int], None] = lambda count: No
     """Read the body of a request. If ``prompts`` or ``labels`` are missing, they become empty
     texts. A response is its query without the prompt that it begins with. ``check_room`` gets the
     number of texts before they are read, and may raise: the rows of many short texts take far more
-    memory than the body. Raises BadRequest."""
+    memory than the body. Raises ValueError, whose message is for the sender."""
     if not isinstance(body, dict) or QUERY not in body:
-        raise BadRequest(f"expected a JSON object with {QUERY!r}")
+        raise ValueError(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]
     if isinstance(queries, list):
         check_room(len(queries))
@@ -59,7 +51,7 @@ def read_request(body: Any, check_room: Callable[[int], None] = lambda count: No
         column = [""] * len(queries) if column is None else column
         column = column if isinstance(column, list) else [column]
         if len(column) != len(queries):
-            raise BadRequest(f"{name!r} has {len(column)} items, {QUERY!r} has {len(queries)}")
+            raise ValueError(f"{name!r} has {len(column)} items, {QUERY!r} has {len(queries)}")
         columns[name] = column
     _check_texts(columns[PROMPTS], PROMPTS)
     images = body.get(IMAGES) or [[] for _ in queries]
@@ -81,21 +73,21 @@ def read_request(body: Any, check_room: Callable[[int], None] = lambda count: No
 
 def _check_images(images: Any, count: int) -> None:
     if not isinstance(images, list) or len(images) != count:
-        raise BadRequest(f"{IMAGES!r} must hold one list for each of {count} texts")
+        raise ValueError(f"{IMAGES!r} must hold one list for each of {count} texts")
     for urls in images:
         # any other URL, or a path, would have the server read something for its client
         if not isinstance(urls, list) or not all(
             isinstance(url, str) and url.startswith("data:") for url in urls
         ):
-            raise BadRequest(f"{IMAGES!r} must hold lists of data: URLs")
+            raise ValueError(f"{IMAGES!r} must hold lists of data: URLs")
 
 
 def _check_texts(column: Any, name: str) -> None:
     if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
-        raise BadRequest(f"{name!r} must be a list of texts")
+        raise ValueError(f"{name!r} must be a list of texts")
     for i, text in enumerate(column):
         if not text.isascii() and text.encode(errors="replace").decode() != text:
-            raise BadRequest(f"{name!r}: text {i} holds half of a surrogate pair")
+            raise ValueError(f"{name!r}: text {i} holds half of a surrogate pair")
 
 
 def reply_body(scores: Sequence[Score]) -> dict[str, Any]:
@@ -112,12 +104,12 @@ def reply_body(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def read_reply(values: Any, count: int) -> list[Score]:
-    """Return the scores of ``count`` answers. Raises BadReply if the reply as a whole is
+    """Return the scores of ``count`` answers. Raises NotUsable if the reply as a whole is
     unusable."""
     if not isinstance(values, dict):
         values = {REWARDS: values}
     if REWARDS not in values:
-        raise BadReply(
+        raise NotUsable(
             f"it did not return {REWARDS!r}, but {', '.join(map(repr, values)) or 'an empty dict'}"
         )
     rewards = _column(values[REWARDS], REWARDS, count)
@@ -125,10 +117,12 @@ def read_reply(values: Any, count: int) -> list[Score]:
         [None] * count if values.get(SCORES) is None else _column(values[SCORES], SCORES, count)
     )
     logs = _rows_of_logs(values.get(EXTRA_LOGS) or {}, count)
-    return [_score(*row) for row in zip(rewards, passed, logs, strict=True)]
+    return [read_score(*row) for row in zip(rewards, passed, logs, strict=True)]
 
 
-def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score:
+def read_score(reward: Any, passed: Any, logs: Mapping[str, Any]) -> Score:
+    """Return the score of one answer, which has failed if the reward or the verdict is no number
+    that can be used."""
     try:
         value = _number(reward, REWARDS)
         verdict = None if passed is None else read_verdict(_number(passed, SCORES), value)
@@ -154,12 +148,12 @@ def read_verdict(score: float, reward: float | None) -> float | None:
 def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:
     if isinstance(logs, list):
         if len(logs) != count or not all(isinstance(log, dict) for log in logs):
-            raise BadReply(
+            raise NotUsable(
                 f"{EXTRA_LOGS} must be one dict for each of {count} rows, or a dict of lists"
             )
         return logs
     if not isinstance(logs, dict):
-        raise BadReply(f"{EXTRA_LOGS} must be a dict, it returned {short(logs)}")
+        raise NotUsable(f"{EXTRA_LOGS} must be a dict, it returned {short(logs)}")
     columns = {
         n: _column(column, n, count) if isinstance(column, list) else [column] * count
         for n, column in logs.items()
@@ -171,7 +165,7 @@ def _column(values: Any, name: str, count: int) -> list[Any]:
     """Return one item per row. A bare value counts as a list of one."""
     column = values if isinstance(values, list) else [values]
     if len(column) != count:
-        raise BadReply(f"it returned {len(column)} {name} for {count} rows")
+        raise NotUsable(f"it returned {len(column)} {name} for {count} rows")
     return column
 
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import ProcessPool
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.worker import Call
 from openrl.types import Score
 from openrl.waiting import all_or_first_error
 
@@ -39,7 +38,7 @@ class ProcessSource:
     async def _attempt(self, rows: RewardRows) -> list[Score]:
         try:
             async with self._pool.lease() as process:
-                scores: list[Score] = await process.call(Call(self._name, rows))
+                scores: list[Score] = await process.call((self._name, rows))
                 return scores
         except CallFailed as failed:
             return [Score.failed(str(failed))] * len(rows)

@@ -14,20 +14,14 @@ from typing import Any, TypeVar
 
 from openrl.processes.worker import AskParent, Loaded, describe, load_module
 from openrl.registry import load_plugins
-from openrl.rewards.protocol import read_reply
+from openrl.rewards.protocol import read_reply, read_score
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import known_signatures, make_scorer
 from openrl.types import Score
 
 Row = TypeVar("Row")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A request to score ``rows`` with what the target calls ``name``."""
-
-    name: str
-    rows: RewardRows
+Request = tuple[str, RewardRows]
+"""The name of a source of the target, and the rows that it scores."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +45,16 @@ class FileTarget:
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
 
-        def answer(asked: Call, ask: AskParent) -> list[Score]:
-            rows, path = asked.rows, str(self.path)
+        def score_row(row: RewardRows) -> Score:
+            return read_reply(scorer(row), 1)[0]
+
+        def score(request: Request, ask: AskParent) -> list[Score]:
+            _, rows = request
             if not scorer.signature.by_row:
                 return read_reply(scorer(rows), len(rows))
-            return [_score_row(scorer, rows.pick([i]), path) for i in range(len(rows))]
+            return [_score_row(score_row, rows.pick([i]), str(self.path)) for i in range(len(rows))]
 
-        return Loaded(answer, facts=scorer.together)
+        return Loaded(score, facts=scorer.together)
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,11 @@ class VerifierTarget:
             for n, given in self.options.items()
         }
 
-        def answer(asked: Call, ask: AskParent) -> list[Score]:
-            return verify(*chosen[asked.name], asked.rows)
+        def score(request: Request, ask: AskParent) -> list[Score]:
+            name, rows = request
+            return verify(*chosen[name], rows)
 
-        return Loaded(answer, facts=False)
+        return Loaded(score, facts=False)
 
 
 def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
@@ -107,9 +105,9 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list
     """Return the scores of a verifier, row by row."""
     from openrl.rewards.verifiers.base import Answer
 
-    def judge(answer: Answer) -> dict[str, Any]:
-        verdict = verifier(answer, options)
-        return {"rewards": verdict.reward, "scores": verdict.passed, "extra_logs": verdict.parts}
+    def judge(answer: Answer) -> Score:
+        score = verifier(answer, options)  # a plugin may give any numbers
+        return read_score(score.reward, score.passed, score.parts)
 
     answers = map(
         Answer, rows.prompts, rows.texts, rows.labels, rows.sources, rows.metas, rows.token_ids
@@ -117,9 +115,9 @@ def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list
     return [_score_row(judge, answer, "") for answer in answers]
 
 
-def _score_row(score: Callable[[Row], Any], row: Row, path: str) -> Score:
+def _score_row(score: Callable[[Row], Score], row: Row, path: str) -> Score:
     """Score a row by itself, so that an error in it does not affect the others."""
     try:
-        return read_reply(score(row), 1)[0]
+        return score(row)
     except Exception as error:
         return Score.failed(describe(error, path))

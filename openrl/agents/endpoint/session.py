@@ -23,9 +23,10 @@ from openrl.agents.endpoint.records import (
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges
 from openrl.agents.tools.calls import ParsedReply
-from openrl.data.rows import BadRow
+from openrl.errors import BadRow
 from openrl.http_server import Refusal
-from openrl.rewards.protocol import BadReply, read_reply
+from openrl.processes.worker import NotUsable
+from openrl.rewards.protocol import read_reply
 from openrl.types import FinishReason, Message, Prompt, RenderedTurn, Sampling, Score, Trajectory
 
 
@@ -156,7 +157,7 @@ class Session:
         reply["extra_logs"] = fields.get(body, "extra_logs", dict, {})
         try:
             score = read_reply(reply, 1)[0]
-        except BadReply as error:
+        except NotUsable as error:
             raise Refusal(400, str(error)) from error
         if score.failure is not None:
             raise Refusal(400, score.failure)

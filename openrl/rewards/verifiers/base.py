@@ -1,12 +1,16 @@
 """The interface of verifiers. A verifier is a pure function, registered by name:
 
     @verifiers.register("number", options=NumberOptions)
-    def number(answer: Answer, options: NumberOptions) -> Verdict:
+    def number(answer: Answer, options: NumberOptions) -> Score:
         '''The last number of the response equals the label.
 
         Label: a number, or text that holds one.
         Reward: 0 or 1.
         '''
+
+The numbers of the score are finite; ``passed`` is None if the verifier does not judge whether an
+answer is right. Another exception than ``BadRow``, which says that the row of data is at fault
+whatever the answer, fails the answer as well.
 
 It runs in a separate process that is killed when it takes too long, so it needs no timeout. It
 imports large libraries inside the function. The last lines of its docstring say which label it
@@ -25,9 +29,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.settings import read_settings
 
@@ -51,26 +55,6 @@ class Answer:
     def text(self) -> str:
         """The response without special tokens at its end, and without surrounding whitespace."""
         return _without_end(self.response)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier says about an answer. All numbers are finite."""
-
-    reward: float
-    # in [0, 1]; None if the verifier does not judge whether an answer is right
-    passed: float | None = None
-    parts: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, right: bool, **parts: float) -> Self:
-        """Return 1 for an answer that is right, 0 for any other."""
-        return cls(float(right), float(right), parts)
-
-
-class BadRow(Exception):
-    """The row of data is at fault, whatever the answer: its label is missing, for example, or its
-    tests have an unknown form."""
 
 
 class Unavailable(Exception):

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data
+from openrl.rewards.verifiers.base import Answer, label_data
 from openrl.rewards.verifiers.extract import last_tagged
+from openrl.types import Score
 
 MAX_CHARACTERS = 256
 _TARGET = re.compile(r"=[^=]*\Z")
@@ -53,7 +54,7 @@ class CountdownOptions:
 
 
 @verifiers.register("countdown", options=CountdownOptions)
-def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
+def countdown(answer: Answer, options: CountdownOptions) -> Score:
     """The answer is an expression of the given numbers that equals the target.
 
     It follows https://github.com/Jiayi-Pan/TinyZero, but is exact: no ``**``, no ``//``, no
@@ -67,7 +68,7 @@ def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
     found = grade(_TARGET.sub("", text or ""), numbers, target, use_all=options.use_all)
     parts = {"well_formed": float(found.well_formed), "numbers_right": float(found.numbers_right)}
     reward = 1.0 if found.correct else options.format_score * found.well_formed
-    return Verdict(reward, float(found.correct), parts)
+    return Score(reward, float(found.correct), parts)
 
 
 def _problem(label: Any) -> tuple[list[int], int]:

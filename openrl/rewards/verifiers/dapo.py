@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, Verdict, label_text
+from openrl.rewards.verifiers.base import Answer, label_text
 from openrl.rewards.verifiers.extract import last_boxed
+from openrl.types import Score
 
 LAST = 300  # characters at the end of the response that count
 LAST_BOX = 100  # the same with strict_box
@@ -73,7 +74,7 @@ class DapoOptions:
 
 @verifiers.register("dapo_math", options=DapoOptions)
 @verifiers.register("acc_for_dapo", options=DapoOptions)
-def dapo_math(answer: Answer, options: DapoOptions) -> Verdict:
+def dapo_math(answer: Answer, options: DapoOptions) -> Score:
     """The text after the last "Answer:" in the last 300 characters equals the label, both
     normalised.
 
@@ -86,4 +87,4 @@ def dapo_math(answer: Answer, options: DapoOptions) -> Verdict:
     else:
         found = _ANSWER.findall(answer.text[-LAST:])
         right = bool(found) and normalise(found[-1]) == normalise(label)
-    return Verdict(1.0 if right else -1.0, float(right))
+    return Score(1.0 if right else -1.0, float(right))

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.algebra import load, too_large
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
+from openrl.rewards.verifiers.base import Answer, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
 from openrl.rewards.verifiers.numeric import LONGEST, last_number, same_quantity, whole_number
@@ -19,6 +19,7 @@ from openrl.rewards.verifiers.parts import is_name, split_list, split_name
 from openrl.rewards.verifiers.plain_text import negates, plain, without_lead, without_markup
 from openrl.rewards.verifiers.sameness import same_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
+from openrl.types import Score
 
 SECONDS = 1.0  # of processor time for one comparison; an answer that takes longer is wrong
 _SAYS = re.compile(r"^.*(?: is| are|:)\s")
@@ -27,7 +28,7 @@ _MATHEMATICS = re.compile(r"\$\$[^$]+\$\$|\$[^$]+\$|\\\(.+?\\\)|\\\[.+?\\\]")
 
 
 @verifiers.register("math_verify")
-def math_verify(answer: Answer, options: None) -> Verdict:
+def math_verify(answer: Answer, options: None) -> Score:
     """The last box (else the last <answer>, else the end of the response) equals the label as an
     expression.
 
@@ -37,43 +38,43 @@ def math_verify(answer: Answer, options: None) -> Verdict:
     label, marked = read_label(answer), marked_answer(answer.text)
     if marked is None:
         end = after_thinking(answer.text)[-LONGEST:]
-        return Verdict.of(equals_label(label, end, marked=False))
-    return Verdict.of(equals_label(label, marked))
+        return Score.of(equals_label(label, end, marked=False))
+    return Score.of(equals_label(label, marked))
 
 
 @verifiers.register("math_verify_reward")
-def math_verify_reward(answer: Answer, options: None) -> Verdict:
+def math_verify_reward(answer: Answer, options: None) -> Score:
     """``math_verify``, but 0 for a response that does not follow ``soft_format``; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
     verdict = math_verify(answer, options)
-    return verdict if follows_layout(answer.text) else Verdict.of(False)
+    return verdict if follows_layout(answer.text) else Score.of(False)
 
 
 @verifiers.register("math_boxed")
 @verifiers.register("math_17k_acc")
 @verifiers.register("acc_for_ppo")
-def math_boxed(answer: Answer, options: None) -> Verdict:
+def math_boxed(answer: Answer, options: None) -> Score:
     r"""The last \boxed{} after the thinking equals the label as an expression. A response without
     a box is wrong.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    return Verdict.of(_box_equals_label(answer))
+    return Score.of(_box_equals_label(answer))
 
 
 @verifiers.register("base_acc")
-def base_acc(answer: Answer, options: None) -> Verdict:
+def base_acc(answer: Answer, options: None) -> Score:
     r"""``math_boxed``, but 0 for a response that does not have the form
     <think>..</think>..<answer>..\boxed{..}..</answer>; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    return Verdict.of(_box_equals_label(answer) and has_boxed_answer(answer.text))
+    return Score.of(_box_equals_label(answer) and has_boxed_answer(answer.text))
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class AccOptions:
 
 
 @verifiers.register("acc", options=AccOptions)
-def acc(answer: Answer, options: AccOptions) -> Verdict:
+def acc(answer: Answer, options: AccOptions) -> Score:
     r"""``math_boxed``, with different rewards for a wrong and for a missing answer; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
@@ -92,7 +93,7 @@ def acc(answer: Answer, options: AccOptions) -> Verdict:
     right = _box_equals_label(answer)
     found = last_boxed(after_thinking(answer.text)) is not None
     reward = 1.0 if right else options.wrong if found else options.missing
-    return Verdict(reward, float(right), {"boxed": float(found)})
+    return Score(reward, float(right), {"boxed": float(found)})
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class RetoolOptions:
 
 
 @verifiers.register("retool_reward", options=RetoolOptions)
-def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
+def retool_reward(answer: Answer, options: RetoolOptions) -> Score:
     r"""1 if the last \boxed{} in the last 100 characters is exactly the label; otherwise
     min(0, 0.1 tool calls - 1).
 
@@ -117,7 +118,7 @@ def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
         answer.text.count(f"<{options.call_tag}>"), answer.text.count(f"</{options.call_tag}>")
     )
     reward = 1.0 if right else min(0.0, 0.1 * calls - 1.0)
-    return Verdict(reward, float(right), {"calls": float(calls)})
+    return Score(reward, float(right), {"calls": float(calls)})
 
 
 def _box_equals_label(answer: Answer) -> bool:

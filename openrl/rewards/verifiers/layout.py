@@ -9,7 +9,8 @@ from typing import Literal
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, Verdict
+from openrl.rewards.verifiers.base import Answer
+from openrl.types import Score
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _TURN = re.compile(r"</think>\s*<answer>")
@@ -25,7 +26,7 @@ class FormatOptions:
 
 
 @verifiers.register("format", options=FormatOptions)
-def format(answer: Answer, options: FormatOptions) -> Verdict:
+def format(answer: Answer, options: FormatOptions) -> Score:
     r"""The whole response is <think>..</think> <answer>..</answer>, or, with ``answer`` "boxed",
     <think>..</think>..\boxed{..}.. (EasyR1).
 
@@ -37,18 +38,18 @@ def format(answer: Answer, options: FormatOptions) -> Verdict:
         good = follows_layout(text) and text.endswith("</answer>")
     else:
         good = text.startswith("<think>") and in_order(text, "<think>", "</think>", "\\boxed{", "}")
-    return Verdict(float(good))
+    return Score(float(good))
 
 
 @verifiers.register("soft_format")
-def soft_format(answer: Answer, options: None) -> Verdict:
+def soft_format(answer: Answer, options: None) -> Score:
     """``format``, but more lines may follow the one that ends in </answer>. This is the ``format``
     of MindSpeed-RL, whose ``$`` matches at the end of any line.
 
     Label: none
     Reward: 0 or 1
     """
-    return Verdict(float(follows_layout(answer.text)))
+    return Score(float(follows_layout(answer.text)))
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class StrictFormatOptions:
 
 
 @verifiers.register("strict_format", options=StrictFormatOptions)
-def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
+def strict_format(answer: Answer, options: StrictFormatOptions) -> Score:
     r"""The whole response is <think>..</think>..<answer>..\boxed{..}..</answer>, and none of these
     marks occurs twice; MindSpeed-RL.
 
@@ -66,11 +67,11 @@ def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
     """
     text = answer.text
     good = all(text.count(mark) == 1 for mark in (*TAGS, "\\boxed{")) and has_boxed_answer(text)
-    return Verdict(1.0 if good else options.wrong, parts={"strict": float(good)})
+    return Score(1.0 if good else options.wrong, parts={"strict": float(good)})
 
 
 @verifiers.register("tag_count")
-def tag_count(answer: Answer, options: None) -> Verdict:
+def tag_count(answer: Answer, options: None) -> Score:
     """A quarter for each of <think>, </think>, <answer>, </answer> that occurs exactly once.
 
     It follows https://github.com/huggingface/open-r1, but does not require its line breaks.
@@ -78,7 +79,7 @@ def tag_count(answer: Answer, options: None) -> Verdict:
     Label: none
     Reward: [0, 1]
     """
-    return Verdict(sum(answer.text.count(tag) == 1 for tag in TAGS) / len(TAGS))
+    return Score(sum(answer.text.count(tag) == 1 for tag in TAGS) / len(TAGS))
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class StepOptions:
 
 
 @verifiers.register("step", options=StepOptions)
-def step(answer: Answer, options: StepOptions) -> Verdict:
+def step(answer: Answer, options: StepOptions) -> Score:
     """The number of marked steps divided by ``enough``, at most 1. Marks are "Step 1:", "First,",
     "Second,", "Next,", "Finally,", and "1.", "-" or "*" at the start of a line; open-r1,
     MindSpeed-RL.
@@ -96,7 +97,7 @@ def step(answer: Answer, options: StepOptions) -> Verdict:
     Reward: [0, 1]
     """
     count = sum(1 for _ in _STEP.finditer(answer.text))
-    return Verdict(min(1.0, count / options.enough), parts={"steps": float(count)})
+    return Score(min(1.0, count / options.enough), parts={"steps": float(count)})
 
 
 def follows_layout(text: str) -> bool:

@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import REQUIRED, flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict
+from openrl.rewards.verifiers.base import Answer, Unavailable
+from openrl.types import Score
 
 TOKEN = "OPENRL_JUDGE_TOKEN"
 LAST = 20_000  # characters at the end of the reply that are searched
@@ -78,7 +79,7 @@ class JudgeOptions:
 
 
 @verifiers.register("judge", options=JudgeOptions)
-def judge(answer: Answer, options: JudgeOptions) -> Verdict:
+def judge(answer: Answer, options: JudgeOptions) -> Score:
     """The score that a model gives, scaled to [0, 1]. There is no verdict if the model cannot be
     reached or gives no score.
 
@@ -102,7 +103,7 @@ def judge(answer: Answer, options: JudgeOptions) -> Verdict:
             f"the judge gave {score:g}, which is not between {options.low:g} and {options.high:g}"
         )
     reward = (score - options.low) / (options.high - options.low)
-    return Verdict(reward, float(reward >= options.pass_at))
+    return Score(reward, float(reward >= options.pass_at))
 
 
 @cache

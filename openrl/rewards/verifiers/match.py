@@ -7,10 +7,10 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict, label_text
+from openrl.rewards.verifiers.base import Answer, Unavailable, label_text
 from openrl.rewards.verifiers.extract import (
     WHERE_HELP,
     Where,
@@ -18,6 +18,7 @@ from openrl.rewards.verifiers.extract import (
     final_answer,
     marked_answer,
 )
+from openrl.types import Score
 
 PATTERN_TIMEOUT = 1.0  # seconds
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,7 +32,7 @@ class ExactOptions:
 
 
 @verifiers.register("exact", options=ExactOptions)
-def exact(answer: Answer, options: ExactOptions) -> Verdict:
+def exact(answer: Answer, options: ExactOptions) -> Score:
     """The answer equals the label, or one of several labels, character by character. A run of
     whitespace counts as one space.
 
@@ -40,7 +41,7 @@ def exact(answer: Answer, options: ExactOptions) -> Verdict:
     """
     labels = {_plain(text, options) for text in _accepted(answer)}
     found = final_answer(answer.text, options.where)
-    return Verdict.of(found is not None and _plain(found, options) in labels)
+    return Score.of(found is not None and _plain(found, options) in labels)
 
 
 def _accepted(answer: Answer) -> list[str]:
@@ -74,7 +75,7 @@ class RegexOptions:
 
 
 @verifiers.register("regex", options=RegexOptions)
-def regex(answer: Answer, options: RegexOptions) -> Verdict:
+def regex(answer: Answer, options: RegexOptions) -> Score:
     """A regular expression matches the answer. A pattern that takes more than a second gives no
     verdict.
 
@@ -93,7 +94,7 @@ def regex(answer: Answer, options: RegexOptions) -> Verdict:
         raise Unavailable(
             f"the pattern {short(pattern.pattern)} takes more than {PATTERN_TIMEOUT:g} s"
         ) from None
-    return Verdict.of(right)
+    return Score.of(right)
 
 
 def _compiled(pattern: str, ignore_case: bool) -> Any:
@@ -120,7 +121,7 @@ class ChoiceOptions:
 
 
 @verifiers.register("choice", options=ChoiceOptions)
-def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
+def choice(answer: Answer, options: ChoiceOptions) -> Score:
     """The chosen letter equals the label: the one in the box or <answer>, else the one after
     "answer is", else the one alone on the last line.
 
@@ -135,7 +136,7 @@ def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
             f"the label must be one of the letters {options.letters}, it is {short(answer.label)}"
         )
     found = _chosen(answer.text, options)
-    return Verdict.of(found == label, found=float(found is not None))
+    return Score.of(found == label, found=float(found is not None))
 
 
 def _chosen(text: str, options: ChoiceOptions) -> str | None:

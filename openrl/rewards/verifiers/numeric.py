@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
+from openrl.rewards.verifiers.base import Answer, label_text
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
 from openrl.rewards.verifiers.parts import in_brackets, split_list, split_name
 from openrl.rewards.verifiers.plain_text import plain, plain_digits, without_lead, without_markup
 from openrl.rewards.verifiers.units import Unit, split_unit, unit_behind, units_differ
+from openrl.types import Score
 
 _DIGITS = r"\d{1,100}"  # anything longer is not read as a number
 _FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P<t>\d)(?P<b>\d))"
@@ -200,7 +201,7 @@ class NumberOptions:
 
 
 @verifiers.register("number", options=NumberOptions)
-def number(answer: Answer, options: NumberOptions) -> Verdict:
+def number(answer: Answer, options: NumberOptions) -> Score:
     """The number of the response equals the label, within a tolerance.
 
     A box or <answer> must hold a single number, so that a list of guesses fails; elsewhere the last
@@ -215,7 +216,7 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
     text = (final_answer(answer.text, options.where) if marked is None else marked) or ""
     alone = marked is not None or options.where in ("boxed", "answer")
     found = whole_number(text) if alone else last_number(text)
-    return Verdict.of(
+    return Score.of(
         found is not None
         and found.behind.lstrip().startswith(options.unit)
         and not units_differ(found.unit, label.unit)
@@ -233,7 +234,7 @@ class GSM8KOptions:
 
 
 @verifiers.register("gsm8k", options=GSM8KOptions)
-def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
+def gsm8k(answer: Answer, options: GSM8KOptions) -> Score:
     """The number after the last ``####``, which marks the answers of
     https://github.com/openai/grade-school-math, equals the label.
 
@@ -244,7 +245,7 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     _, mark, rest = answer.text.rpartition("####")
     found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
     right = found is not None and same_quantity(found, label)
-    return Verdict.of(right, marked=float(bool(mark)))
+    return Score.of(right, marked=float(bool(mark)))
 
 
 def same_quantity(given: Number, label: Number) -> bool:

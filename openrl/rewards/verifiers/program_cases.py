@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openrl.errors import short
-from openrl.rewards.verifiers.base import BadRow
+from openrl.errors import BadRow, short
 
 _NAMES = ("fn_name", "func_name", "function")
 

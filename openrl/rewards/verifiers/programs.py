@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, Verdict, label_data
+from openrl.rewards.verifiers.base import Answer, label_data
 from openrl.rewards.verifiers.extract import after_thinking
 from openrl.rewards.verifiers.program_cases import Case, read_cases
 from openrl.rewards.verifiers.sandbox import Limits, RunResult, run
+from openrl.types import Score
 
 LONGEST = 100_000  # characters of code
 TOLERANCE = 1e-6  # relative and absolute, for floating-point numbers
@@ -42,7 +43,7 @@ class CodeOptions:
 
 
 @verifiers.register("code", options=CodeOptions)
-def code(answer: Answer, options: CodeOptions) -> Verdict:
+def code(answer: Answer, options: CodeOptions) -> Score:
     """The last block of Python code passes its tests. Its run is contained, but not secure.
 
     Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name"
@@ -54,7 +55,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
     if program is None or not program.strip() or len(program) > LONGEST:
-        return Verdict.of(False, passed_share=0.0, has_code=0.0)
+        return Score.of(False, passed_share=0.0, has_code=0.0)
     results = list(run_cases(program, cases, options))
     count = Counter(result.outcome for result in results)
     share, good = count["passed"] / len(results), count["passed"] == len(results)
@@ -65,7 +66,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
         "timeout_share": (count["timeout"] + count["skipped"]) / len(results),
         "contained": float(all(r.contained for r in results)),
     }
-    return Verdict(share if options.partial else float(good), float(good), parts)
+    return Score(share if options.partial else float(good), float(good), parts)
 
 
 def last_program(text: str) -> str | None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from openrl.errors import short
+from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data
+from openrl.rewards.verifiers.base import Answer, label_data
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
+from openrl.types import Score
 
 SECONDS = 2.0  # of processor time for one answer; an answer that takes longer is wrong
 LONGEST = 20_000  # characters of an answer; a longer one is wrong
@@ -54,7 +55,7 @@ class ReasoningOptions:
 
 
 @verifiers.register("reasoning_gym", options=ReasoningOptions)
-def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
+def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Score:
     """The task's own score of the answer, which passes at the full score.
 
     Label: an entry of the task's dataset, as it is or as JSON text: {"answer": .., "metadata":
@@ -65,9 +66,9 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
     entry, task = _entry(label_data(answer))
     text = final_answer(answer.text, options.where)
     if text is None or len(text) > LONGEST or not _is_readable(text, task):
-        return Verdict.of(False, answered=0.0)
+        return Score.of(False, answered=0.0)
     if task in BY_TEXT:
-        return Verdict.of(text.strip().lower() == str(entry["answer"]).lower(), answered=1.0)
+        return Score.of(text.strip().lower() == str(entry["answer"]).lower(), answered=1.0)
     dataset = _dataset(task, json.dumps(entry.get("config") or {}, sort_keys=True))
     score = 0.0
     try:
@@ -77,7 +78,7 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
         pass
     except Exception:
         _check(dataset, entry)  # some tasks fail on answers whose form they do not expect
-    return Verdict(score, float(score >= 1), {"answered": 1.0})
+    return Score(score, float(score >= 1), {"answered": 1.0})
 
 
 def _is_readable(text: str, task: str) -> bool:

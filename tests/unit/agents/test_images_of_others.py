@@ -19,7 +19,7 @@ from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.foreign.executor_agent import NotSampled
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
-from openrl.data.rows import BadRow
+from openrl.errors import BadRow
 from openrl.types import FinishReason, Prompt, Sampling
 from openrl.vision.pictures import make_image
 from openrl.vision.processor import VisionProcessor

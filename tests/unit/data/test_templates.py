@@ -8,10 +8,10 @@ import pytest
 
 from openrl.config.groups.data import TemplateFlags
 from openrl.config.groups.model import LoadFlags, ModelFlags
-from openrl.data.rows import BadRow, text_or_file
+from openrl.data.rows import text_or_file
 from openrl.data.templates import Templates
 from openrl.data.tokenizer import load_tokenizer, policy_tokenizer
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from tests.tiny import BOS, tiny_model_dir, tiny_tokenizer
 
 CHAT = (

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.extension_points import verifiers
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, describe, read_options
+from openrl.rewards.verifiers.base import Answer, Unavailable, describe, read_options
 from openrl.rewards.verifiers.llm_judge import connect
 
 ANSWER = Answer("What is 2+2? {label}", "It is 4. {prompt} <|im_end|>", "four")

@@ -13,9 +13,9 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.extension_points import verifiers
-from openrl.rewards.verifiers.base import Answer, BadRow, read_options
+from openrl.rewards.verifiers.base import Answer, read_options
 from openrl.rewards.verifiers.reasoning import ALGEBRAIC, EVALUATING
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from openrl.processes.worker import NotUsable
 from openrl.rewards.protocol import (
-    BadReply,
-    BadRequest,
     read_reply,
     read_request,
     reply_body,
@@ -64,7 +63,7 @@ def test_one_row_may_be_answered_by_bare_numbers():
     ],
 )
 def test_replies_that_are_no_scores(values, message):
-    with pytest.raises(BadReply, match=re.escape(message)):
+    with pytest.raises(NotUsable, match=re.escape(message)):
         read_reply(values, 2)
 
 
@@ -141,5 +140,5 @@ def test_a_request_may_lack_prompts_and_labels():
     ],
 )
 def test_bodies_that_are_no_request(body, message):
-    with pytest.raises(BadRequest, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_request(body)

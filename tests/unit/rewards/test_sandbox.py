@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openrl.errors import BadRow
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers import sandbox
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
+from openrl.rewards.verifiers.base import Answer, Unavailable, read_options
 from openrl.rewards.verifiers.program_cases import Case
 from openrl.rewards.verifiers.programs import (
     CodeOptions,

@@ -2,8 +2,9 @@
 
 import pytest
 
+from openrl.errors import BadRow
 from openrl.extension_points import verifiers
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
+from openrl.rewards.verifiers.base import Answer, Unavailable, read_options
 from openrl.rewards.verifiers.dapo import normalise
 from openrl.rewards.verifiers.extract import after_thinking, final_answer, last_boxed, last_tagged
 from openrl.rewards.verifiers.numeric import numbers

@@ -1,6 +1,5 @@
 """Verifiers of the form of a response."""
 
-import math
 import re
 
 import pytest
@@ -12,8 +11,8 @@ from openrl.rewards.verifiers.layout import follows_layout
 R1 = "<think>\nStep 1: 17 * 2. Next, add.\nFinally, 34.\n</think>\n<answer>\n\\boxed{34}\n</answer>"
 
 
-def reward(name, response="", tokens=0, **options):
-    answer = Answer("", response, token_ids=list(range(tokens)))
+def reward(name, response, **options):
+    answer = Answer("", response)
     verdict = verifiers[name].component(answer, read_options(name, options))
     assert verdict.passed is None  # a form says nothing of the answer
     return verdict.reward
@@ -106,21 +105,3 @@ def test_repetition_of_tokens():
     verify = verifiers["repetition"].component
     answer = Answer("", "ignored", token_ids=[1, 2, 1, 2, 1])
     assert verify(answer, read_options("repetition", {"unit": "tokens", "ngram": 2})).reward == -0.5
-
-
-@pytest.mark.parametrize(
-    ("tokens", "linear", "cosine"),
-    [(0, 1, 1), (10, 1, 1), (15, 0.75, 0.8535534), (20, 0.5, 0.5), (30, 0, 0), (99, 0, 0)],
-)
-def test_length(tokens, linear, cosine):
-    assert reward("length", tokens=tokens, low=10, high=30) == pytest.approx(linear)
-    assert reward("length", tokens=tokens, low=10, high=30, shape="cosine") == pytest.approx(cosine)
-    assert math.cos(math.pi / 4) / 2 + 0.5 == pytest.approx(0.8535534)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"), [(90, 0), (100, 0), (110, -0.5), (120, -1), (500, -1)]
-)
-def test_overlong(tokens, expected):
-    assert reward("overlong", tokens=tokens, max_length=120, buffer=20) == expected
-    assert reward("overlong", tokens=tokens, max_length=120, buffer=20, factor=0.5) == expected / 2

@@ -13,7 +13,8 @@ import pytest
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, Verdict, describe, read_options
+from openrl.rewards.verifiers.base import Answer, describe, read_options
+from openrl.types import Score
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,15 +36,13 @@ def ruler(monkeypatch):
     verifiers.register("ruler", options=Options)(lambda answer, options: None)
 
 
-# What a verifier needs to say anything: a label, and the options that have no default. The judge
-# has its own tests.
+# The labels that verifiers need to say anything. The judge, which needs options, has its own tests.
 LABELS = {
     "choice": "B",
     "code": ["assert f(1) == 1"],
     "countdown": {"numbers": [3, 8, 1], "target": 24},
     "reasoning_gym": {"answer": "4", "metadata": {"source_dataset": "chain_sum"}},
 }
-OPTIONS = {"length": {"high": 100}, "overlong": {"max_length": 100, "buffer": 20}}
 NAMES = [name for name in verifiers.names() if name != "judge"]
 PIECES = (
     *(
@@ -100,11 +99,9 @@ PIECES = (
 )
 
 
-def judged(name: str, response: str, **given) -> Verdict:
+def judged(name: str, response: str, **given) -> Score:
     answer = Answer("", response, LABELS.get(name, "1"), token_ids=[1] * len(response))
-    return verifiers[name].component(
-        replace(answer, **given), read_options(name, OPTIONS.get(name, {}))
-    )
+    return verifiers[name].component(replace(answer, **given), read_options(name, {}))
 
 
 def interval(text: str) -> tuple[float, float]:
