@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from openrl.config.groups.inference import OPEN_TEXT, RewardModelFlags
 from openrl.data.images import RowImages
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import BadRow
-from openrl.inference.batcher import MicroBatcher, check_room
+from openrl.http_server import COME_AGAIN, Refusal
 from openrl.models.causal_lm import DTYPES, Loading
 from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
@@ -29,6 +29,7 @@ from openrl.rewards.combined import RewardCombiner
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import PlacedImage, Score
+from openrl.waiting import Batcher
 
 
 @dataclass
@@ -50,6 +51,15 @@ class Counts:
         cut = f"{self.cut} of {self.texts} texts lost tokens at the start (--max_len)"
         unseen = f"{self.unseen} images with the texts were not seen"
         return [line for line, n in ((cut, self.cut), (unseen, self.unseen)) if n]
+
+
+def check_room(waiting: int, more: int, most: int) -> None:
+    """Raise Refusal unless ``more`` texts may join those that wait."""
+    if more > most:
+        raise Refusal(413, f"{more} texts in one request, at most {most} are taken")
+    if waiting + more > most:
+        message = f"{waiting} texts wait already, at most {most} may"
+        raise Refusal(503, message, headers=COME_AGAIN)
 
 
 class TextScorer(Protocol):
@@ -199,14 +209,15 @@ class ModelScorer:
         sees: bool = False,
     ) -> None:
         """``model`` gets texts and the images of each: none unless it ``sees``."""
-        self._model, self._sees = model, sees
-        self._batcher = MicroBatcher(
-            self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting
-        )
+        self._model, self._sees, self._most_waiting = model, sees, most_waiting
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
+        self._batcher = Batcher(self._compute, most=batch_size, wait=wait)
         self.counts = Counts()
 
-    def _compute(self, items: list[tuple[str, Sequence[Any]]]) -> list[Scalar]:
-        scalars = self._model([text for text, _ in items], [images for _, images in items])
+    async def _compute(self, items: list[tuple[str, Sequence[Any]]]) -> list[Scalar]:
+        columns = [text for text, _ in items], [images for _, images in items]
+        loop = asyncio.get_running_loop()
+        scalars = await loop.run_in_executor(self._thread, self._model, *columns)
         self.counts.batches += 1
         self.counts.texts += len(items)
         self.counts.cut += sum(s.cut for s in scalars)
@@ -217,11 +228,12 @@ class ModelScorer:
         return len(self._batcher)
 
     def check_room(self, count: int) -> None:
-        check_room(self.waiting, count, self._batcher.most_waiting)
+        check_room(self.waiting, count, self._most_waiting)
 
     async def score(self, rows: RewardRows) -> list[Score]:
         if not self._sees:
             rows = self.counts.without_images(rows)
+        self.check_room(len(rows))
         scalars = await self._batcher(list(zip(rows.queries, rows.images, strict=True)))
         return [
             Score(scalar.value)
@@ -232,6 +244,7 @@ class ModelScorer:
 
     async def close(self) -> None:
         await self._batcher.close()
+        await asyncio.to_thread(self._thread.shutdown)
 
 
 class FunctionScorer:

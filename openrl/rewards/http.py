@@ -17,76 +17,35 @@ from openrl.rewards.reward_rows import RewardRows, join
 from openrl.rewards.sources import retry_failed
 from openrl.types import Score
 from openrl.vision.pictures import data_url
-from openrl.waiting import cancel_all
+from openrl.waiting import Batcher
 
 CONNECTIONS = 8  # concurrent requests per URL
 ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
-
-Calls = dict[asyncio.Future[list[Score]], RewardRows]
-"""The rows of calls, by what becomes their scores."""
 
 
 class HttpSource:
     """A ``Source`` that asks one service, at one or several URLs."""
 
-    def __init__(self, client: JsonClient) -> None:
+    def __init__(self, client: JsonClient, connections: int = CONNECTIONS) -> None:
+        """``connections``: requests that one URL answers at a time, but for those of single
+        rows."""
         self._client = client
-        self._slots = asyncio.Semaphore(CONNECTIONS * len(client.endpoints.urls))
         self._single = asyncio.Semaphore(ROWS_PER_REQUEST)
-        self._queue: Calls = {}  # those that wait for a request that takes them along
-        self._sending: set[asyncio.Task[None]] = set()
+        width = connections * len(client.endpoints.urls)
+        self._batcher = Batcher(self._send, most=ROWS_PER_REQUEST, width=width, size=len)
 
     async def score(self, rows: RewardRows) -> list[Score]:
-        mine: asyncio.Future[list[Score]] = asyncio.get_running_loop().create_future()
-        self._queue[mine] = rows
-        try:
-            await self._slots.acquire()
-            if mine in self._queue:  # no other request has taken it along
-                # in a task of its own, so that cancelling this call does not affect the others
-                task = asyncio.create_task(self._send(self._take()))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
-            else:
-                self._slots.release()
-            return await mine
-        finally:
-            self._queue.pop(mine, None)  # it is still there if this call was cancelled
+        (scores,) = await self._batcher([rows])
+        return scores
 
     async def close(self) -> None:
-        await cancel_all(self._sending)
+        await self._batcher.close()
         await self._client.close()
 
-    def _take(self) -> Calls:
-        """Remove the calls that have waited longest from the queue, as many as one request can
-        hold, and return them."""
-        taken: Calls = {}
-        room = ROWS_PER_REQUEST
-        for call, rows in self._queue.items():
-            room -= len(rows)
-            if taken and room < 0:
-                break
-            taken[call] = rows
-        for call in taken:
-            del self._queue[call]
-        return taken
-
-    async def _send(self, batch: Calls) -> None:
-        """Give every call of the batch its scores, or the error."""
-        try:
-            scores = iter(await self._score(join([*batch.values()])))
-        except BaseException as error:
-            for call in batch:
-                if not call.done():  # a cancelled call is done already
-                    call.set_exception(
-                        error if isinstance(error, Exception) else RuntimeError("closed")
-                    )
-            return
-        finally:
-            self._slots.release()
-        for call, rows in batch.items():
-            mine = list(islice(scores, len(rows)))
-            if not call.done():
-                call.set_result(mine)
+    async def _send(self, calls: list[RewardRows]) -> list[list[Score]]:
+        """Return the scores of each call, whose rows share a request."""
+        scores = iter(await self._score(join(calls)))
+        return [list(islice(scores, len(rows))) for rows in calls]
 
     async def _score(self, rows: RewardRows) -> list[Score]:
         """Send one request for all rows, then the failed ones row by row, unless the rows cannot be

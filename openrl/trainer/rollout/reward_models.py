@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from openrl.rewards.combined import RewardCombiner
 from openrl.types import PromptGroup, Score, Trajectory
+from openrl.waiting import Batcher
 
 Forward = Callable[[list[PromptGroup], int], Awaitable[Tensor]]
 """``await forward(groups, model)`` returns one model's output for every trajectory, (rows,)."""
@@ -18,29 +18,25 @@ Forward = Callable[[list[PromptGroup], int], Awaitable[Tensor]]
 
 class RewardModels:
     """Scores groups with the reward models. All ranks of a model must join every call, so one call
-    runs at a time; the groups that arrive meanwhile are scored together in the next one, as in a
-    database's group commit."""
+    runs at a time; the groups that arrive meanwhile are scored together in the next one."""
 
     def __init__(self, combiner: RewardCombiner, forward: Forward, most: int | None = None) -> None:
         """``most`` limits the groups per call; 1: scores do not depend on what arrives together."""
-        self.combiner, self.forward, self.most = combiner, forward, most
+        self.combiner, self.forward = combiner, forward
         self.names = [source.name for source in combiner.plan.sources if source.kind == "model"]
-        self._waiting: dict[int, PromptGroup] = {}
-        self._turn = asyncio.Lock()
+        self._batcher = Batcher(self.score, most=most or math.inf)
 
     async def __call__(self, group: PromptGroup) -> None:
         """Score a group, together with others that are waiting."""
-        self._waiting[id(group)] = group
-        async with self._turn:
-            while id(group) in self._waiting:
-                batch = list(self._waiting.values())[: self.most]
-                await self.score(batch)
-                for scored in batch:
-                    del self._waiting[id(scored)]
+        await self._batcher([group])
 
-    async def score(self, groups: list[PromptGroup]) -> None:
+    async def close(self) -> None:
+        """Cancel all calls."""
+        await self._batcher.close()
+
+    async def score(self, groups: list[PromptGroup]) -> list[PromptGroup]:
         """Add the outputs of the models for a row's data source to its score. This includes greedy
-        answers.
+        answers. Returns the groups.
 
         The rollout worker may already have scored a row by other sources, or have failed to. Raises
         UserError for a reward that is not finite, if that is to stop the run."""
@@ -58,6 +54,7 @@ class RewardModels:
                 values = await self.forward([PromptGroup(row.prompt, [row]) for row in last], model)
                 for row, value in zip(asked, values.tolist(), strict=True):
                     row.score = self._add_output(row, name, value)
+        return groups
 
     def _add_output(self, row: Trajectory, name: str, value: float) -> Score:
         if not math.isfinite(value):

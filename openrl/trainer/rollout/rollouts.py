@@ -179,3 +179,5 @@ class Rollouts:
     async def close(self) -> None:
         """Cancel all background tasks."""
         await cancel_all([*([self._producer] if self._producer else []), *self._playing.values()])
+        if self.reward_models is not None:
+            await self.reward_models.close()

@@ -463,10 +463,10 @@ def test_a_cancelled_call_leaves_the_others_of_its_request_alone():
 
     async def scenario():
         await server.start()
-        source = HttpSource(JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
-        source._slots = asyncio.Semaphore(1)
+        client = JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1)
+        source = HttpSource(client, connections=1)
         calls = [asyncio.create_task(source.score(rows(n))) for n in range(3)]
-        while len(source._queue) != 2 or not server.requests:
+        while len(source._batcher) != 2 or not server.requests:
             await asyncio.sleep(0)
         gates[0].set()
         while len(server.requests) < 2:
@@ -494,8 +494,8 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
 
     async def scenario():
         await server.start()
-        source = HttpSource(JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
-        source._slots = asyncio.Semaphore(1)
+        client = JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1)
+        source = HttpSource(client, connections=1)
         calls = [asyncio.create_task(source.score(rows(*range(64)))) for _ in range(3)]
         while not server.requests:
             await asyncio.sleep(0)

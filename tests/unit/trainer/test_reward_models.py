@@ -56,9 +56,13 @@ class Model:
 
 def models(score, most):
     """Reward models whose calls are those of ``score``."""
-    made = RewardModels(RewardCombiner(reward_plan(RewardFlags()), "zero"), None, most)
-    made.score = score
-    return made
+
+    class Scripted(RewardModels):
+        async def score(self, groups: list[PromptGroup]) -> list[PromptGroup]:
+            await score(groups)
+            return groups
+
+    return Scripted(RewardCombiner(reward_plan(RewardFlags()), "zero"), None, most)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,22 @@
+"""Concurrent calls whose items are computed in batches."""
+
 import asyncio
-import threading
 
 import pytest
 
-from openrl.http_server import Refusal
-from openrl.inference.batcher import MicroBatcher
+from openrl.waiting import Batcher
 
 
 class Square:
     """Squares, remembers its batches, and stands still while ``gate`` is closed."""
 
     def __init__(self):
-        self.batches, self.gate = [], threading.Event()
+        self.batches, self.gate = [], asyncio.Event()
         self.gate.set()
 
-    def __call__(self, items):
+    async def __call__(self, items):
         self.batches.append(list(items))
-        assert self.gate.wait(30)
+        await self.gate.wait()
         if "bad" in items:
             raise ValueError("bad item")
         return [item**2 for item in items]
@@ -25,9 +25,7 @@ class Square:
 def run(scenario, **settings):
     async def main():
         square = Square()
-        batcher = MicroBatcher(
-            square, **({"batch_size": 4, "wait": 0.0, "most_waiting": 100} | settings)
-        )
+        batcher = Batcher(square, **({"most": 4, "wait": 0.0} | settings))
         try:
             return await asyncio.wait_for(scenario(batcher, square), 60)
         finally:
@@ -61,7 +59,7 @@ def test_a_batch_waits_for_company():
         assert await first == [1]
         assert square.batches == [[1, 2]]
 
-    run(scenario, batch_size=2, wait=30.0)
+    run(scenario, most=2, wait=30.0)
 
 
 def test_what_arrives_during_a_batch_makes_the_next_one():
@@ -88,8 +86,11 @@ def test_a_failing_batch_fails_its_calls_alone():
 
 
 def test_a_wrong_number_of_results_is_an_error():
+    async def one(items):
+        return [0]
+
     async def main():
-        batcher = MicroBatcher(lambda items: [0], batch_size=4, wait=0.0, most_waiting=10)
+        batcher = Batcher(one, most=4)
         try:
             with pytest.raises(RuntimeError, match="1 results for 2 items"):
                 await batcher([1, 2])
@@ -97,24 +98,6 @@ def test_a_wrong_number_of_results_is_an_error():
             await batcher.close()
 
     asyncio.run(main())
-
-
-def test_the_queue_has_an_end():
-    async def scenario(batcher, square):
-        square.gate.clear()
-        running = asyncio.create_task(batcher([1, 2]))
-        await until(lambda: square.batches)
-        waiting = asyncio.create_task(batcher([3, 4, 5]))
-        await until(lambda: len(batcher) == 3)
-        with pytest.raises(Refusal, match="3 texts wait already, at most 3"):
-            await batcher([6])
-        with pytest.raises(Refusal, match="4 texts in one request"):
-            await batcher([6, 7, 8, 9])
-        square.gate.set()
-        assert (await running, await waiting) == ([1, 4], [9, 16, 25])
-        assert await batcher([6]) == [36]
-
-    run(scenario, batch_size=2, most_waiting=3)
 
 
 def test_a_caller_that_gave_up_costs_no_work():
@@ -146,3 +129,27 @@ def test_a_call_ends_with_the_batcher_even_while_it_is_computed():
         await closing
 
     run(scenario)
+
+
+def test_without_a_wait_each_call_starts_a_batch_while_there_is_room():
+    async def scenario(batcher, square):
+        square.gate.clear()
+        calls = [asyncio.create_task(batcher([i])) for i in range(6)]
+        await until(lambda: len(batcher) == 4)
+        square.gate.set()
+        assert [await call for call in calls] == [[i**2] for i in range(6)]
+        assert square.batches == [[0], [1], [2, 3, 4], [5]]
+
+    run(scenario, most=3, width=2, wait=None)
+
+
+def test_items_may_fill_a_batch_by_their_size():
+    async def scenario(batcher, square):
+        square.gate.clear()
+        calls = [asyncio.create_task(batcher([i])) for i in (1, 2, 3, 9, 1)]
+        await until(lambda: len(batcher) == 4)
+        square.gate.set()
+        await asyncio.gather(*calls)
+        assert square.batches == [[1], [2, 3], [9], [1]]  # one item may be larger than a batch
+
+    run(scenario, most=5, wait=None, size=lambda item: item)
