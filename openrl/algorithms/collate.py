@@ -64,7 +64,7 @@ def _versions(segments: list[Segment], loss_mask: Tensor) -> Tensor:
     for row, segment in enumerate(segments):
         for span in segment.versions:
             versions[row, span.start : span.end] = span.version
-    return versions.masked_fill(~loss_mask, -1)
+    return versions.masked_fill_(~loss_mask, -1)
 
 
 def _greedy_rewards(groups: list[PromptGroup]) -> Tensor | None:
@@ -148,4 +148,5 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
     """Return the number of each token's run of sampled tokens, (B, T); -1 outside the mask."""
     starts = loss_mask.clone()
     starts[:, 1:] &= ~loss_mask[:, :-1]
-    return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)
+    # in place: more memory of the result's size costs more a row, the more rows there are
+    return starts.cumsum(-1).sub_(1).masked_fill_(~loss_mask, -1)
