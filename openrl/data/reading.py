@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from datasets import Dataset
 
-from openrl.data.rows import BadRow
-from openrl.errors import UserError, listed
+from openrl.errors import BadRow, UserError, listed
 
 CHUNK = 1000  # rows that are tokenised in one call
 PARALLEL_FROM = 50_000  # rows; below this the seconds that a process takes to start do not pay

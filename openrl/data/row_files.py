@@ -18,8 +18,7 @@ from datasets import Dataset, Features, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from openrl.config.groups.data import FILE_FORMATS
-from openrl.data.rows import BadRow
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.files import is_lfs_pointer
 
 STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
