@@ -3,8 +3,8 @@ of work into rows of output."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.build import AgentSetup
 from openrl.agents.checks import check_agents
-from openrl.agents.episode import ATTEMPTS, Starts, has_failed, known_prompt, play_episode
+from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config import derived
 from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
 from openrl.config.conditions import VLLM
@@ -26,7 +26,7 @@ from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import ErrorCollector, printable
+from openrl.errors import ErrorCollector, UserError, printable
 from openrl.flags.dump import effective_flags
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.scoring import ModelScorer, check_reward_model, load_reward_model
@@ -36,20 +36,18 @@ from openrl.models.device import Device, resolve_device
 from openrl.models.stored import check_language_model, check_length, check_tokens
 from openrl.rewards.build import (
     RewardSetup,
-    build_reward,
     check_labels,
     check_prompts,
     check_reward_sources,
 )
-from openrl.rewards.combined import CombinedReward, require_no_scores
-from openrl.rollout_engines.build import sampling_from_flags, start_engine
-from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
+from openrl.rollout_engines.build import sampling_from_flags
+from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.tracking.renders import save_episodes
-from openrl.types import Prompt, PromptGroup, Trajectory
-from openrl.waiting import all_or_first_error, in_order
-from openrl.workers.rollout_worker import note_missing_scores, request_seed
+from openrl.types import Prompt
+from openrl.waiting import in_order
+from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
@@ -188,9 +186,10 @@ async def run_units(
 async def open_answering(
     config: AnsweringConfig, inputs: Inputs, backend: str
 ) -> AsyncIterator[Work]:
-    """Give a function that answers a unit's prompt as often as asked and scores the answers. They
-    depend on the seed and the unit's position, not on when a run began."""
-    n, engine_flags = config.task.n_samples_per_prompt, config.engine
+    """Give a function that answers a unit's prompt as often as asked and scores the answers, as a
+    worker of a training run does. They depend on the seed and the unit's position, not on when a
+    run began."""
+    engine_flags = config.engine
     if backend == "hf":
         engine_flags = replace(engine_flags, vllm_max_num_seqs=config.batch.micro_batch_size)
     spec = EngineSpec(
@@ -207,39 +206,35 @@ async def open_answering(
     )
     if config.sampling.greedy_sampling:
         sampling = replace(sampling, temperature=0.0)
+    rewards_itself = bool({*derived.agents_of(config)} - {"tools"})
+    request = RolloutRequest(
+        config.task.n_samples_per_prompt,
+        sampling,
+        scored=bool(inputs.plan.sources) or rewards_itself,
+    )
     agents = agent_setup(config)
-    rewards_itself = not inputs.plan.sources and {*derived.agents_of(config)} - {"tools"}
     renders = agents.flags.render_save_dir
-    images = row_images(config.vision, config.model)
-    async with (
-        open_reward(config, inputs) as reward,
-        open_engine(backend, spec) as engine,
-        open_agent(agents, inputs.tokenizer, images=images) as agent,
-    ):
-
-        async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
-            prompt = replace(unit.rows[0], render=renders is not None)
-            for attempt in range(ATTEMPTS):
-                seed = request_seed(config.debug.seed, 0, unit.position, sample, attempt)
-                drawn = replace(sampling, seed=seed)
-                played = await play_episode(agent, prompt, engine.generate, drawn, starts)
-                if not has_failed(played):
-                    break
-                await engine.check()  # an agent may mistake a dead engine for a failure of its own
-            return played
+    with open_reward_models(config, inputs) as models:
+        rewards = RewardSetup(config.reward, inputs.plan, bearer_token())
+        context = WorkerContext("vllm", plugins=config.debug.plugin)
+        worker = RolloutWorker(context, backend, spec, agents, rewards, models=models)
 
         async def work(unit: Unit) -> list[Row]:
-            starts: Starts = {}
-            played = await all_or_first_error(answer(unit, sample, starts) for sample in range(n))
-            answers = [trajectory for of_sample in played for trajectory in of_sample]
-            group = await score(reward, PromptGroup(known_prompt(answers), answers))
-            if rewards_itself:
-                note_missing_scores(answers)
+            prompt = replace(unit.rows[0], render=renders is not None)
+            seed = (config.debug.seed, 0, unit.position)
+            try:
+                group = await worker.play(prompt, replace(request, seed=seed))
+            except WorkerDied as died:
+                raise UserError(died.message) from died
             if renders is not None:
                 save_episodes(Path(renders), [group])
             return rows_of(unit.id, group, config.data, inputs.tokenizer)
 
-        yield work
+        try:
+            await worker.start()
+            yield work
+        finally:
+            await worker.close()
 
 
 def agent_setup(config: AnsweringConfig) -> AgentSetup:
@@ -250,22 +245,12 @@ def agent_setup(config: AnsweringConfig) -> AgentSetup:
     return AgentSetup(agents, environments, config.templates, config.vision, plugins)
 
 
-@asynccontextmanager
-async def open_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEngine]:
-    engine = await start_engine(backend, spec)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-@asynccontextmanager
-async def open_reward(
+@contextmanager
+def open_reward_models(
     config: AnsweringConfig, inputs: Inputs
-) -> AsyncIterator[CombinedReward | None]:
-    """Give the reward of all sources, including models in this process; None if there is no
-    source."""
-    flags, size = config.reward, config.batch.micro_batch_size
+) -> Iterator[Mapping[str, ModelScorer]]:
+    """Load the reward models into this process; at the end, print what of the texts they did not
+    read."""
     models = {}
     for source in inputs.plan.sources:
         if source.kind == "model":
@@ -273,28 +258,12 @@ async def open_reward(
                 source.address,
                 config.rm,
                 Loading(config.model, inputs.device),
-                normalize=flags.normalize_reward,
+                normalize=config.reward.normalize_reward,
             )
-            models[source.name] = ModelScorer(model, batch_size=size)
-    setup = RewardSetup(flags, inputs.plan, bearer_token())
-    reward = build_reward(setup, inputs.tokenizer, plugins=config.debug.plugin, models=models)
+            models[source.name] = ModelScorer(model, batch_size=config.batch.micro_batch_size)
     try:
-        yield reward
+        yield models
     finally:
-        if reward is not None:
-            await reward.close()
         for name, scorer in models.items():
             for line in scorer.counts.notes():
                 print(printable(f"{name}: {line}"))
-
-
-async def score(reward: CombinedReward | None, group: PromptGroup) -> PromptGroup:
-    """Return the group, each answer with its score if there is a reward. Raises UserError if the
-    agent gave rewards itself, too."""
-    sound = [t for t in group.trajectories if not t.finish_reason.is_failure]
-    if reward is not None and sound:
-        require_no_scores(sound, reward.combiner.plan)
-        scores = await reward.score(PromptGroup(group.prompt, sound))
-        for trajectory, given in zip(sound, scores, strict=True):
-            trajectory.score = given
-    return group

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import BatchInferenceConfig
 from openrl.config.groups.inference import BatchTaskFlags
+from openrl.config.groups.reward import bearer_token
 from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError, listed
 from openrl.inference.answering import (
@@ -21,14 +22,14 @@ from openrl.inference.answering import (
     Work,
     make_units,
     open_answering,
-    open_reward,
+    open_reward_models,
     output_settings,
     read_inputs,
     run_units,
-    score,
 )
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.post_process import ONE_OF_MANY, post_process
+from openrl.rewards.build import RewardSetup, build_reward
 from openrl.tracking.console import PlainConsole
 from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
 
@@ -140,13 +141,23 @@ async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterat
             yield work
         return
     tokenizer = inputs.tokenizer
-    async with open_reward(config, inputs) as reward:
+    with open_reward_models(config, inputs) as models:
+        setup = RewardSetup(config.reward, inputs.plan, bearer_token())
+        reward = build_reward(setup, tokenizer, plugins=config.debug.plugin, models=models)
+        assert reward is not None  # --pretrain is the reward model, if nothing else is a source
 
         async def score_given(unit: Unit) -> list[Row]:
-            group = await score(reward, given_group(unit, config.data.output_key, tokenizer))
+            group = given_group(unit, config.data.output_key, tokenizer)
+            sound = [t for t in group.trajectories if not t.finish_reason.is_failure]
+            scores = await reward.score(PromptGroup(group.prompt, sound))
+            for trajectory, score in zip(sound, scores, strict=True):
+                trajectory.score = score
             return rows_of(unit.id, group, config.data, tokenizer)
 
-        yield score_given
+        try:
+            yield score_given
+        finally:
+            await reward.close()
 
 
 def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> PromptGroup:

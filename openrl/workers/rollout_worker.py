@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from openrl.errors import UserError
 from openrl.models.process_memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.rewards.build import RewardSetup, build_reward
 from openrl.rewards.combined import require_no_scores
+from openrl.rewards.sources import Source
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineDied, EnginePart, EngineSpec
 from openrl.seeds import seed_of
@@ -127,20 +128,28 @@ class RolloutWorker:
         agents: AgentSetup,
         rewards: RewardSetup,
         max_inflight: int = 0,
+        models: Mapping[str, Source] | None = None,
     ) -> None:
-        """``max_inflight`` limits the concurrent requests to the engine; 0 means no limit."""
+        """``max_inflight`` limits the concurrent requests to the engine; 0 means no limit.
+        ``models`` are the reward models that score here, by name; in a training run they have
+        workers of their own."""
         self.context, self.backend, self.agents, self.rewards = context, backend, agents, rewards
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(spec.model, agents.templates.tokenizer_chat_template)
         self.inflight = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
         self.gate = Gate()
         self.reward = build_reward(
-            rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
+            rewards,
+            self.tokenizer,
+            engines=context.world_size,
+            plugins=context.plugins,
+            models=models,
         )
         self._open = AsyncExitStack()
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
+        self._open.push_async_callback(self.engine.close)
         images = row_images(self.agents.vision, self.spec.model)
         agent = open_agent(self.agents, self.tokenizer, self.context.rank, images)
         self.agent = await self._open.enter_async_context(agent)
@@ -292,4 +301,3 @@ class RolloutWorker:
         await self._open.aclose()
         if self.reward:
             await self.reward.close()
-        await self.engine.close()
