@@ -1,4 +1,4 @@
-"""Collation: trajectories become the tensors of a training step. Needs only torch."""
+"""Collation: trajectories become the tensors of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KL to the reference policy: estimators per token, and the KL coefficient. Needs only torch."""
+"""KL to the reference policy: estimators per token, and the KL coefficient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked sums and means, and the one place that divides a loss. Needs only torch.
+"""Masked sums and means, and the one place that divides a loss.
 
 Values outside a mask are never read, not even times zero: NaN and inf there change nothing.
 """

@@ -1,4 +1,4 @@
-"""Shaping of rewards and advantages, one function for each kind. Needs only torch.
+"""Shaping of rewards and advantages, one function for each kind.
 
 ``credit.compute_advantages`` lists the order in which they act.
 """

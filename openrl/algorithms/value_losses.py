@@ -1,4 +1,4 @@
-"""The critic's loss. Needs only torch."""
+"""The critic's loss."""
 
 from __future__ import annotations
 

@@ -92,6 +92,10 @@ ONLY = {  # part -> the libraries it may import beside the standard library
     "files": set(),
 }
 
+PIECES = {  # (part, part below) -> all that the first one imports of the other
+    ("algorithms", "config"): "openrl.config.groups",  # settings: frozen records of plain values
+}
+
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
@@ -130,6 +134,8 @@ def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, "openrl.compat is found by its registries: nothing may import it"
             elif target != part and LEVEL[target] <= LEVEL[part]:
                 yield line, f"{part} may not import {target}"
+            elif (part, target) in PIECES and not name.startswith(PIECES[part, target]):
+                yield line, f"{part} may import {PIECES[part, target]} of {target} only"
         elif (
             part in ONLY
             and top != "openrl"
@@ -238,6 +244,7 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/rollout_engines/x.py", "import os\nfrom openrl.training_engine.updates import A", "x.py:2: rollout_engines may not import training_engine"),
         ("openrl/types.py", "def f():\n    from openrl import config, trainer", "types.py:2: types may not import trainer"),
         ("openrl/algorithms/x.py", "import numpy as np", "x.py:1: algorithms may not import numpy"),
+        ("openrl/algorithms/x.py", "from openrl.config.derived import f", "may import openrl.config.groups of config only"),
         ("openrl/config/x.py", "import torch", "x.py:1: config may not import torch"),
         ("openrl/trainer/launch.py", "import ray.util", "launch.py:1: ray is imported in cluster only"),
         ("openrl/trainer/x.py", "", "x has no place in the table of the trainer's layers"),
