@@ -52,7 +52,7 @@ class MarkedText:
 
 
 @dataclass(frozen=True)
-class Draft:
+class TokenisedRow:
     """One row of the data: its texts as tokens, and its margin or rating, if it has one."""
 
     rows: tuple[SupervisedRow, ...]
@@ -93,8 +93,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         """Return the texts of a row, and its margin or rating; 0 if it has none. Raises BadRow."""
 
     @abstractmethod
-    def examples(self, drafts: list[Draft]) -> list[Example]:
-        """Return one example for each draft of a source. Raises UserError."""
+    def examples(self, tokenised: list[TokenisedRow]) -> list[Example]:
+        """Return one example for each usable row of a source. Raises UserError."""
 
     def build(
         self, sources: Sequence[RowSource], flag: str = "dataset"
@@ -119,9 +119,9 @@ class ExampleBuilder(ABC, Generic[Example]):
             self.examples([d for d in chunk.items if self._is_usable(d)]) for chunk in read
         ], reports
 
-    def read(self, rows: Numbered) -> Chunk[Draft]:
-        """Return a draft of each usable row, and the rows that cannot be used."""
-        chunk: Chunk[Draft] = Chunk()
+    def read(self, rows: Numbered) -> Chunk[TokenisedRow]:
+        """Return the usable rows as tokens, and the rows that cannot be used."""
+        chunk: Chunk[TokenisedRow] = Chunk()
         read = []
         for number, row in rows:
             try:
@@ -137,30 +137,32 @@ class ExampleBuilder(ABC, Generic[Example]):
                 chunk.bad.append((number, str(reason)))
                 continue
             chunk.items.append(
-                Draft(tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value)
+                TokenisedRow(
+                    tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value
+                )
             )
         return chunk
 
     @staticmethod
-    def _has_answer(draft: Draft) -> bool:
-        return all(any(row.loss_mask) for row in draft.rows)
+    def _has_answer(example: TokenisedRow) -> bool:
+        return all(any(row.loss_mask) for row in example.rows)
 
-    def _is_usable(self, draft: Draft) -> bool:
+    def _is_usable(self, example: TokenisedRow) -> bool:
         """Return whether there are answers, and different ones where they are compared."""
-        first, *others = (row.token_ids for row in draft.rows)
-        return self._has_answer(draft) and not (others and all(ids == first for ids in others))
+        first, *others = (row.token_ids for row in example.rows)
+        return self._has_answer(example) and not (others and all(ids == first for ids in others))
 
-    def _report(self, source: str, drafts: list[Draft], flag: str) -> str:
+    def _report(self, source: str, tokenised: list[TokenisedRow], flag: str) -> str:
         """Say how many rows of a source are used, cut and left out. Raises UserError if none is."""
-        kept = [draft for draft in drafts if self._is_usable(draft)]
+        kept = [example for example in tokenised if self._is_usable(example)]
         tokens = sum(sum(row.loss_mask) for d in kept for row in d.rows)
         text = f"{source}: {len(kept)} {self.noun}, {tokens} tokens to train on"
         if cut := sum(not d.whole for d in kept):
             text += f"; {cut} cut at --max_len {self.max_len}"
-        out = f"of {len(drafts)} left out because"
-        if dropped := sum(not self._has_answer(draft) for draft in drafts):
+        out = f"of {len(tokenised)} left out because"
+        if dropped := sum(not self._has_answer(example) for example in tokenised):
             text += f"; {dropped} {out} the prompt already fills --max_len {self.max_len}"
-        if same := len(drafts) - len(kept) - dropped:
+        if same := len(tokenised) - len(kept) - dropped:
             text += f"; {same} {out} chosen and rejected answers are the same tokens"
         if not kept:
             raise UserError(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
-from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
+from openrl.data.answers import ExampleBuilder, MarkedText, SupervisedRow, TokenisedRow
 from openrl.data.rows import as_chat, as_messages, as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.errors import BadRow, UserError
@@ -87,8 +87,8 @@ class PairBuilder(PreferenceBuilder):
         texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
         return texts, _margin(row) if self.margins else 0.0
 
-    def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
-        return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in drafts]
+    def examples(self, tokenised: list[TokenisedRow]) -> list[PreferenceExample]:
+        return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in tokenised]
 
 
 class RatedBuilder(PreferenceBuilder):
@@ -115,11 +115,11 @@ class RatedBuilder(PreferenceBuilder):
             raise BadRow(f"{self.label_key} is neither true (1) nor false (0)")
         return (self.answer(row, self.flags.chosen_key),), rating
 
-    def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
-        others = pair_mismatched([d.rows[0] for d in drafts], self.max_len)
+    def examples(self, tokenised: list[TokenisedRow]) -> list[PreferenceExample]:
+        others = pair_mismatched([d.rows[0] for d in tokenised], self.max_len)
         return [
             PreferenceExample((d.rows[0], other), (d.value, math.nan))
-            for d, other in zip(drafts, others, strict=True)
+            for d, other in zip(tokenised, others, strict=True)
         ]
 
 

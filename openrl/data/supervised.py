@@ -9,7 +9,7 @@ import torch
 
 from openrl.algorithms.collate import length_mask, pad
 from openrl.config.groups.data import SupervisedDataFlags
-from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
+from openrl.data.answers import ExampleBuilder, MarkedText, SupervisedRow, TokenisedRow
 from openrl.data.order import fingerprint
 from openrl.data.rows import as_chat, as_text, value_of
 from openrl.errors import BadRow
@@ -41,8 +41,8 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         given, answer = (given, answers[0]) if answers else _last_answer(given)
         return (self.mark_answer(given, as_text(answer)),), 0.0
 
-    def examples(self, drafts: list[Draft]) -> list[SupervisedRow]:
-        return [draft.rows[0] for draft in drafts]
+    def examples(self, tokenised: list[TokenisedRow]) -> list[SupervisedRow]:
+        return [example.rows[0] for example in tokenised]
 
 
 def _as_chat_list(value: Any, role: str) -> list[Message]:

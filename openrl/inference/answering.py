@@ -82,7 +82,7 @@ Work = Callable[[Unit], Awaitable[list[Row]]]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class AnsweringInputs:
     """The checked inputs of a command, and what it has to do."""
 
     device: Device
@@ -95,7 +95,7 @@ class Inputs:
     output: Output | None = None
 
 
-def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) -> Inputs:
+def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) -> AnsweringInputs:
     """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
     device: Device = "cuda"
@@ -126,7 +126,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     longest = config.sampling.lengths.both
     for line in check_agents(agent_setup(config), tokenizer, plan.flag, longest):
         print(printable(line))
-    return Inputs(device, tokenizer, plan, builder, prompts, reports)
+    return AnsweringInputs(device, tokenizer, plan, builder, prompts, reports)
 
 
 def check_models(config: AnsweringConfig, reward_models: str | None) -> None:
@@ -184,7 +184,7 @@ async def run_units(
 
 @asynccontextmanager
 async def open_answering(
-    config: AnsweringConfig, inputs: Inputs, backend: str
+    config: AnsweringConfig, inputs: AnsweringInputs, backend: str
 ) -> AsyncIterator[Work]:
     """Give a function that answers a unit's prompt as often as asked and scores the answers, as a
     worker of a training run does. They depend on the seed and the unit's position, not on when a
@@ -247,7 +247,7 @@ def agent_setup(config: AnsweringConfig) -> AgentSetup:
 
 @contextmanager
 def open_reward_models(
-    config: AnsweringConfig, inputs: Inputs
+    config: AnsweringConfig, inputs: AnsweringInputs
 ) -> Iterator[Mapping[str, ModelScorer]]:
     """Load the reward models into this process; at the end, print what of the texts they did not
     read."""

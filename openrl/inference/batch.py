@@ -17,7 +17,7 @@ from openrl.config.groups.reward import bearer_token
 from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError, listed
 from openrl.inference.answering import (
-    Inputs,
+    AnsweringInputs,
     Unit,
     Work,
     make_units,
@@ -36,7 +36,7 @@ from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
 NO_LIMIT = 2**31  # tokens of a prompt that already has its response
 
 
-def prepare(config: BatchInferenceConfig) -> Inputs:
+def prepare(config: BatchInferenceConfig) -> AnsweringInputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     task = config.task
     limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
@@ -109,7 +109,7 @@ def group_competing(prompts: list[Prompt]) -> list[list[Prompt]]:
     return list(found.values())
 
 
-async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
+async def run(config: BatchInferenceConfig, inputs: AnsweringInputs) -> None:
     """Work through the units that are not done. Each is on disk as soon as all units before it
     are."""
     console, output, units = PlainConsole(), inputs.output, inputs.units
@@ -133,7 +133,7 @@ async def run(config: BatchInferenceConfig, inputs: Inputs) -> None:
 
 
 @asynccontextmanager
-async def open_work(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
+async def open_work(config: BatchInferenceConfig, inputs: AnsweringInputs) -> AsyncIterator[Work]:
     """Give the function that turns a unit into rows, with engines and rewards running."""
     if config.task.eval_task != "rm":
         backend = "vllm" if config.task.eval_task == "generate_vllm" else "hf"

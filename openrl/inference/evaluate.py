@@ -17,7 +17,7 @@ from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import effective_flags
 from openrl.inference.answering import (
-    Inputs,
+    AnsweringInputs,
     make_units,
     open_answering,
     output_settings,
@@ -33,7 +33,7 @@ ALL = "all"  # the name for all data sources together
 COUNTING = frozenset({"k", "pass_threshold"})
 
 
-def prepare(config: EvaluateConfig) -> Inputs:
+def prepare(config: EvaluateConfig) -> AnsweringInputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
     units = make_units([prompt] for prompt in read.prompts)
@@ -46,7 +46,7 @@ def prepare(config: EvaluateConfig) -> Inputs:
     return replace(read, units=units, output=output)
 
 
-async def run(config: EvaluateConfig, inputs: Inputs) -> None:
+async def run(config: EvaluateConfig, inputs: AnsweringInputs) -> None:
     """Answer, score and count; print the table and write the figures."""
     console = PlainConsole()
     for line in inputs.reports:
@@ -80,7 +80,9 @@ async def run(config: EvaluateConfig, inputs: Inputs) -> None:
         )
 
 
-async def answer_all(config: EvaluateConfig, inputs: Inputs, console: Console) -> list[Row]:
+async def answer_all(
+    config: EvaluateConfig, inputs: AnsweringInputs, console: Console
+) -> list[Row]:
     """Return the rows of all answers, including those of an earlier run."""
     output = inputs.output
     rows = list(output.kept) if output else []

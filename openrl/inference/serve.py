@@ -140,7 +140,11 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
     """Answer requests until SIGTERM or SIGINT, then finish those that are running. ``ready`` gets
     the URL."""
     config = uvicorn.Config(
-        app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+        app,
+        http=TimedConnection,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal once more when it is done, which is no failure
@@ -163,7 +167,7 @@ class ReadyServer(uvicorn.Server):
         self._ready()
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """Closes a connection if the head of a request does not arrive; uvicorn itself closes idle
     ones. h11 refuses heads of more than 64 KiB; httptools would store them whatever their size."""
 

@@ -28,7 +28,7 @@ import psutil
 
 import openrl
 from openrl.errors import UserError
-from openrl.processes.worker import Answer, Failed, Question, Reply, Target
+from openrl.processes.worker import Outcome, Question, Target
 
 MARK = "OPENRL_PROCESS"  # environment variable that a process and all its descendants inherit
 STALE = 0.2  # seconds for which one scan of all processes is reused
@@ -93,10 +93,10 @@ class ChildProcess:
     def start(self) -> None:
         """Start the process and load the target. Raises UserError if that fails, and CallFailed if
         another thread interrupts it."""
-        self._connection, theirs = Pipe()
+        self._connection, end = Pipe()
         try:
-            self._spawn(theirs.fileno())
-            theirs.close()
+            self._spawn(end.fileno())
+            end.close()
             self._connection.send(self.target)
             self.facts = self._receive(START_TIMEOUT, None)
         except (CallFailed, OSError) as failure:
@@ -184,12 +184,12 @@ class ChildProcess:
                 elif left <= 0:
                     self.kill()
                     within = f"{timeout:g} s" + (flag and f" ({flag})")
-                    said = f"nothing came back within {within}; the process was killed"
-                    raise CallFailed(said, "timeout")
+                    message = f"nothing came back within {within}; the process was killed"
+                    raise CallFailed(message, "timeout")
         except (EOFError, OSError):
             raise CallFailed(f"the {self.kind} process {self._ending()}", "crash") from None
-        if isinstance(message, Failed):
-            raise CallFailed(message.message, message.kind)
+        if message.failure is not None:
+            raise CallFailed(message.failure, message.kind)
         return message.value
 
     def _answer_later(self, question: int, future: Future[Any]) -> None:
@@ -198,9 +198,9 @@ class ChildProcess:
             if future.cancelled():  # the call has ended
                 return
             error = future.exception()
-            reply = Failed(str(error)) if error else Reply(future.result())
+            outcome = Outcome(failure=str(error)) if error else Outcome(future.result())
             with contextlib.suppress(OSError):  # the process has ended
-                self._send(Answer(question, reply))
+                self._send(Question(question, outcome))
 
         self._open.add(future)
         # in a thread: whoever sets the answer must not wait for a process that does not read

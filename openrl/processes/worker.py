@@ -2,9 +2,9 @@
 loads nothing that the user's code does not load.
 
 ``main`` takes a file descriptor as its argument and talks over that connection. It receives a
-``Target``, replies with ``Reply`` or ``Failed`` once it has loaded, and then answers each call with
-one of these two. During a call, the code may ask the other end ``Question``s. When the other end
-goes away, the process kills its process group, even in the middle of a call."""
+``Target``, sends an ``Outcome`` once it has loaded, and then one for each call. During a call, the
+code may ask the other end ``Question``s. When the other end goes away, the process kills its
+process group, even in the middle of a call."""
 
 from __future__ import annotations
 
@@ -26,43 +26,26 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Reply:
-    """The value that a call returned; the first one is ``Loaded.facts``."""
+class Outcome:
+    """What a call or a question returned, or why it failed. The first one is that of loading, with
+    ``Loaded.facts`` as its value."""
 
-    value: Any
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The code failed; ``message`` is written for the author of the code. ``kind`` is error, or
-    value if it gave a ``WrongValueError``."""
-
-    message: str
-    kind: str = "error"
+    value: Any = None
+    failure: str | None = None  # written for the author of the code
+    kind: str = "error"  # of a failure: error, or value if the code gave a ``WrongValueError``
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the code asks during a call."""
+    """What the code asks during a call. It comes back with its ``Outcome`` as the value."""
 
     id: int
     value: Any
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer to the question with this id."""
-
-    id: int
-    reply: Reply | Failed
-
-
-class QuestionFailed(Exception):
-    """The other end has no answer; the message says why."""
-
-
 AskParent = Callable[[Any], "Future[Any]"]
-"""Asks the other end a question, from any thread; several may be open at a time."""
+"""Asks the other end a question, from any thread; several may be open at a time. The future raises
+RuntimeError if the other end has no answer."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +79,8 @@ class WrongValueError(ValueError):
 
 
 class NotUsable(ValueError):
-    """The user's code, or what it returned, cannot be used; the message is complete without the line
-    of the error."""
+    """The user's code cannot be used, or what it returned. The message is complete without the
+    line of the error."""
 
 
 def describe(error: BaseException, path: str) -> str:
@@ -119,7 +102,7 @@ class _Line:
         self._open: dict[int, Future[Any]] = {}
         self._ids = itertools.count()
 
-    def send(self, message: Reply | Failed | Question) -> None:
+    def send(self, message: Outcome | Question) -> None:
         with self._sending:
             try:
                 self._connection.send(message)
@@ -137,7 +120,7 @@ class _Line:
         try:
             while True:
                 message = self._connection.recv()
-                if isinstance(message, Answer):
+                if isinstance(message, Question):
                     self._resolve(message)
                 else:
                     self.calls.put(message)
@@ -145,13 +128,13 @@ class _Line:
             # nobody waits for a result now, and the main thread may hang in the user's code
             os.killpg(0, signal.SIGKILL)
 
-    def _resolve(self, answer: Answer) -> None:
-        future = self._open.pop(answer.id)
+    def _resolve(self, answered: Question) -> None:
+        future, outcome = self._open.pop(answered.id), answered.value
         if future.set_running_or_notify_cancel():
-            if isinstance(answer.reply, Failed):
-                future.set_exception(QuestionFailed(answer.reply.message))
+            if outcome.failure is not None:
+                future.set_exception(RuntimeError(outcome.failure))
             else:
-                future.set_result(answer.reply.value)
+                future.set_result(outcome.value)
 
 
 def main() -> None:
@@ -162,15 +145,15 @@ def main() -> None:
     threading.Thread(target=line.listen, daemon=True).start()
     try:
         loaded = target.load()
-        line.send(Reply(loaded.facts))
+        line.send(Outcome(loaded.facts))
     except Exception as error:
-        line.send(Failed(describe(error, path)))
+        line.send(Outcome(failure=describe(error, path)))
         return
     while True:
-        asked = line.calls.get()
+        request = line.calls.get()
         try:
-            line.send(Reply(loaded.call(asked, line.ask)))
+            line.send(Outcome(loaded.call(request, line.ask)))
         # also when the value cannot be pickled: that fails before anything is sent
         except Exception as error:
             kind = "value" if isinstance(error, WrongValueError) else "error"
-            line.send(Failed(describe(error, path), kind))
+            line.send(Outcome(failure=describe(error, path), kind=kind))

@@ -20,7 +20,7 @@ from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import Target
 from openrl.rewards.combined import CombinedReward, RewardCombiner
 from openrl.rewards.http import HttpSource
-from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
+from openrl.rewards.http_client import CONNECT_TIMEOUT, JsonClient, ServiceUrls
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import needs_label
@@ -60,7 +60,9 @@ def build_reward(
     for s in plan.sources:
         if s.kind == "http":
             timeout, attempts = flags.reward_timeout, flags.reward_max_retries
-            client = JsonClient(Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token)
+            client = JsonClient(
+                ServiceUrls(s.urls), timeout=timeout, attempts=attempts, token=token
+            )
             sources[s.name] = HttpSource(client)
     if not sources:
         return None

@@ -52,14 +52,14 @@ class RequestFailed(Exception):
 
 
 @dataclass
-class Endpoint:
+class ServiceUrl:
     url: str
     failures: int = 0  # in a row
-    resting_until: float = 0.0  # a time of ``Endpoints.clock``
+    resting_until: float = 0.0  # a time of ``ServiceUrls.clock``
 
 
 @dataclass
-class Endpoints:
+class ServiceUrls:
     """Rotation over URLs. The clock, the sleep and the random jitter can be replaced."""
 
     urls: list[str]
@@ -67,13 +67,13 @@ class Endpoints:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     dice: Callable[[], float] = random.random
-    all: list[Endpoint] = field(init=False)
+    all: list[ServiceUrl] = field(init=False)
 
     def __post_init__(self) -> None:
         self.urls = [*dict.fromkeys(self.urls)]
-        self.all = [Endpoint(url) for url in self.urls]
+        self.all = [ServiceUrl(url) for url in self.urls]
 
-    async def next(self, besides: Collection[str] = ()) -> Endpoint:
+    async def next(self, besides: Collection[str] = ()) -> ServiceUrl:
         """Return the healthy URL whose turn it is, leaving out those in ``besides``. If all of them
         rest, wait for the one that is ready first."""
         open_to = [endpoint for endpoint in self.all if endpoint.url not in besides]
@@ -85,10 +85,12 @@ class Endpoints:
             await self.sleep(pause)
         return ready
 
-    def succeeded(self, endpoint: Endpoint) -> None:
+    def succeeded(self, endpoint: ServiceUrl) -> None:
         endpoint.failures, endpoint.resting_until = 0, 0.0
 
-    def failed(self, endpoint: Endpoint, started: float, retry_after: float | None = None) -> None:
+    def failed(
+        self, endpoint: ServiceUrl, started: float, retry_after: float | None = None
+    ) -> None:
         """Record the failure of a request that ``started`` at this time. Requests that were under
         way together count once."""
         if started >= endpoint.resting_until:
@@ -108,7 +110,7 @@ class JsonClient:
     event loop."""
 
     def __init__(
-        self, endpoints: Endpoints, *, timeout: float, attempts: int, token: str | None = None
+        self, endpoints: ServiceUrls, *, timeout: float, attempts: int, token: str | None = None
     ) -> None:
         self.endpoints, self.timeout, self._attempts = endpoints, timeout, attempts
         headers = {"Content-Type": "application/json"}

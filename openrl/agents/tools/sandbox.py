@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from openrl.agents.base import ToolError
-from openrl.rewards.verifiers.sandbox import Limits, run
+from openrl.rewards.verifiers.sandbox import RunLimits, run
 
-LIMITS = Limits(seconds=10.0, memory=1 << 30, output=1 << 20)
+LIMITS = RunLimits(seconds=10.0, memory=1 << 30, output=1 << 20)
 _FAILED = {
     "timeout": f"the program ran for more than {LIMITS.seconds:g} seconds",
     "memory": "the program needs too much memory",

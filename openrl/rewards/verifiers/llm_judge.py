@@ -152,9 +152,9 @@ def message_of(reply: Any) -> str:
 def connect(options: JudgeOptions, token: str) -> tuple[asyncio.AbstractEventLoop, Any]:
     """Return a client and the event loop that it lives in. Its connections last as long as the
     process."""
-    from openrl.rewards.http_client import Endpoints, JsonClient
+    from openrl.rewards.http_client import JsonClient, ServiceUrls
 
     url = options.url.rstrip("/") + "/chat/completions"
-    endpoints, attempts = Endpoints([url], first_pause=options.pause), options.attempts
+    endpoints, attempts = ServiceUrls([url], first_pause=options.pause), options.attempts
     client = JsonClient(endpoints, timeout=options.timeout, attempts=attempts, token=token)
     return asyncio.new_event_loop(), client

@@ -16,7 +16,7 @@ from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, label_data
 from openrl.rewards.verifiers.extract import after_thinking
 from openrl.rewards.verifiers.program_cases import Case, read_cases
-from openrl.rewards.verifiers.sandbox import Limits, RunResult, run
+from openrl.rewards.verifiers.sandbox import RunLimits, RunResult, run
 from openrl.types import Score
 
 LONGEST = 100_000  # characters of code
@@ -91,13 +91,13 @@ def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator
         if left <= 0:
             yield CaseResult("skipped")
             continue
-        limits = Limits(
+        limits = RunLimits(
             min(options.timeout, left), options.memory_mb << 20, options.output_kb << 10
         )
         yield _run_case(program, case, limits)
 
 
-def _run_case(program: str, case: Case, limits: Limits) -> CaseResult:
+def _run_case(program: str, case: Case, limits: RunLimits) -> CaseResult:
     if case.mode == "asserts":
         module = {"mode": "serve", "code": program}
         ran = run({"mode": "asserts", "code": case.given}, limits, module=module)

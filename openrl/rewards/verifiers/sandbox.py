@@ -41,7 +41,7 @@ LOOK = 0.01  # seconds between two counts of threads
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     seconds: float  # of wall time, and of processor time
     memory: int  # bytes of address space
     output: int  # bytes of one file, standard output included
@@ -59,7 +59,7 @@ class RunResult:
 
 
 def run(
-    task: dict[str, Any], limits: Limits, stdin: str = "", module: dict[str, Any] | None = None
+    task: dict[str, Any], limits: RunLimits, stdin: str = "", module: dict[str, Any] | None = None
 ) -> RunResult:
     """Run one task of ``sandbox_child`` and, in a second process, the ``module`` that it uses, if
     there is one. Raises Unavailable if no interpreter can be started."""
@@ -108,7 +108,7 @@ class Child:
 def _start(
     stack: contextlib.ExitStack,
     task: dict[str, Any],
-    limits: Limits,
+    limits: RunLimits,
     stdin: str,
     link: socket.socket | None,
 ) -> Child:

@@ -13,7 +13,7 @@ import pytest
 
 from openrl.rewards import http, http_client
 from openrl.rewards.http import HttpSource
-from openrl.rewards.http_client import Endpoints, JsonClient, RequestFailed, retry_after_seconds
+from openrl.rewards.http_client import JsonClient, RequestFailed, ServiceUrls, retry_after_seconds
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 from tests.tiny_vision import picture, png
@@ -144,7 +144,7 @@ def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=No
         if before:
             await before(time)
         urls = [server.url for server in servers]
-        endpoints = Endpoints(urls, clock=lambda: time.now, sleep=time.sleep, dice=lambda: 0.0)
+        endpoints = ServiceUrls(urls, clock=lambda: time.now, sleep=time.sleep, dice=lambda: 0.0)
         client = JsonClient(endpoints, timeout=timeout, attempts=attempts, token=token)
         source = HttpSource(client)
         try:
@@ -215,7 +215,7 @@ def test_urls_take_turns():
     async def scenario():
         for server in servers:
             await server.start()
-        client = JsonClient(Endpoints([s.url for s in servers]), timeout=30.0, attempts=1)
+        client = JsonClient(ServiceUrls([s.url for s in servers]), timeout=30.0, attempts=1)
         source = HttpSource(client)
         for n in range(30):
             assert rewards(await source.score(rows(n))) == [n]
@@ -398,7 +398,7 @@ def test_a_url_that_refuses_loses_nothing_while_another_answers(status):
 def test_a_url_that_is_given_twice_is_one():
     async def main():
         server = await Server(reply("", "404 Not Found")).start()
-        client = JsonClient(Endpoints([server.url] * 2), timeout=30.0, attempts=1)
+        client = JsonClient(ServiceUrls([server.url] * 2), timeout=30.0, attempts=1)
         try:
             with pytest.raises(RequestFailed, match="status 404"):
                 await client.post({}, list, alone=True)
@@ -463,7 +463,7 @@ def test_a_cancelled_call_leaves_the_others_of_its_request_alone():
 
     async def scenario():
         await server.start()
-        client = JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1)
+        client = JsonClient(ServiceUrls([server.url]), timeout=30.0, attempts=1)
         source = HttpSource(client, connections=1)
         calls = [asyncio.create_task(source.score(rows(n))) for n in range(3)]
         while len(source._batcher) != 2 or not server.requests:
@@ -494,7 +494,7 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
 
     async def scenario():
         await server.start()
-        client = JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1)
+        client = JsonClient(ServiceUrls([server.url]), timeout=30.0, attempts=1)
         source = HttpSource(client, connections=1)
         calls = [asyncio.create_task(source.score(rows(*range(64)))) for _ in range(3)]
         while not server.requests:
@@ -514,7 +514,7 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
 
 def test_pauses_grow_end_with_success_and_jitter():
     now, dice = [100.0], [0.0]
-    endpoints = Endpoints(["a"], clock=lambda: now[0], dice=lambda: dice[0])
+    endpoints = ServiceUrls(["a"], clock=lambda: now[0], dice=lambda: dice[0])
     (a,) = endpoints.all
     pauses = []
     for dice[0] in (0, 0, 0, 0, 0, 1):

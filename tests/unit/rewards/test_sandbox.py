@@ -24,20 +24,20 @@ from openrl.rewards.verifiers.programs import (
     same_output,
     same_value,
 )
-from openrl.rewards.verifiers.sandbox import Limits, run
+from openrl.rewards.verifiers.sandbox import RunLimits, run
 from openrl.rewards.verifiers.sandbox_child import LANDLOCK_CREATE
 from openrl.rewards.verifiers.system_calls import CLONE, OPENING, REFUSED
 
 MB = 1 << 20
 # 20 s: a busy machine does not change an outcome
-LIMITS = Limits(seconds=20, memory=512 * MB, output=MB)
+LIMITS = RunLimits(seconds=20, memory=512 * MB, output=MB)
 contained = pytest.mark.skipif(
     sys.platform != "linux", reason="the filter of system calls is Linux's"
 )
 
 
 def program(code, stdin="", **limits):
-    return run({"mode": "program", "code": code}, Limits(**vars(LIMITS) | limits), stdin)
+    return run({"mode": "program", "code": code}, RunLimits(**vars(LIMITS) | limits), stdin)
 
 
 def test_a_program_reads_its_input_and_writes_its_output():
@@ -263,8 +263,8 @@ def test_a_run_that_is_interrupted_leaves_nothing(tmp_path):
 def test_a_judge_that_is_killed_leaves_no_directory(tmp_path):
     """What takes too long is killed by the pool, with the process that waits for it."""
     call = f"""
-from openrl.rewards.verifiers.sandbox import Limits, run
-run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
+from openrl.rewards.verifiers.sandbox import RunLimits, run
+run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, RunLimits(1000, {LIMITS.memory}, 1000))
 """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     root = Path(__file__).parents[3]
@@ -287,8 +287,8 @@ def in_force(process):
 def test_the_code_dies_with_the_process_that_waits_for_it():
     """The pool kills its workers, and the code runs in a session of its own."""
     call = f"""
-from openrl.rewards.verifiers.sandbox import Limits, run
-run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
+from openrl.rewards.verifiers.sandbox import RunLimits, run
+run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, RunLimits(1000, {LIMITS.memory}, 1000))
 """
     waiting = psutil.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
     try:
