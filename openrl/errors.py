@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class UserError(Exception):
     """A problem that the user can fix. The command line prints the message without a traceback.
 
-    ``remedy`` is one line that says what to do; it may be empty.
+    ``remedy`` is one line that says what to do; it may be empty. ``flags``, without dashes, are
+    those that the message is about. With ``fatal`` False it is a warning, which nobody raises.
     """
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    def __init__(
+        self, message: str, remedy: str = "", flags: tuple[str, ...] = (), fatal: bool = True
+    ) -> None:
         # pickle rebuilds an exception from args, and this one crosses process boundaries
         super().__init__(message, remedy)
         self.message, self.remedy = message, remedy
+        self.flags, self.fatal = flags, fatal
+
+    def text(self, indent: str = "  ") -> str:
+        """Return what is printed; ``indent`` begins the line of the remedy."""
+        where = ", ".join(f"--{flag}" for flag in self.flags)
+        text = f"{where}: {self.message}" if where else self.message
+        return f"{text}\n{indent}try: {self.remedy}" if self.remedy else text
 
     def __str__(self) -> str:
-        return self.message + (f"\n  try: {self.remedy}" if self.remedy else "")
+        return self.text()
 
 
 def printable(text: str) -> str:
@@ -52,6 +62,15 @@ class Interrupted(UserError):
         self.number = number
 
 
+def raise_together(errors: Iterable[UserError]) -> None:
+    """Raise the only error, or one UserError that holds them all. Do nothing without errors."""
+    different = {str(error): error for error in errors}  # several steps may hit the same cause
+    if len(different) == 1:
+        raise next(iter(different.values()))
+    if different:
+        raise UserError("\n".join(different))
+
+
 class ErrorCollector:
     """Collects the UserErrors of independent steps: ``with collector: step()`` or
     ``collector.run(step)`` for each, then ``raise_all()``."""
@@ -74,9 +93,4 @@ class ErrorCollector:
             step(*args)
 
     def raise_all(self) -> None:
-        """Raise the only error, or one UserError that holds them all. Do nothing without errors."""
-        different = dict.fromkeys(map(str, self._errors))  # several steps may hit the same cause
-        if len(different) == 1:
-            raise self._errors[0]
-        if different:
-            raise UserError("\n".join(different))
+        raise_together(self._errors)

@@ -74,8 +74,9 @@ def locked(directory: Path, flag: str) -> Iterator[None]:
 
 def refusal(flag: str, directory: Path, owner: str) -> UserError:
     return UserError(
-        f"--{flag}: {directory} is in use by another run: {owner}",
+        f"{directory} is in use by another run: {owner}",
         f"another --{flag}, or stop that run first",
+        flags=(flag,),
     )
 
 

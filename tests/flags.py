@@ -7,7 +7,7 @@ from typing import Any
 
 import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import PPOConfig
-from openrl.flags.parser import read_request, resolve
+from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
 
 PPO = "--pretrain m --prompt_data d --remote_rm_url r.py"
@@ -20,9 +20,9 @@ Words = str | Sequence[str]
 
 def settle(command_type: type, words: Words, environment: bool = False) -> tuple[Any, list[Any]]:
     """(config, problems) of a command line."""
-    request = read_request(words.split() if isinstance(words, str) else words)
-    assert not request.problems
-    return resolve(command_type, collect_flags(command_type), request.settings, environment)
+    settings, _, problems = read_words(words.split() if isinstance(words, str) else words)
+    assert not problems
+    return resolve(command_type, collect_flags(command_type), settings, environment)
 
 
 def ppo(words: str) -> PPOConfig:

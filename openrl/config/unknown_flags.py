@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from openrl.config.commands import COMMANDS
+from openrl.errors import UserError
 from openrl.extension_points import flag_names
-from openrl.flags.checks import EXPLAINERS, Problem
+from openrl.flags.checks import EXPLAINERS, problem, warning
 from openrl.flags.elsewhere import FlagNames, MissingFlag
 from openrl.flags.schema import collect_flags
 
@@ -63,25 +64,25 @@ def candidates(name: str) -> tuple[str, ...]:
     return (here, *SAME.get(here, ())) if here else ()
 
 
-def flag_of_another(command: type, name: str) -> Problem | None:
+def flag_of_another(command: type, name: str) -> UserError | None:
     names = {config: known for known, config in COMMANDS.items()}
     missing = known_names().missing.get(name.removeprefix("no_"))
     if missing and (not missing.commands or names[command] in missing.commands):
         if missing.fix:
-            return Problem((name,), f"not a flag of this command: {missing.why}", missing.fix)
-        return Problem((name,), f"ignored: {missing.why}", fatal=False)
+            return problem((name,), f"not a flag of this command: {missing.why}", missing.fix)
+        return warning((name,), f"ignored: {missing.why}")
     own = {spec.name for spec in collect_flags(command)}
     # names of nested settings have dots; what is said of the critic is not meant for the actor
     last = "" if name.startswith("critic.") else name.rpartition(".")[2]
     if meant := [flag for flag in candidates(last) if flag in own]:
-        return Problem((name,), "no such flag here", f"--{meant[0]}")
+        return problem((name,), "no such flag here", f"--{meant[0]}")
     owners = [
         other
         for other, config in COMMANDS.items()
         if any(name in (spec.name, *spec.alias) for spec in collect_flags(config))
     ]
     message = f"not a flag of this command, but of {', '.join(owners)}"
-    return Problem((name,), message, "leave it out") if owners else None
+    return problem((name,), message, "leave it out") if owners else None
 
 
 EXPLAINERS.append(flag_of_another)

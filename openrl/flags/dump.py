@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
+from openrl.errors import UserError
 from openrl.files import write_atomically
-from openrl.flags.checks import Problem
+from openrl.flags.checks import problem
 from openrl.flags.schema import FlagSpec, collect_flags
 from openrl.flags.secrets import without_secrets
 from openrl.flags.values import NONE
@@ -57,7 +58,7 @@ def dump_yaml(config: Any) -> str:
     return "\n".join(lines).lstrip() + "\n"
 
 
-def write_config(target: str, config: Any) -> list[Problem]:
+def write_config(target: str, config: Any) -> list[UserError]:
     """Write a config to the file of --dump_config (-: the screen). Returns what went wrong."""
     text = dump_yaml(config)
     if target == "-":
@@ -66,7 +67,7 @@ def write_config(target: str, config: Any) -> list[Problem]:
     try:
         write_atomically(Path(target), text)
     except OSError as error:
-        return [Problem(("dump_config",), f"cannot write {target}: {error.strerror}")]
+        return [problem(("dump_config",), f"cannot write {target}: {error.strerror}")]
     return []
 
 

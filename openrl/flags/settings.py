@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrl.errors import UserError
-from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
-from openrl.flags.values import Quoted, convert
+from openrl.flags.schema import REQUIRED, flags_of
+from openrl.flags.values import Quoted
 
 
 def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
@@ -26,7 +26,7 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
     values = {}
     for key in [key for key in settings if key in specs]:
         try:
-            values[key] = _read(settings[key], specs[key])
+            values[key] = specs[key].read(_quoted(settings[key]))
         except ValueError as error:
             problems.append(f"{key}: {error}")
     if not problems and options:
@@ -44,10 +44,6 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
 def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(str(key), known, n=1)
     return f"there is no option {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-
-
-def _read(value: Any, spec: FlagSpec) -> Any:
-    return spec.checked(convert(_quoted(value), spec.type))
 
 
 def _quoted(value: Any) -> Any:

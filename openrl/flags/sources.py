@@ -15,7 +15,7 @@ import yaml
 
 from openrl.errors import UserError
 from openrl.files import read_text
-from openrl.flags.checks import Problem
+from openrl.flags.checks import problem, warning
 from openrl.flags.values import Quoted
 
 LONG_DASHES = "\u2013\u2014"  # what word processors and chats make of two dashes
@@ -37,7 +37,7 @@ class Setting:
         return f" ({self.file}, line {self.line})" if self.file else ""
 
 
-def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
+def scan(argv: Iterable[str]) -> tuple[list[Setting], list[UserError]]:
     """Return the settings of a command line, and problems such as stray words.
 
     A word of dashes and a letter begins a flag, and the words up to the next one are its values;
@@ -45,40 +45,40 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
     read before the flags that plugins bring.
     """
     settings: list[Setting] = []
-    problems: list[Problem] = []
+    problems: list[UserError] = []
     for word in argv:
         if re.match(rf"(--?|[{LONG_DASHES}])[A-Za-z]", word) and word not in ("-inf", "-nan"):
             name, equals, value = word.lstrip(f"-{LONG_DASHES}").partition("=")
             settings.append(Setting(name, [value] if equals else []))
             if not word.startswith("--"):
                 fix = f"--{name}, or --flag={word} if it is a value"
-                problems.append(Problem((), f"{word!r}: a flag begins with two dashes", fix))
+                problems.append(problem((), f"{word!r}: a flag begins with two dashes", fix))
         elif settings:
             settings[-1].raw.append(word)
         else:
             fix = "write --flag value, or --flag=value where the value begins with --"
-            problems.append(Problem((), f"{word!r} stands before any flag", fix))
+            problems.append(problem((), f"{word!r} stands before any flag", fix))
     return settings, problems
 
 
-def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
+def read_file(path: str) -> tuple[list[Setting], list[UserError]]:
     """Return the settings of one YAML file of ``flag: value`` lines, and its problems."""
     try:
         text = read_text("/dev/stdin" if path == "-" else path)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        return [], [Problem(("config",), f"cannot read {path}: {reason}")]
+        return [], [problem(("config",), f"cannot read {path}: {reason}")]
     except yaml.YAMLError as error:
-        return [], [Problem(("config",), f"{path} is not YAML: {_in_one_line(error)}")]
+        return [], [problem(("config",), f"{path} is not YAML: {_in_one_line(error)}")]
     except RecursionError:
-        return [], [Problem(("config",), f"{path} has values that are nested too deeply")]
+        return [], [problem(("config",), f"{path} has values that are nested too deeply")]
     if root is None:
-        return [], [Problem(("config",), f"{path} holds no flags", fatal=False)]
+        return [], [warning(("config",), f"{path} holds no flags")]
     if not isinstance(root, yaml.MappingNode):
-        return [], [Problem(("config",), f"{path} holds no  flag: value  lines")]
+        return [], [problem(("config",), f"{path} holds no  flag: value  lines")]
     problems = [
-        Problem(("config",), f"{path}, line {key.start_mark.line + 1}: the key is not text")
+        problem(("config",), f"{path}, line {key.start_mark.line + 1}: the key is not text")
         for key, _ in root.value
         if not isinstance(key, yaml.ScalarNode)
     ]
@@ -89,12 +89,12 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
             if isinstance(key, yaml.ScalarNode)
         ]
     except RecursionError:
-        return [], [Problem(("config",), f"{path} holds a value that contains itself")]
+        return [], [problem(("config",), f"{path} holds a value that contains itself")]
     lines: dict[str, int] = {}
     for s in settings:
         if s.name in lines:
             problems.append(
-                Problem((s.name,), f"given twice in {path}, lines {lines[s.name]} and {s.line}")
+                problem((s.name,), f"given twice in {path}, lines {lines[s.name]} and {s.line}")
             )
         lines[s.name] = s.line
     return settings, problems

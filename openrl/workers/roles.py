@@ -25,7 +25,7 @@ from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.batch import ranks_share_a_step
 from openrl.config.rules.deepspeed import shards_divide
-from openrl.errors import UserError
+from openrl.errors import raise_together
 from openrl.models.device import Device
 from openrl.models.process_memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
@@ -318,5 +318,4 @@ def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
     for role, world in ranks.items():
         if role != "actor":
             problems += shards_divide(config.parallel, world, role)
-    if problems:
-        raise UserError("\n".join(map(str, problems)))
+    raise_together(problems)

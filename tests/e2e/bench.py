@@ -13,7 +13,7 @@ from typing import Any
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.placement import ENGINES
-from openrl.flags.parser import read_request, resolve
+from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
@@ -76,7 +76,7 @@ class Bench:
 def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
     """All processes that a run with these flags would start, by the code that starts them."""
     words = ppo_flags(task, out, **changes)
-    config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
+    config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_words(words)[0])
     assert not problems, problems
     with asyncio.Runner() as runner:
         starting = start_roles(

@@ -95,15 +95,13 @@ def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_pa
         "ckpt_path": tmp_path / "occupied",
         "actor_lerning_rate": 1e-3,
         "generate-max-len": 4,
-        "kl_target": "low",
     }
     code, output = finish(start("train_ppo_ray", ppo_flags(task, tmp_path / "out", **changes)))
     assert code == 2 and "Traceback" not in output
-    assert output.startswith("train_ppo_ray: 11 problems, nothing was started\n")
+    assert output.startswith("train_ppo_ray: 10 problems, nothing was started\n")
     for line, remedy in (
         ("--actor_lerning_rate: no such flag", "--actor_learning_rate"),
         ("--generate-max-len: no such flag", "--generate_max_len"),
-        ("--kl_target: ", None),
         ("--rollout_batch_size, --n_samples_per_prompt, --train_batch_size: 8 * 1 = 8 samples", "--train_batch_size 8 --micro_train_batch_size 4"),
         ("--train_batch_size, --micro_train_batch_size: 12 samples are not a multiple of 5", "--train_batch_size 8 --micro_train_batch_size 4"),
         ("--advantage_estimator, --n_samples_per_prompt: group_norm compares", "--n_samples_per_prompt 8"),
@@ -117,6 +115,10 @@ def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_pa
         assert found, (line, output)
         assert remedy is None or found[1].startswith(remedy)
     assert not (tmp_path / "out").exists()
+    changes |= {"kl_target": "low", "train_batch_size": "many"}
+    code, output = finish(start("train_ppo_ray", ppo_flags(task, tmp_path / "out", **changes)))
+    assert code == 2 and output.startswith("train_ppo_ray: 4 problems, nothing was started\n")
+    assert "--kl_target: " in output and "--train_batch_size: expected" in output
 
 
 def test_supervised_flags_and_paths_are_reported_together(tmp_path):

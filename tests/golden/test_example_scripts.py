@@ -11,7 +11,7 @@ import pytest
 
 import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
-from openrl.flags.parser import read_request, resolve
+from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,6 @@ def test_example_parses(source, name, words):
     words = [
         re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words
     ]
-    request = read_request(words)
-    _, problems = resolve(command, collect_flags(command), request.settings, environment=False)
-    assert [str(p) for p in [*request.problems, *problems]] == []
+    settings, _, problems = read_words(words)
+    _, found = resolve(command, collect_flags(command), settings, environment=False)
+    assert [str(p) for p in [*problems, *found]] == []

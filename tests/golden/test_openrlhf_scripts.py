@@ -12,7 +12,7 @@ import pytest
 import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
 from openrl.flags.dump import dump_yaml
-from openrl.flags.parser import read_request, resolve
+from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
 
 EIGHT = "--actor_num_nodes 1 --actor_num_gpus_per_node 8"
@@ -254,11 +254,11 @@ SCRIPTS = [
 
 def settled(line: str):
     name, *words = line.split()
-    request = read_request(words)
-    config, problems = resolve(
-        COMMANDS[name], collect_flags(COMMANDS[name]), request.settings, environment=False
+    settings, _, problems = read_words(words)
+    config, found = resolve(
+        COMMANDS[name], collect_flags(COMMANDS[name]), settings, environment=False
     )
-    return config, [*request.problems, *problems]
+    return config, [*problems, *found]
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
     [
         ("train_sft --ref_pretrain m", "--ref_pretrain: not a flag of this command, but of train_ppo_ray, train_dpo"),
         ("train_ppo_ray --margin_loss", "--margin_loss: not a flag of this command, but of train_rm"),
-        ("train_ppo_ray --learning_rate 1", "actor and critic have a learning rate each\n       try: --actor_learning_rate"),
-        ("train_ppo_ray --dataset d", "no such flag here\n       try: --prompt_data"),
-        ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n       try: --enable_vllm_is_correction"),
-        ("train_ppo_ray --actor.num_nodes 1", "no such flag\n       try: --actor_num_nodes"),
+        ("train_ppo_ray --learning_rate 1", "actor and critic have a learning rate each\n  try: --actor_learning_rate"),
+        ("train_ppo_ray --dataset d", "no such flag here\n  try: --prompt_data"),
+        ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n  try: --enable_vllm_is_correction"),
+        ("train_ppo_ray --actor.num_nodes 1", "no such flag\n  try: --actor_num_nodes"),
         ("train_rm --ref_offload", "--ref_offload: no such flag"),
         ("train_sft --frobnicate", "--frobnicate: no such flag"),
     ],

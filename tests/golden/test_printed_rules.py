@@ -138,7 +138,7 @@ def test_what_is_printed_is_the_pinned_text(run):
 
 def test_every_rule_refuses_one_command_line_and_lets_another_pass(run):
     _, found, passed = run
-    names = {rule.__name__ for rule in CHECKS}
+    names = {rule.__name__ for rule in CHECKS if rule.__module__.startswith("openrl.")}
     assert (names - found, names - passed) == (set(), set())
 
 

@@ -10,7 +10,7 @@ from openrl.config.derived import agents_of, prompts_running
 from openrl.config.groups.agent import read_env_config, split_command
 from openrl.extension_points import environments
 from openrl.files import file_and_name
-from openrl.flags.checks import Given, Problem, Problems, check, check_environment, unknown_names
+from openrl.flags.checks import Given, Problems, check, check_environment, problem, unknown_names
 
 Playing = PPOConfig | EvaluateConfig
 
@@ -23,10 +23,10 @@ def one_plays(config: Playing) -> Problems:
     *players, last = agents_of(config) or [""]
     if players and last == "tools":
         message = "the agent brings its own tools and cannot use these"
-        yield Problem(("tools", *players), message, "leave --tools out")
+        yield problem(("tools", *players), message, "leave --tools out")
     elif players:
         message = "each of these plays the whole episode"
-        yield Problem((*players, last), message, "leave one out")
+        yield problem((*players, last), message, "leave one out")
 
 
 @check
@@ -37,7 +37,7 @@ def chats_have_a_template(config: Playing) -> Problems:
     }
     for name, message in users.items():
         if getattr(config.agents, name) and not config.templates.apply_chat_template:
-            yield Problem((name,), message, "--apply_chat_template")
+            yield problem((name,), message, "--apply_chat_template")
 
 
 # -- environments ----------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def chats_have_a_template(config: Playing) -> Problems:
 def tags_are_known(config: Playing) -> Problems:
     yield from unknown_names("env_tags", config.environments.env_tags, environments)
     if len({*config.environments.env_tags}) < len(config.environments.env_tags):
-        yield Problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
+        yield problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
 
 
 @check
@@ -58,19 +58,19 @@ def groups_add_up(config: PPOConfig) -> Problems:
         return
     if per_tag is None and running < len(tags):
         message = f"{running} groups are too few for {len(tags)} tags"
-        yield Problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
+        yield problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
     elif per_tag is not None and len(per_tag) != len(tags):
         message = f"{len(per_tag)} numbers for {len(tags)} tags"
-        yield Problem(("env_groups_per_tag", "env_tags"), message, "one per tag")
+        yield problem(("env_groups_per_tag", "env_tags"), message, "one per tag")
     elif per_tag is not None and sum(per_tag) != running:
         message = f"{' + '.join(map(str, per_tag))} is not {running}"
         fix = f"--env_groups {sum(per_tag)}"
-        yield Problem(("env_groups_per_tag", "env_groups"), message, fix)
+        yield problem(("env_groups_per_tag", "env_groups"), message, fix)
     most, wanted = flags.env_max_trajectories, config.batch.rollout_batch_size
     if most > 0 and most * running < wanted:
         message = f"{running} groups that play {most} each do not fill a rollout of {wanted}"
         fix = f"--env_max_trajectories {-(-wanted // running)}"
-        yield Problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
+        yield problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
 
 
 @check
@@ -78,7 +78,7 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
     endless = config.batch.max_steps <= 0 and "max_samples" not in given
     if config.environments.env_tags and endless and not config.evaluation.eval_only:
         message = "environments never run out of prompts, so the run would not end"
-        yield Problem(("env_tags", "max_steps"), message, "--max_steps 200")
+        yield problem(("env_tags", "max_steps"), message, "--max_steps 200")
 
 
 @check_environment
@@ -97,9 +97,9 @@ def agents_exist(config: Playing) -> Problems:
         file, _ = file_and_name(path)
         if not file.endswith(".py"):
             fix = BUILT_IN.get(path, "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT")
-            yield Problem(("agent_func_path",), f"{path} is not a Python file", fix)
+            yield problem(("agent_func_path",), f"{path} is not a Python file", fix)
         elif not Path(file).expanduser().is_file():
-            yield Problem(("agent_func_path",), f"no such file: {file}")
+            yield problem(("agent_func_path",), f"no such file: {file}")
     if command is not None:
         split_command(command)
 
@@ -111,7 +111,7 @@ def endpoint_port_is_free(config: Playing) -> Problems:
     if first + engines > 2**16:
         message = f"{engines} engines need ports up to {first + engines - 1}, but the last is 65535"
         fix = f"--agent_endpoint_port {2**16 - engines}"
-        yield Problem(("agent_endpoint_port", "vllm_num_engines"), message, fix)
+        yield problem(("agent_endpoint_port", "vllm_num_engines"), message, fix)
         return
     for port in range(first, first + engines) if first else ():
         try:
@@ -121,5 +121,5 @@ def endpoint_port_is_free(config: Playing) -> Problems:
         except OSError as error:
             message = f"port {port} of 127.0.0.1 is not available: {error.strerror}"
             fix = "--agent_endpoint_port 0 for free ports"
-            yield Problem(("agent_endpoint_port",), message, fix)
+            yield problem(("agent_endpoint_port",), message, fix)
             return

@@ -7,7 +7,7 @@ from openrl.config.derived import agents_of
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.reward_plan import reward_sources
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problems, check, problem, warning
 from openrl.registry import Entry
 
 # The run itself meets these needs of components: it starts a critic, runs a pass, or asks for a
@@ -28,19 +28,19 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
     name, needs, shaping = chosen.name, chosen.needs, config.shaping
     if "siblings" in needs and config.batch.n_samples_per_prompt == 1:
         message = f"{name} compares the answers to a prompt, but each prompt gets only one"
-        yield Problem((flag, "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+        yield problem((flag, "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
     if "no_reward_norm" in needs and (shaping.reward_norm_mean or shaping.reward_norm_std):
         flags = (flag, "reward_norm_mean", "reward_norm_std")
         message = f"{name} has its own baseline, which normalisation would replace"
-        yield Problem(flags, message, "leave --reward_norm_mean and --reward_norm_std out")
+        yield problem(flags, message, "leave --reward_norm_mean and --reward_norm_std out")
     if "step_rows" in needs and agents_of(config) and config.agents.agent_sample_unit != "step":
         message = f"{name} needs one row for each turn of an agent"
-        yield Problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
+        yield problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
     if "sequence_mean" in needs and config.algorithm.aggregation == "token-mean":
         message = f"{name} has one ratio per sequence, which a mean over tokens weights by length"
-        yield Problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")
+        yield problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")
     for need in sorted(needs - ALWAYS_MET - CHECKED):
-        yield Problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
+        yield problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
 
 
 @check
@@ -49,7 +49,7 @@ def clips_are_distances_from_one(config: PPOConfig) -> Problems:
     if low > 1:
         message = f"L is {low:g}, but L and H are distances from 1, not percentages"
         fix = f"--eps_clip_low_high 1 {high:g} for no limit below"
-        yield Problem(("eps_clip_low_high",), message, fix)
+        yield problem(("eps_clip_low_high",), message, fix)
 
 
 @check
@@ -58,7 +58,7 @@ def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     if name in ("gspo", "gspo_token") and (clip := max(options.low_high)) >= 0.1:
         message = f"mean ratios move by thousandths, so a clip of {clip:g} hardly ever acts"
         fix = "--eps_clip_low_high 3e-4 4e-4"
-        yield Problem(("policy_loss_type", "eps_clip"), message, fix, fatal=False)
+        yield warning(("policy_loss_type", "eps_clip"), message, fix)
 
 
 @check
@@ -68,7 +68,7 @@ def group_scopes_have_siblings(config: PPOConfig) -> Problems:
     if grouped and config.batch.n_samples_per_prompt == 1:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
         message = "a group of one answer equals its own mean: every reward would become 0"
-        yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
+        yield problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
 
 
 def source_kinds(config: PPOConfig) -> set[str]:
@@ -84,11 +84,11 @@ def pass_rates_tell_difficulty(config: PPOConfig) -> Problems:
     if config.batch.n_samples_per_prompt == 1:
         message = "the pass rate of a single answer does not measure the prompt's difficulty"
         fix = "--n_samples_per_prompt 8"
-        yield Problem(("difficulty_key", "n_samples_per_prompt"), message, fix)
+        yield problem(("difficulty_key", "n_samples_per_prompt"), message, fix)
     if source_kinds(config) == {"model"}:
         message = "a reward model gives no verdicts, so there is no pass rate"
         fix = "--difficulty_key COLUMN of the data"
-        yield Problem(("difficulty_key", "reward_pretrain"), message, fix)
+        yield problem(("difficulty_key", "reward_pretrain"), message, fix)
 
 
 @check
@@ -98,7 +98,7 @@ def verdicts_choose_the_best_checkpoint(config: PPOConfig) -> Problems:
     if of_verdicts and source_kinds(config) == {"model"}:
         message = "a reward model gives no verdicts, so the evaluation never measures it"
         flags = ("best_metric_key", "reward_pretrain")
-        yield Problem(flags, message, "--best_metric_key eval/reward")
+        yield problem(flags, message, "--best_metric_key eval/reward")
 
 
 @check
@@ -111,7 +111,7 @@ def somebody_reads_actions(config: PPOConfig) -> Problems:
         config.reward.reward_funcs
     ):
         message = "built-in verifiers and reward models do not say which answers cannot be parsed"
-        yield Problem(("format_penalty",), message, "a reward file that returns action_is_valid")
+        yield problem(("format_penalty",), message, "a reward file that returns action_is_valid")
 
 
 @check
@@ -123,7 +123,7 @@ def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
 def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         message = "k1 is no loss: the expected gradient of log p under the policy is zero"
-        yield Problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
+        yield problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
 
 
 @check
@@ -137,7 +137,7 @@ def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
             " could fall to 0 or below"
         )
         flags = ("kl_horizon", "rollout_batch_size", "n_samples_per_prompt")
-        yield Problem(flags, message, f"--kl_horizon {samples}: at most 20 % change per step")
+        yield problem(flags, message, f"--kl_horizon {samples}: at most 20 % change per step")
 
 
 @check
@@ -145,7 +145,7 @@ def the_actor_has_a_loss(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
-        yield Problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
+        yield problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
 
 
 @check
@@ -153,14 +153,14 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
     in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
         message = "a full KL in the reward needs a forward pass of the policy before its update"
-        yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
+        yield problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
 @check
 def supervised_rows_have_answers(config: PPOConfig) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
         message = "the column with the answers is missing"
-        yield Problem(("ptx_data", "output_key"), message, "--output_key COLUMN")
+        yield problem(("ptx_data", "output_key"), message, "--output_key COLUMN")
 
 
 @check
@@ -172,12 +172,12 @@ def penalties_fit_the_response(config: PPOConfig) -> Problems:
             f" response ({limit})"
         )
         fix = f"--overlong_buffer_len {limit // 4 or 1}"
-        yield Problem(("overlong_buffer_len", "generate_max_len"), message, fix)
+        yield problem(("overlong_buffer_len", "generate_max_len"), message, fix)
     low, high = shaping.len_reward_range
     if high is None and low >= limit:
         message = f"LO {low} must be below HI, which is --generate_max_len {limit}"
         fix = f"--len_reward_range 0 {limit}"
-        yield Problem(("len_reward_range", "generate_max_len"), message, fix)
+        yield problem(("len_reward_range", "generate_max_len"), message, fix)
 
 
 @check
@@ -185,4 +185,4 @@ def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = "whitening a last reward gives every token before it the reward -mean / std"
         fix = "--reward_norm_mean batch --reward_norm_std batch"
-        yield Problem(("whiten_rewards",), message, fix, fatal=False)
+        yield warning(("whiten_rewards",), message, fix)

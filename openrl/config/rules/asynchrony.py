@@ -6,7 +6,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import prompts_running
 from openrl.config.groups.placement import ENGINES
 from openrl.config.rules.placement import roles_on_shared_places
-from openrl.flags.checks import Problem, Problems, check, in_use
+from openrl.flags.checks import Problems, check, in_use, problem, warning
 
 
 @check
@@ -15,11 +15,11 @@ def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
         return
     if ENGINES in roles_on_shared_places(config):
         message = "engines that generate during training cannot share GPUs with models"
-        yield Problem(("async_train", "placement"), message, '--placement "actor=0-3;vllm=4-7"')
+        yield problem(("async_train", "placement"), message, '--placement "actor=0-3;vllm=4-7"')
     if config.hybrid.vllm_enable_sleep:
         message = "engines that generate during training cannot sleep"
         fix = "leave --vllm_enable_sleep out"
-        yield Problem(("async_train", "vllm_enable_sleep"), message, fix)
+        yield problem(("async_train", "vllm_enable_sleep"), message, fix)
 
 
 @check
@@ -29,15 +29,15 @@ def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
         return
     if config.asynchrony.staleness_bound == 0:
         message = "an interrupted answer continues under newer weights: its first tokens are stale"
-        yield Problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
+        yield problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
     if flags.partial_rollout_cache == "keep":
         fix = "--partial_rollout_cache refill"
         losers = in_use(config, "vllm_enable_sleep", rollout_backend="hf", lora_sync="adapter")
         for name in losers:
             message = "only vLLM can keep keys and values, but not through sleep or a new adapter"
-            yield Problem(("partial_rollout_cache", name), message, fix)
+            yield problem(("partial_rollout_cache", name), message, fix)
         message = "the trainer cannot recompute log-probs of mixed weights, so ratios are biased"
-        yield Problem(("partial_rollout_cache",), message, fix, fatal=False)
+        yield warning(("partial_rollout_cache",), message, fix)
 
 
 @check
@@ -45,7 +45,7 @@ def one_number_of_running_prompts(config: PPOConfig) -> Problems:
     flags = ("oversample_ratio", "vllm_generate_batch_size")
     size = config.collecting.vllm_generate_batch_size
     if config.asynchrony.oversample_ratio > 1 and size is not None:
-        yield Problem(flags, "both set how many prompts run at a time", "leave one out")
+        yield problem(flags, "both set how many prompts run at a time", "leave one out")
 
 
 @check
@@ -53,7 +53,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
     users = off_policy_flags(config)
     if users and config.collecting.rollout_scheduler == "batch":
         message = "the batch scheduler waits for every group, so none is left over"
-        yield Problem((*users, "rollout_scheduler"), message, "--rollout_scheduler stream")
+        yield problem((*users, "rollout_scheduler"), message, "--rollout_scheduler stream")
 
 
 @check
@@ -64,7 +64,7 @@ def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
     if users and config.debug.full_determinism:
         fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
         message = "the engines' speed decides which weights sample an answer, so runs differ"
-        yield Problem((*users, "full_determinism"), message, fix)
+        yield problem((*users, "full_determinism"), message, fix)
 
 
 @check
@@ -73,7 +73,7 @@ def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
     refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
     if surplus and not config.asynchrony.carries_over and not refused:
         message = "the slowest groups, with the longest answers, are dropped, favouring short ones"
-        yield Problem(surplus, message, "--partial_rollout continues them", fatal=False)
+        yield warning(surplus, message, "--partial_rollout continues them")
 
 
 @check
@@ -85,7 +85,7 @@ def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
         flags += ("weight_sync_interval",) if interval > 1 else ()
         steps = "1 step" if age == 1 else f"{age} steps"
         message = f"rollouts are up to {steps} old, but losses are not corrected for this"
-        yield Problem(flags, message, "--enable_vllm_is_correction", fatal=False)
+        yield warning(flags, message, "--enable_vllm_is_correction")
 
 
 def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from math import isqrt
 from openrl.config.commands import DPOConfig, PPOConfig, SFTConfig, SupervisedConfig, TrainingConfig
 from openrl.config.derived import trained_ranks
 from openrl.config.rules.deepspeed import shards_divide
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problems, check, problem
 
 
 @check
@@ -20,7 +20,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
             " step"
         )
         flags = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size")
-        yield Problem(flags, message, fitting_sizes(config, trained_ranks(config) or 1))
+        yield problem(flags, message, fitting_sizes(config, trained_ranks(config) or 1))
 
 
 @check
@@ -42,17 +42,17 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
             message = (
                 f"{batch} samples are too few: some of the {ranks} {called} would have no work"
             )
-            yield Problem(flags, message, fitting_sizes(config, world))
+            yield problem(flags, message, fitting_sizes(config, world))
     elif batch % ranks:
         message = f"{batch} samples do not divide evenly among {ranks} {called}"
-        yield Problem(flags, message, fitting_sizes(config, world))
+        yield problem(flags, message, fitting_sizes(config, world))
     elif batch % (micro * ranks):
         message = (
             f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
             f" {called})"
         )
         flags = ("train_batch_size", "micro_train_batch_size")
-        yield Problem(flags, message, fitting_sizes(config, world))
+        yield problem(flags, message, fitting_sizes(config, world))
 
 
 def sharing_ranks(config: PPOConfig, world: int) -> tuple[int, str]:
@@ -84,7 +84,7 @@ def micro_batches_divide(config: SupervisedConfig) -> Problems:
     if batch % micro and not config.dynamic.use_dynamic_batch:
         message = f"{batch} rows are not a multiple of {micro}"
         fix = f"--micro_train_batch_size {largest_divisor(batch, micro)}"
-        yield Problem(("train_batch_size", "micro_train_batch_size"), message, fix)
+        yield problem(("train_batch_size", "micro_train_batch_size"), message, fix)
 
 
 @check
@@ -96,7 +96,7 @@ def token_caps_hold_the_longest_row(config: TrainingConfig) -> Problems:
         cap = getattr(config.dynamic, name, None)
         if cap is not None and cap * split < longest:
             message = f"a micro-batch of {cap * split} tokens is too small for {what}"
-            yield Problem((name, *limits), message, f"--{name} {-(-longest // split)}")
+            yield problem((name, *limits), message, f"--{name} {-(-longest // split)}")
 
 
 def _longest_row(config: TrainingConfig) -> tuple[int, str, tuple[str, ...]]:

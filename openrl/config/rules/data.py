@@ -13,7 +13,7 @@ from openrl.config.commands import (
     TrainingConfig,
 )
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.flags.checks import Problem, Problems, check, in_use
+from openrl.flags.checks import Problems, check, in_use, problem, warning
 
 
 @check
@@ -23,10 +23,10 @@ def template_has_a_place(config: TrainingConfig | AnsweringConfig) -> Problems:
         return
     if "{}" not in template:
         message = f"{template!r} has no {{}} where the prompt goes"
-        yield Problem(("input_template",), message, "add {}")
+        yield problem(("input_template",), message, "add {}")
     if "\\n" in template:
         message = "contains a backslash and n; a line break may be meant"
-        yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
+        yield warning(("input_template",), message, "$'...\\n...' in bash")
 
 
 @check
@@ -34,17 +34,17 @@ def there_are_prompts(config: PPOConfig | EvaluateConfig) -> Problems:
     idle = isinstance(config, PPOConfig) and config.evaluation.eval_only
     others = config.environments.env_tags or idle
     if config.data.prompt_data is None and not others:
-        yield Problem(("prompt_data",), "is required", "--prompt_data FILE")
+        yield problem(("prompt_data",), "is required", "--prompt_data FILE")
     if config.data.prompt_data is not None and config.environments.env_tags:
         message = "prompts come either from environments or from data"
-        yield Problem(("env_tags", "prompt_data"), message, "leave one out")
+        yield problem(("env_tags", "prompt_data"), message, "leave one out")
 
 
 @check
 def environments_make_what_is_evaluated(config: PPOConfig) -> Problems:
     if config.evaluation.eval_dataset is not None and config.environments.env_tags:
         message = "an evaluation plays the same environments, with seeds of its own"
-        yield Problem(("env_tags", "eval_dataset"), message, "leave --eval_dataset out")
+        yield problem(("env_tags", "eval_dataset"), message, "leave --eval_dataset out")
 
 
 @check
@@ -59,11 +59,11 @@ def probabilities_match_data(config: TrainingConfig | AnsweringConfig) -> Proble
         found = len(probabilities(text))
     except ValueError as error:
         message = f"{text!r} is not a comma list of positive numbers: {error}"
-        yield Problem((f"{flag}_probs",), message, fix)
+        yield problem((f"{flag}_probs",), message, fix)
         return
     if found != items:
         message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
-        yield Problem((f"{flag}_probs", flag), message, fix)
+        yield problem((f"{flag}_probs", flag), message, fix)
 
 
 @check
@@ -73,14 +73,14 @@ def evaluation_has_rows_and_a_time(config: PPOConfig) -> Problems:
     if not given and not config.environments.env_tags:
         if evaluation.eval_only:
             message = "there is nothing to evaluate"
-            yield Problem(("eval_only", "eval_dataset"), message, "--eval_dataset FILE")
+            yield problem(("eval_only", "eval_dataset"), message, "--eval_dataset FILE")
         return
     if given and not evaluation.asked_for:
         yield from never_evaluates()
     if evaluation.eval_temperature == 0 and count > 1:
         flags = ("eval_temperature", "eval_n_samples_per_prompt")
         message = f"greedy decoding gives {count} equal answers"
-        yield Problem(flags, message, "--eval_n_samples_per_prompt 1")
+        yield problem(flags, message, "--eval_n_samples_per_prompt 1")
 
 
 @check
@@ -91,7 +91,7 @@ def evaluation_has_a_time(config: SupervisedConfig) -> Problems:
 
 def never_evaluates() -> Problems:
     flags = ("eval_dataset", "eval_steps")
-    yield Problem(flags, "the evaluation never runs", "--eval_steps 10", fatal=False)
+    yield warning(flags, "the evaluation never runs", "--eval_steps 10")
 
 
 @check
@@ -99,7 +99,7 @@ def resume_or_start_fresh(config: TrainingConfig) -> Problems:
     names = in_use(config, "load_checkpoint", "resume_from_checkpoint", "overwrite_ckpt")
     if len(names) > 1:
         message = "these contradict each other: a run has one starting point"
-        yield Problem(names, message, "leave one out")
+        yield problem(names, message, "leave one out")
 
 
 @check
@@ -107,7 +107,7 @@ def checkpoints_hold_something(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
         message = "checkpoints would be empty"
-        yield Problem(("disable_ds_ckpt", "save_steps"), message, "--save_hf_ckpt")
+        yield problem(("disable_ds_ckpt", "save_steps"), message, "--save_hf_ckpt")
 
 
 # -- train_sft, train_rm and train_dpo -------------------------------------------------------------
@@ -117,16 +117,16 @@ def checkpoints_hold_something(config: TrainingConfig) -> Problems:
 def turns_come_from_the_chat_template(config: SFTConfig) -> Problems:
     data = config.data
     if data.multiturn and data.pretrain_mode:
-        yield Problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
+        yield problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
     elif data.multiturn and not config.templates.apply_chat_template:
         message = "only a chat template says where a turn begins and ends"
-        yield Problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
+        yield problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
 
 
 @check
 def margins_go_into_the_sigmoid(config: RMConfig) -> Problems:
     if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
-        yield Problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
+        yield problem(("margin_loss", "loss"), "logexp does not support margins", "--loss sigmoid")
 
 
 @check
@@ -137,4 +137,4 @@ def rated_answers_have_prompts(config: DPOConfig) -> Problems:
             "rated answers are compared with answers to other prompts, so the prompt must be known"
         )
         fix = "--prompt_key COLUMN, or chat lists with --apply_chat_template"
-        yield Problem(("loss", "prompt_key"), message, fix)
+        yield problem(("loss", "prompt_key"), message, fix)

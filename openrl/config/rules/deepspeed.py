@@ -9,7 +9,7 @@ from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.derived import trained_ranks
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.placement import FLAG_NAMES
-from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.flags.checks import Given, Problems, check, problem, warning
 from openrl.flags.values import show
 
 OWN_FLAGS = {
@@ -68,13 +68,13 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def overrides_are_further_settings(config: TrainingConfig) -> Problems:
     for name, value in dotted(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
-            yield Problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
+            yield problem(("ds_config_overrides", flag), f"{name} has its own flag", f"--{flag}")
         elif name in RESERVED:
             message = f"the training engine depends on {name}"
-            yield Problem(("ds_config_overrides",), message, "leave it out")
+            yield problem(("ds_config_overrides",), message, "leave it out")
         elif name in SECTIONS and not isinstance(value, Mapping):
             message = f"{name}: expected a JSON object, got {show(value)}"
-            yield Problem(("ds_config_overrides",), message, f'{{"{name}": {{NAME: VALUE}}}}')
+            yield problem(("ds_config_overrides",), message, f'{{"{name}": {{NAME: VALUE}}}}')
 
 
 @check
@@ -83,13 +83,13 @@ def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     if flags.param_offload and flags.zero_stage < 3:
         message = "only stage 3 fetches parameters layer by layer"
         fix = "--zero_stage 3, or --adam_offload alone"
-        yield Problem(("param_offload", "zero_stage"), message, fix)
+        yield problem(("param_offload", "zero_stage"), message, fix)
     if flags.adam_offload and flags.zero_stage == 0:
         message = "DeepSpeed offloads nothing in stage 0"
-        yield Problem(("adam_offload", "zero_stage"), message, "--zero_stage 2")
+        yield problem(("adam_offload", "zero_stage"), message, "--zero_stage 2")
     if flags.adam_offload and config.optim.optimizer != "adamw":
         message = f"--optimizer {config.optim.optimizer} cannot run its step on the CPU"
-        yield Problem(("adam_offload", "optimizer"), message, "--optimizer adamw")
+        yield problem(("adam_offload", "optimizer"), message, "--optimizer adamw")
 
 
 @check
@@ -98,14 +98,14 @@ def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
     if flags.zpg == 1:
         return
     if flags.zero_stage < 3:
-        yield Problem(("zpg", "zero_stage"), "only stage 3 shards parameters", "--zero_stage 3")
+        yield problem(("zpg", "zero_stage"), "only stage 3 shards parameters", "--zero_stage 3")
     if config.parallel.ds_tensor_parallel_size > 1:
         message = "DeepSpeed would count the ranks that split a layer as separate copies"
-        yield Problem(("zpg", "ds_tensor_parallel_size"), message, "--zpg 1")
+        yield problem(("zpg", "ds_tensor_parallel_size"), message, "--zpg 1")
     if ranks is not None and ranks % flags.zpg:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
         message = f"{ranks} ranks do not divide evenly into groups of {flags.zpg}"
-        yield Problem(("zpg",), message, f"--zpg {fitting}")
+        yield problem(("zpg",), message, f"--zpg {fitting}")
 
 
 @check
@@ -116,10 +116,10 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Proble
     if config.optim.optimizer == "adamw_bf16":
         if asked != "bf16":
             message = "adamw_bf16 keeps gradients in bf16"
-            yield Problem(("grad_accum_dtype", "optimizer"), message, "--grad_accum_dtype None")
+            yield problem(("grad_accum_dtype", "optimizer"), message, "--grad_accum_dtype None")
     elif asked not in ("fp32", dtype):
         message = f"gradients of {dtype} weights can only be summed in {dtype} or fp32"
-        yield Problem(("grad_accum_dtype", "param_dtype"), message, "--grad_accum_dtype fp32")
+        yield problem(("grad_accum_dtype", "param_dtype"), message, "--grad_accum_dtype fp32")
 
 
 @check
@@ -130,24 +130,24 @@ def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
     if reentrant and method in ("selective", "moe"):
         message = "torch's reentrant implementation recomputes whole layers only"
         names = ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method")
-        yield Problem(names, message, "leave --gradient_checkpointing_use_reentrant out")
+        yield problem(names, message, "leave --gradient_checkpointing_use_reentrant out")
 
 
 @check
 def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
     flags = ("lr_warmup_steps", "lr_warmup_ratio")
     if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
-        yield Problem(flags, "both set the length of the warm-up", "leave one out")
+        yield problem(flags, "both set the length of the warm-up", "leave one out")
 
 
 @check
 def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = "Muon orthogonalises whole matrices, but from ZeRO 1 on it sees only flat shards"
-        yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
+        yield problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
     if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
         message = f"adamw_bf16 needs bf16 weights, but these are {config.model.param_dtype}"
-        yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
+        yield problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
 
 
 @check
@@ -155,7 +155,7 @@ def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
     """An average moves by (1 - beta) of the difference; bf16 rounds away what is below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
         message = f"an average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
-        yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
+        yield warning(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95")
 
 
 # -- ranks that share rows -------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
             f" {flags.ranks_per_shard} that share rows"
         )
         fix = f"a multiple of {flags.ranks_per_shard} ranks"
-        yield Problem((*asked(flags), ranks), message, fix)
+        yield problem((*asked(flags), ranks), message, fix)
 
 
 @check
@@ -199,7 +199,7 @@ def ranks_of_the_model_divide(config: SupervisedConfig) -> Problems:
 @check
 def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
     if set(SPLITS) <= set(asked(config.parallel)):
-        yield Problem(SPLITS, "both split sequences", "leave one at 1")
+        yield problem(SPLITS, "both split sequences", "leave one at 1")
 
 
 @check
@@ -208,7 +208,7 @@ def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
         message = f"{name} attention cannot run on parts of a sequence"
-        yield Problem(flags, message, "--attn_implementation sdpa")
+        yield problem(flags, message, "--attn_implementation sdpa")
 
 
 @check
@@ -219,11 +219,11 @@ def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
     if name not in (None, "varlen"):
         message = f"{name} attention does not support rows that share a prefix"
         fix = "--attn_implementation varlen"
-        yield Problem(("prefix_grouper", "attn_implementation"), message, fix)
+        yield problem(("prefix_grouper", "attn_implementation"), message, fix)
     if config.parallel.sequence_size > 1:
         split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
         message = "rows that are split over ranks cannot share a prefix"
-        yield Problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
+        yield problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
 
 
 @check
@@ -232,17 +232,17 @@ def layers_can_be_split(config: TrainingConfig) -> Problems:
         return
     if config.model.param_dtype == "fp32":
         message = "layers can be split only in bf16 and fp16, but these are fp32"
-        yield Problem((TENSOR, "param_dtype"), message, "--param_dtype bf16")
+        yield problem((TENSOR, "param_dtype"), message, "--param_dtype bf16")
     if config.deepspeed.zero_stage == 3:
         message = "ZeRO stage 3 already splits every parameter"
-        yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 2")
+        yield problem((TENSOR, "zero_stage"), message, "--zero_stage 2")
     if config.deepspeed.zero_stage == 0:
         message = "without ZeRO each rank clips by the gradient norm of its own parts alone"
-        yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
+        yield problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
     if config.lora.load_in_4bit or config.lora.adapts:
         flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
         message = "layers with adapters or 4-bit weights cannot be split"
-        yield Problem((TENSOR, *flags), message, f"--{TENSOR} 1")
+        yield problem((TENSOR, *flags), message, f"--{TENSOR} 1")
     if config.optim.optimizer == "muon":
         message = "Muon orthogonalises whole matrices, but a rank holds only parts of them"
-        yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")
+        yield problem((TENSOR, "optimizer"), message, "--optimizer adamw")

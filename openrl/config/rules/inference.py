@@ -16,7 +16,7 @@ from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules.machine import output_problems
 from openrl.config.rules.reward import SOURCES, asked_sources
-from openrl.flags.checks import Given, Problem, Problems, check, check_environment
+from openrl.flags.checks import Given, Problems, check, check_environment, problem, warning
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -28,16 +28,16 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 def one_thing_is_served(config: ServeConfig) -> Problems:
     served = asked_sources(config)
     if not served:
-        yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
+        yield problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
         message = "a server can have only one kind of reward source"
-        yield Problem(served, message, "leave all but one out")
+        yield problem(served, message, "leave all but one out")
     if len(split(config.rm.reward_pretrain)) > 1:
         message = "a server can have only one model"
-        yield Problem(("reward_pretrain",), message, "start one server per model")
+        yield problem(("reward_pretrain",), message, "start one server per model")
     if "http" in {source.kind for source in reward_sources(config.reward)}:
         message = "a server cannot pass requests on to another server"
-        yield Problem(("remote_rm_url",), message, "a Python file")
+        yield problem(("remote_rm_url",), message, "a Python file")
 
 
 @check_environment
@@ -45,7 +45,7 @@ def token_is_set(config: ServeConfig) -> Problems:
     if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to require"
         fix = f"export {TOKEN_VARIABLE}=... here and for the trainer"
-        yield Problem(("require_token",), message, fix)
+        yield problem(("require_token",), message, fix)
 
 
 @check
@@ -53,7 +53,7 @@ def open_server_wants_a_token(config: ServeConfig) -> Problems:
     server = config.server
     if server.host not in LOCAL and not server.require_token:
         message = f"everyone who can reach {server.host} can ask for rewards"
-        yield Problem(("host",), message, "--require_token", fatal=False)
+        yield warning(("host",), message, "--require_token")
 
 
 # -- batch_inference and evaluate ------------------------------------------------------------------
@@ -63,7 +63,7 @@ def open_server_wants_a_token(config: ServeConfig) -> Problems:
 def one_temperature(config: AnsweringConfig, given: Given) -> Problems:
     if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
         flags = ("temperature", "greedy_sampling")
-        yield Problem(flags, "both set the temperature", "leave one out")
+        yield problem(flags, "both set the temperature", "leave one out")
 
 
 @check
@@ -72,14 +72,14 @@ def samples_differ(config: AnsweringConfig, given: Given) -> Problems:
     count = config.task.n_samples_per_prompt
     if greedy and count > 1 and "n_samples_per_prompt" in given:
         message = f"greedy decoding gives {count} equal answers"
-        yield Problem(("n_samples_per_prompt",), message, "--n_samples_per_prompt 1")
+        yield problem(("n_samples_per_prompt",), message, "--n_samples_per_prompt 1")
 
 
 @check_environment
 def output_can_be_written(config: AnsweringConfig) -> Problems:
     path = config.task.output_path
     if path is not None and not Path(path).name:
-        yield Problem(("output_path",), "names no file", "--output_path out.jsonl")
+        yield problem(("output_path",), "names no file", "--output_path out.jsonl")
     elif path is not None:
         yield from output_problems("output_path", str(Path(path).expanduser().parent))
 
@@ -89,16 +89,16 @@ def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
     task = config.task
     if task.post_processor and task.eval_task != "rm" and not asked_sources(config):
         message = "there are no rewards to choose by"
-        yield Problem(("post_processor", *SOURCES), message, "--eval_task rm, or a source")
+        yield problem(("post_processor", *SOURCES), message, "--eval_task rm, or a source")
     if not all(part in task.reward_template for part in ("{input}", "{reward}")):
         message = "must contain {input} and {reward}"
-        yield Problem(("reward_template",), message, "{input} <rm_score>: {reward} ")
+        yield problem(("reward_template",), message, "{input} <rm_score>: {reward} ")
 
 
 @check
 def evaluation_has_a_reward(config: EvaluateConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
-        yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
+        yield problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 
 @check
@@ -106,7 +106,7 @@ def k_is_possible(config: EvaluateConfig) -> Problems:
     n = config.task.n_samples_per_prompt
     if (most := max(config.task.k, default=1)) > n:
         message = f"k is {most}, but each prompt has {n} answers"
-        yield Problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {most}")
+        yield problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {most}")
 
 
 @check
@@ -114,7 +114,7 @@ def figures_are_json(config: EvaluateConfig) -> Problems:
     path = config.task.output_path
     if path is not None and Path(path).name and Path(path).suffix != ".json":
         message = f"{path} does not end in .json"
-        yield Problem(("output_path",), message, f"--output_path {Path(path).with_suffix('.json')}")
+        yield problem(("output_path",), message, f"--output_path {Path(path).with_suffix('.json')}")
 
 
 # -- lora_combiner ---------------------------------------------------------------------------------
@@ -125,6 +125,6 @@ def output_is_free(config: MergeConfig) -> Problems:
     output = Path(config.merge.output_path).expanduser()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         message = f"{output} exists and is not an empty directory"
-        yield Problem(("output_path",), message, "another directory")
+        yield problem(("output_path",), message, "another directory")
     else:
         yield from output_problems("output_path", str(output))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.config.commands import AnsweringConfig, PPOConfig, TrainingConfig
 from openrl.extension_points import trackers
-from openrl.flags.checks import Problem, Problems, check, unknown_names
+from openrl.flags.checks import Problems, check, problem, unknown_names, warning
 from openrl.flags.dump import value_of
 from openrl.flags.schema import collect_flags
 from openrl.flags.secrets import LEFT_OUT, secrets_in
@@ -25,7 +25,7 @@ def secrets_are_better_kept_elsewhere(config: TrainingConfig | AnsweringConfig) 
             message = f"{name} looks like a secret: {HIDDEN}"
             url = isinstance(value_of(config, spec), str)
             fix = "" if url else "an environment variable, which workers get too"
-            yield Problem((spec.name,), message, fix, fatal=False)
+            yield warning((spec.name,), message, fix)
 
 
 @check
@@ -34,10 +34,10 @@ def arguments_have_their_tracker(config: TrainingConfig) -> Problems:
     for name, arguments in config.logging.tracker_kwargs.items():
         if name not in running:
             fix = f"--track_with {name}"
-            yield Problem(("tracker_kwargs",), f"the tracker {name} is not in use", fix)
+            yield problem(("tracker_kwargs",), f"the tracker {name} is not in use", fix)
         elif not isinstance(arguments, dict):
             message = f"the arguments of {name} are not a JSON object"
-            yield Problem(("tracker_kwargs",), message, f'{{"{name}": {{"tags": ["a"]}}}}')
+            yield problem(("tracker_kwargs",), message, f'{{"{name}": {{"tags": ["a"]}}}}')
 
 
 @check
@@ -46,8 +46,8 @@ def environment_is_readable(config: PPOConfig) -> Problems:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             message = f"{name!r} is not of the form NAME=VALUE"
-            yield Problem(("system_envs",), message, "--system_envs NCCL_DEBUG=WARN")
+            yield problem(("system_envs",), message, "--system_envs NCCL_DEBUG=WARN")
         elif secret := next(secrets_in({name: value}), None):
             message = f"{secret} looks like a secret, {WRITTEN}"
             fix = f"export {name} where this command, or `ray start`, runs"
-            yield Problem(("system_envs",), message, fix)
+            yield problem(("system_envs",), message, fix)

@@ -25,7 +25,7 @@ from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, 
 from openrl.config.groups.placement import has_launcher
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
-from openrl.flags.checks import Problem, Problems, check, check_environment
+from openrl.flags.checks import Problems, check, check_environment, problem
 from openrl.locks import owner_of, refusal
 
 # what $WANDB_MODE may say
@@ -81,13 +81,13 @@ def model_problems(
     directory = Path(name).expanduser()
     if not name or not directory.is_dir():
         message = f"no such directory: {name}" if name else "names no model"
-        yield Problem((flag,), message, "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
+        yield problem((flag,), message, "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
         return
     found = {part for part in files if any(any(directory.glob(p)) for p in files[part])}
     if missing := [part for part in files if part not in found]:
         message = f"{name} is not a {what}; missing: {', '.join(missing)}"
         fix = "a directory that save_pretrained of model and tokenizer wrote"
-        yield Problem((flag,), message, fix)
+        yield problem((flag,), message, fix)
 
 
 @check_environment
@@ -109,20 +109,20 @@ def adapter_exists(config: TrainingConfig | MergeConfig) -> Problems:
         directory, files = Path(name).expanduser(), ("adapter_config.json", "adapter_model.*")
         if missing := [file for file in files if not any(directory.glob(file))]:
             message = f"{name} has no {' and no '.join(missing)}"
-            yield Problem((flag,), message, "a directory that peft saved")
+            yield problem((flag,), message, "a directory that peft saved")
 
 
 @check_environment
 def data_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag, names in given_names(config, DATA):
         if not data_items(names):
-            yield Problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
+            yield problem((flag,), f"{names!r} names no data", f"--{flag} FILE")
         for item in data_items(names):
             name, _ = name_and_subset(item)
             a_file = is_local(name) or name.endswith(tuple(FILE_FORMATS))
             if a_file and not Path(name).expanduser().exists():
                 fix = f"one of *{' *'.join(FILE_FORMATS)}, or a Hub name"
-                yield Problem((flag,), f"no such file or directory: {name}", fix)
+                yield problem((flag,), f"no such file or directory: {name}", fix)
 
 
 @check_environment
@@ -130,7 +130,7 @@ def template_files_exist(config: TrainingConfig | AnsweringConfig) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag) or ""
         if name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
-            yield Problem((flag,), f"no such file: {name}")
+            yield problem((flag,), f"no such file: {name}")
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -146,23 +146,23 @@ def outputs_are_writable(config: TrainingConfig | EvaluateConfig) -> Problems:
 def output_problems(flag: str, name: str) -> Problems:
     """Check that a directory exists or can be made, by making one: permissions do not tell all."""
     if not name:
-        yield Problem((flag,), "names no directory", f"--{flag} ./ckpt")
+        yield problem((flag,), "names no directory", f"--{flag} ./ckpt")
         return
     directory = Path(name).expanduser().absolute()
     try:
         above = (directory, *directory.parents)
         nearest = next(path for path in above if path.is_symlink() or path.exists())
     except OSError as error:
-        yield Problem((flag,), f"{name[:60]}...: {error.strerror}", "another path")
+        yield problem((flag,), f"{name[:60]}...: {error.strerror}", "another path")
         return
     if not nearest.is_dir():
         what = "a file" if nearest.exists() else "a link to nothing"
-        yield Problem((flag,), f"{nearest} is {what}, not a directory", "another path")
+        yield problem((flag,), f"{nearest} is {what}, not a directory", "another path")
         return
     try:
         tempfile.TemporaryDirectory(prefix=".openrl_", dir=nearest).cleanup()
     except OSError as error:
-        yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
+        yield problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
 
 
 def is_later_rank(config: TrainingConfig) -> bool:
@@ -177,8 +177,7 @@ def no_other_run_writes_there(config: TrainingConfig) -> Problems:
     for flag in ("save_path", "ckpt_path"):
         directory = Path(getattr(config.checkpoint, flag)).expanduser()
         if owner := owner_of(directory):
-            error = refusal(flag, directory, owner)
-            yield Problem((flag,), error.message.partition(": ")[2], error.remedy)
+            yield refusal(flag, directory, owner)
 
 
 @check_environment
@@ -189,7 +188,7 @@ def checkpoints_are_not_in_the_way(config: TrainingConfig) -> Problems:
     if found and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
         fix = "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
-        yield Problem(("ckpt_path",), message, fix)
+        yield problem(("ckpt_path",), message, fix)
 
 
 @check_environment
@@ -214,13 +213,13 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     ]
     if used:
         message = "the model would be written over itself"
-        yield Problem(("save_path", *used), message, "another path")
+        yield problem(("save_path", *used), message, "another path")
     elif left and not (flags.resumes or flags.overwrite_ckpt):
         message = f"{left[0]} holds an earlier run or a model, which would be overwritten"
-        yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
+        yield problem(("save_path",), message, "another path, or --overwrite_ckpt")
     elif left and flags.resumes and getattr(config.evaluation, "eval_only", False):
         message = f"{name} holds a run, whose metrics and summary an evaluation alone would replace"
-        yield Problem(("save_path", "eval_only"), message, "another --save_path")
+        yield problem(("save_path", "eval_only"), message, "another --save_path")
 
 
 @check_environment
@@ -232,7 +231,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig) -> Problems:
     if not CHECKPOINT_NAME.fullmatch(path.name) or not (path / "manifest.json").is_file():
         message = f"{name} is not a complete checkpoint"
         fix = "a directory step_N with a manifest.json"
-        yield Problem(("resume_from_checkpoint",), message, fix)
+        yield problem(("resume_from_checkpoint",), message, fix)
 
 
 # -- packages --------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def kernels_can_run(config: TrainingConfig) -> Problems:
         return
     if config.device.device == "cpu":
         message = "Liger kernels need a GPU"
-        yield Problem(("use_liger_kernel", "device"), message, "leave --use_liger_kernel out")
+        yield problem(("use_liger_kernel", "device"), message, "leave --use_liger_kernel out")
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
 
 
@@ -265,7 +264,7 @@ def kernels_can_run(config: TrainingConfig) -> Problems:
 def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
     if config.debug.profile_tool == "memory" and config.device.device == "cpu":
         message = "memory records GPU allocations only"
-        yield Problem(("profile_tool", "device"), message, "--profile_tool torch")
+        yield problem(("profile_tool", "device"), message, "--profile_tool torch")
 
 
 @check_environment
@@ -286,16 +285,16 @@ def wandb_can_start(config: TrainingConfig) -> Problems:
         return
     if mode not in WANDB_SENDING_MODES:
         fix = f"unset WANDB_MODE, or one of {', '.join(WANDB_SENDING_MODES + WANDB_LOCAL_MODES)}"
-        yield Problem(("use_wandb",), f"Weights & Biases has no mode {mode!r} ($WANDB_MODE)", fix)
+        yield problem(("use_wandb",), f"Weights & Biases has no mode {mode!r} ($WANDB_MODE)", fix)
         return
     stored = [Path(name).expanduser() for name in ("~/.netrc", "~/_netrc")]
     variables = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC")
     known = any(map(os.environ.get, variables))
     if not known and not any(path.is_file() for path in stored):
         fix = "export WANDB_API_KEY, run `wandb login`, or --wandb_mode offline"
-        yield Problem(("use_wandb",), "Weights & Biases has no key", fix)
+        yield problem(("use_wandb",), "Weights & Biases has no key", fix)
 
 
 def package_problems(flags: tuple[str, ...], package: str, fix: str) -> Problems:
     if find_spec(package) is None:
-        yield Problem(flags, f"the package {package} is not installed", fix)
+        yield problem(flags, f"the package {package} is not installed", fix)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import ref_reward_sleeps, trained_ranks
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
-from openrl.flags.checks import Given, Problem, Problems, check, in_use
+from openrl.flags.checks import Given, Problems, check, in_use, problem
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
 SHARE = "--colocate_all_models, or the same places in --placement"
@@ -25,7 +25,7 @@ def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
         return
     if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
         message = "--placement already says where every rank runs"
-        yield Problem(("placement", *others), message, "leave the others out")
+        yield problem(("placement", *others), message, "leave the others out")
     yield from _places_fit(config, config.placement.explicit_places)
 
 
@@ -34,14 +34,14 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
         message = f"{name} has no place, but this run needs it"
-        yield Problem(("placement",), message, f'add "{name}=..."')
+        yield problem(("placement",), message, f'add "{name}=..."')
     for role in sorted(places.keys() - run):
         message = f"{FLAG_NAMES[role]} has a place, but this run does not use it"
-        yield Problem(("placement",), message)
+        yield problem(("placement",), message)
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken, default=0))) - taken):
         message = f"no role uses the places {', '.join(map(str, unused))}"
-        yield Problem(("placement",), message, "number the places without gaps")
+        yield problem(("placement",), message, "number the places without gaps")
     if ENGINES in places:
         yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
 
@@ -53,11 +53,11 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
     if places % sizes.width:
         flags = (*because, "vllm_tensor_parallel_size")
         message = f"{places} places cannot be divided into engines of {each} each"
-        yield Problem(flags, message, "sizes that divide evenly")
+        yield problem(flags, message, "sizes that divide evenly")
     elif engines is not None and engines != places // sizes.width:
         message = f"{engines} engines of {each} each do not fill {places} places"
         fix = f"--vllm_num_engines {places // sizes.width}"
-        yield Problem((*because, "vllm_num_engines"), message, fix)
+        yield problem((*because, "vllm_num_engines"), message, fix)
 
 
 @check
@@ -78,7 +78,7 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
                 flag = f"{FLAG_NAMES[role]}_{name}"
                 message = f"{role} and {leader} share places, so their numbers must be equal"
                 fix = f"leave --{flag} out"
-                yield Problem((flag, f"{FLAG_NAMES[leader]}_{name}"), message, fix)
+                yield problem((flag, f"{FLAG_NAMES[leader]}_{name}"), message, fix)
 
 
 # -- sleep and offload -----------------------------------------------------------------------------
@@ -104,14 +104,14 @@ def who_sleeps_shares_places(config: PPOConfig) -> Problems:
     apart = config.asynchrony.async_train  # another rule says that engines do not sleep then
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
         message = "the engines share no GPU with another role, so the freed memory is useless"
-        yield Problem(("vllm_enable_sleep",), message, SHARE)
+        yield problem(("vllm_enable_sleep",), message, SHARE)
     if hybrid.deepspeed_enable_sleep and not shared & {"actor", "critic"}:
         message = "no trained model shares a GPU with another role, so the freed memory is useless"
-        yield Problem(("deepspeed_enable_sleep",), message, SHARE)
+        yield problem(("deepspeed_enable_sleep",), message, SHARE)
     of_two = {"reference", "reward"} & {*config.model_roles}
     if ref_reward_sleeps(config) and of_two and not shared & of_two:
         message = f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights"
-        yield Problem(("ref_reward_offload", "zero_stage"), message, f"--zero_stage 3, or {SHARE}")
+        yield problem(("ref_reward_offload", "zero_stage"), message, f"--zero_stage 3, or {SHARE}")
 
 
 @check
@@ -128,7 +128,7 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
     late = ("weight_sync_interval",) if config.engine.weight_sync_interval > 1 else ()
     for flag in (*late, *in_use(config, "vllm_quantization", lora_sync="adapter")):
         message = f"level 2 drops the engines' weights, and {why[flag]}"
-        yield Problem(("vllm_sleep_level", flag), message, "--vllm_sleep_level 1")
+        yield problem(("vllm_sleep_level", flag), message, "--vllm_sleep_level 1")
 
 
 @check
@@ -136,9 +136,9 @@ def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
     states, name = config.hybrid.deepspeed_sleep_states, "deepspeed_sleep_states"
     if not states or len({*states}) < len(states):
         message = "is empty, or names a state twice"
-        yield Problem((name,), message, f"--{name} optim grad")
+        yield problem((name,), message, f"--{name} optim grad")
     for state, flag in {"param": "param_offload", "optim": "adam_offload"}.items():
         if name in given and state in states and getattr(config.deepspeed, flag):
             others = " ".join(other for other in states if other != state) or "grad"
             message = f"{state} is already in host memory"
-            yield Problem((name, flag), message, f"--{name} {others}")
+            yield problem((name, flag), message, f"--{name} {others}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.conditions import VLLM
 from openrl.config.derived import longest_sequence
-from openrl.flags.checks import Problem, Problems, check, check_environment, in_use
+from openrl.flags.checks import Problems, check, check_environment, in_use, problem, warning
 from openrl.flags.schema import collect_flags
 from openrl.flags.values import convert
 
@@ -58,10 +58,10 @@ def engine_kwargs_are_further_ones(config: PPOConfig | AnsweringConfig) -> Probl
             with suppress(ValueError):  # what vLLM calls bfloat16 is bf16 here
                 convert(str(value), specs[flag].type)
                 fix = f"--{flag} {value}"
-            yield Problem(("vllm_engine_kwargs", flag), message, fix)
+            yield problem(("vllm_engine_kwargs", flag), message, fix)
         if name in RESERVED:
             message = f"training and placement depend on {name}"
-            yield Problem(("vllm_engine_kwargs",), message, "leave it out")
+            yield problem(("vllm_engine_kwargs",), message, "leave it out")
 
 
 @check
@@ -71,7 +71,7 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
         message = f"{running} prompts do not fill a rollout of {wanted} in one round"
         fix = f"--dynamic_filtering for more rounds, or --{name} {wanted} or more"
-        yield Problem((name, "rollout_batch_size"), message, fix)
+        yield problem((name, "rollout_batch_size"), message, fix)
 
 
 @check
@@ -81,7 +81,7 @@ def a_step_has_a_token_of_each_sequence(config: PPOConfig | AnsweringConfig) -> 
     if VLLM.holds(config) and tokens < sequences and not config.debug.full_determinism:
         message = f"{sequences} sequences at a time need {sequences} tokens per step, not {tokens}"
         names = ("vllm_max_num_batched_tokens", "vllm_max_num_seqs")
-        yield Problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
+        yield problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
 
 
 @check
@@ -93,7 +93,7 @@ def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
             f"prompt and response may have {longest} tokens together, but the engine accepts only"
             f" {limit}"
         )
-        yield Problem(flags, message, f"--vllm_max_model_len {longest}")
+        yield problem(flags, message, f"--vllm_max_model_len {longest}")
 
 
 @check
@@ -104,20 +104,20 @@ def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
     if engine.vllm_dtype == "fp16" and ours == "bf16":
         message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
         fix = "--vllm_dtype auto, or --param_dtype fp16"
-        yield Problem(("vllm_dtype", "param_dtype"), message, fix)
+        yield problem(("vllm_dtype", "param_dtype"), message, fix)
         return
     flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
     theirs = getattr(engine, flag)
     if theirs not in ("auto", ours) and not config.correction.enable_vllm_is_correction:
         message = f"the engine samples in {theirs}, the trainer in {ours}: log-probs drift apart"
-        yield Problem((flag,), message, "--enable_vllm_is_correction", fatal=False)
+        yield warning((flag,), message, "--enable_vllm_is_correction")
 
 
 @check
 def weights_have_a_way(config: PPOConfig) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
         message = "NCCL needs GPUs"
-        yield Problem(("vllm_sync_backend", "device"), message, "--vllm_sync_backend gloo")
+        yield problem(("vllm_sync_backend", "device"), message, "--vllm_sync_backend gloo")
 
 
 @check
@@ -128,16 +128,16 @@ def adapters_are_served(config: PPOConfig) -> Problems:
     merge = "--lora_sync merge"
     if config.engine.rollout_backend == "hf":
         message = "the hf backend can generate only with merged weights"
-        yield Problem(("lora_sync", "rollout_backend"), message, merge)
+        yield problem(("lora_sync", "rollout_backend"), message, merge)
     if config.lora.load_in_4bit:
         message = "the engine would hold a different base, without 4-bit weights"
-        yield Problem(("lora_sync", "load_in_4bit"), message, merge)
+        yield problem(("lora_sync", "load_in_4bit"), message, merge)
     if config.engine.vllm_load_format == "dummy":
         message = "a sync sends only the adapter, so the engine must read the base"
-        yield Problem(("lora_sync", "vllm_load_format"), message, "leave it out")
+        yield problem(("lora_sync", "vllm_load_format"), message, "leave it out")
     if config.lora.rank > MOST_SERVED_RANK:
         message = f"vLLM serves adapters up to rank {MOST_SERVED_RANK}"
-        yield Problem(("lora_sync", "lora_rank"), message, merge)
+        yield problem(("lora_sync", "lora_rank"), message, merge)
 
 
 # -- replay ----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems
     )
     for flag in (*asked, *(("eval_steps",) if config.evaluation.eval_steps > 0 else ())):
         message = "answers come from files, so no engine runs"
-        yield Problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
+        yield problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 
 
 @check_environment
@@ -165,7 +165,7 @@ def kept_rollouts_are_there(config: PPOConfig) -> Problems:
     directory = config.collecting.rollout_replay_dir
     if directory is not None and not Path(directory).expanduser().is_dir():
         fix = "a directory that another run wrote with --rollout_dump_dir"
-        yield Problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
+        yield problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
 
 
 @check_environment
@@ -173,4 +173,4 @@ def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
     if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):
         message = f"{directory} holds rollouts of an earlier run"
-        yield Problem(("rollout_dump_dir",), message, "another directory")
+        yield problem(("rollout_dump_dir",), message, "another directory")

@@ -11,7 +11,7 @@ from openrl.config.commands import (
     TrainingConfig,
 )
 from openrl.config.rules.deepspeed import asked
-from openrl.flags.checks import Problem, Problems, check
+from openrl.flags.checks import Problems, check, problem
 
 
 @check
@@ -19,7 +19,7 @@ def images_stand_in_chats(config: TrainingConfig | AnsweringConfig) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "only the model's chat template can place images"
         flags = ("max_images_per_prompt", "apply_chat_template")
-        yield Problem(flags, message, "--apply_chat_template")
+        yield problem(flags, message, "--apply_chat_template")
 
 
 @check
@@ -27,7 +27,7 @@ def pixels_have_a_range(config: TrainingConfig | AnsweringConfig | ServeConfig) 
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
         flags = ("image_min_pixels", "image_max_pixels")
-        yield Problem(flags, f"{least} is more than {most}", f"--image_max_pixels {least}")
+        yield problem(flags, f"{least} is more than {most}", f"--image_max_pixels {least}")
 
 
 @check
@@ -36,17 +36,17 @@ def rows_with_images_stay_whole(config: TrainingConfig) -> Problems:
         return
     for name in asked(config.parallel):
         message = "image features need whole rows and layers"
-        yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
+        yield problem((name, "max_images_per_prompt"), message, f"--{name} 1")
     if config.packing.shares_prefixes:
         message = "rows with images cannot share a prefix"
-        yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
+        yield problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
 
 
 @check
 def servers_are_told_texts(config: PPOConfig | EvaluateConfig) -> Problems:
     if config.vision.max_images_per_prompt and config.agents.server[0]:
         message = "environments on servers get only text, so images of prompts would be lost"
-        yield Problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
+        yield problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
 
 
 @check
@@ -54,7 +54,7 @@ def towers_come_from_the_checkpoint(config: PPOConfig) -> Problems:
     if config.vision.freeze_visual_encoder and config.engine.vllm_load_format == "dummy":
         message = "the vision tower is never sent, so the engine would keep random weights for it"
         flags = ("freeze_visual_encoder", "vllm_load_format")
-        yield Problem(flags, message, "--vllm_load_format auto")
+        yield problem(flags, message, "--vllm_load_format auto")
 
 
 @check
@@ -62,4 +62,4 @@ def scoring_reads_text(config: BatchInferenceConfig) -> Problems:
     if config.task.eval_task == "rm" and config.vision.max_images_per_prompt:
         message = "reward models of this command read only text"
         flags = ("max_images_per_prompt", "eval_task")
-        yield Problem(flags, message, "leave --max_images_per_prompt out")
+        yield problem(flags, message, "leave --max_images_per_prompt out")

@@ -26,7 +26,7 @@ from openrl.config.derived import logging_directory
 from openrl.config.groups.placement import RankFlags
 from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import ErrorCollector, UserError
+from openrl.errors import ErrorCollector, UserError, raise_together
 from openrl.flags.dump import effective_flags
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
@@ -108,8 +108,7 @@ def prepare(config: Any) -> SupervisedInputs:
     steps = config.batch.total_steps(len(examples.train))
     cost = row_cost(path, trusted)
     inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
-    if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
-        raise UserError("\n".join(map(str, problems)))
+    raise_together(shards_divide(config.parallel, inputs.ranks(config.ranks), "model"))
     return inputs
 
 

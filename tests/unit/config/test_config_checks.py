@@ -26,7 +26,7 @@ from openrl.config.rules.machine import output_problems
 from openrl.errors import ErrorCollector, UserError
 from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
 from openrl.flags.dump import dump_yaml, effective_flags
-from openrl.flags.parser import Draft
+from openrl.flags.parser import ConfigBuilder
 from openrl.flags.schema import REQUIRED, collect_flags
 from openrl.flags.sources import Setting
 from openrl.trainer.planning.start_lines import start_lines
@@ -38,7 +38,7 @@ def test_suggested_batch_sizes_work():
     """Whatever does not fit, the remedy is one that fits, or asks for other ranks."""
 
     def refused(words: str) -> list[str]:
-        return [problem.fix for problem in settle(PPOConfig, words)[1] if problem.fatal]
+        return [problem.remedy for problem in settle(PPOConfig, words)[1] if problem.fatal]
 
     fixes = Counter()
     for samples, batch, micro, world in itertools.product((9, 24), (5, 32), (3, 8), (1, 4)):
@@ -58,7 +58,7 @@ def test_world_size_is_asked_again_when_the_cluster_is_known():
     assert not list(ranks_share_a_step(config, 32))
     assert [str(p) for p in ranks_share_a_step(config, 64)] == [
         "--train_batch_size, --micro_train_batch_size: 128 samples are not a multiple of 4 * 64 "
-        "(micro_train_batch_size * actor ranks)\n       try: --micro_train_batch_size 2"
+        "(micro_train_batch_size * actor ranks)\n  try: --micro_train_batch_size 2"
     ]
 
 
@@ -74,11 +74,11 @@ def test_needs_of_components_that_nothing_supplies(monkeypatch):
 def test_warnings_name_flags_of_the_command(name):
     """Every condition can be evaluated, and one that does not hold says how it would."""
     specs = collect_flags(COMMANDS[name])
-    draft = Draft(COMMANDS[name], specs)
-    draft.assign(Setting(s.name, ["generate"]) for s in specs if s.default is REQUIRED)
-    draft.read()
-    draft.check_components()
-    config = draft.build()
+    builder = ConfigBuilder(COMMANDS[name], specs)
+    builder.assign(Setting(s.name, ["generate"]) for s in specs if s.default is REQUIRED)
+    builder.read()
+    builder.check_components()
+    config = builder.build()
     known = {spec.name for spec in specs}
     for spec in specs:
         failing = [condition.words for condition in spec.only_if if not condition.holds(config)]

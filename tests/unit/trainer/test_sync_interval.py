@@ -229,5 +229,5 @@ def test_older_rollouts_ask_for_a_correction(words, warned):
         assert (
             not problem.fatal
             and "up to 3 steps old" in problem.message
-            and "is_correction" in problem.fix
+            and "is_correction" in problem.remedy
         )
