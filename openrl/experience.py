@@ -15,55 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class ExperienceBatch:
-    """The tensors of one training step, right padded. Each column is filled once, in about the
-    order of the fields."""
+@dataclass(kw_only=True)
+class TokenBatch:
+    """Rows of tokens to train on, right padded. Losses that learn from text alone need no more."""
 
     token_ids: Tensor  # (B, T) int64
     attention_mask: Tensor  # (B, T) bool, False on padding
-    loss_mask: Tensor  # (B, T) bool, True for tokens the policy sampled
-    rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
+    loss_mask: Tensor  # (B, T) bool, True for trained tokens
     trajectory_ids: Tensor  # (B,) int64, equal for the segments of one trajectory, in their order
     group_ids: Tensor  # (B,) int64, equal for siblings of one prompt
-    rewards: Tensor  # (B,) float32, raw from the reward source; never overwritten
-    truncated: Tensor  # (B,) bool, the response ran out of tokens
-    passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
-    turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
-    sources: list[str]  # (B,) data source of each row
     images: list[tuple[PlacedImage, ...]] | None = None  # (B,) images of each row; None: no images
-    invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
-    difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
-    # (B, T) the part of ``rewards`` earned before the end, at the tokens that earned it
-    process_rewards: Tensor | None = None
-    reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
-    # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
-    greedy_rewards: Tensor | None = None
-    state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer equal observations
-    # (B, T) int32, the publish whose weights sampled the token; -1 outside loss_mask
-    versions: Tensor | None = None
-    old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
-    ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model
-    # (B, T, K) int32, the reference model's K likeliest tokens at position t
-    ref_ids: Tensor | None = None
-    # (B, T, K + 1) their log-probs, then that of all other tokens together
-    ref_support: Tensor | None = None
-    # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
-    ref_hidden: Tensor | None = None
-    full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
-    values: Tensor | None = None  # (B, T) from the critic
-    shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
-    scores: Tensor | None = None  # (B,) what the estimator computes from ``shaped``
-    # (B, T) score on the last sampled token, minus any KL penalty
-    token_rewards: Tensor | None = None
-    advantages: Tensor | None = None  # (B, T) zero outside loss_mask
-    returns: Tensor | None = None  # (B, T) the critic's target
-    loss_weights: Tensor | None = None  # (B,) factor on each row's policy loss
-    # (B, T) factor on each token's policy loss: importance weight of trainer against engine
-    is_weights: Tensor | None = None
     # (B,) int64, trained tokens in all rows of the row's trajectory
     trajectory_tokens: Tensor | None = None
-    selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -101,12 +64,6 @@ class ExperienceBatch:
         sum of its trajectory."""
         _, index = self.trajectory_ids.unique(return_inverse=True)
         return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
-
-    @property
-    def reference(self) -> tuple[Tensor, ...]:
-        """The filled columns that hold the reference model's distributions."""
-        columns = (self.ref_ids, self.ref_support, self.ref_hidden)
-        return tuple(column for column in columns if column is not None)
 
     def replace(self, **columns: Any) -> Self:
         return replace(self, **columns)
@@ -149,14 +106,61 @@ class ExperienceBatch:
         return type(self)(**columns)
 
 
-@dataclass
-class PreferenceBatch(ExperienceBatch):
-    """Answers that were compared in pairs or rated one by one.
+@dataclass(kw_only=True)
+class ExperienceBatch(TokenBatch):
+    """The tensors of one step of reinforcement learning. ``loss_mask`` marks the tokens that the
+    policy sampled. Each field is filled once, in about their order."""
 
-    ``passed`` is 1 for the better answer and 0 for the worse. A pair is two adjacent rows, the
-    chosen answer first.
-    """
+    rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
+    rewards: Tensor  # (B,) float32, raw from the reward source; never overwritten
+    truncated: Tensor  # (B,) bool, the response ran out of tokens
+    passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
+    turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
+    sources: list[str]  # (B,) data source of each row
+    invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
+    difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
+    # (B, T) the part of ``rewards`` earned before the end, at the tokens that earned it
+    process_rewards: Tensor | None = None
+    reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
+    # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
+    greedy_rewards: Tensor | None = None
+    state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer equal observations
+    # (B, T) int32, the publish whose weights sampled the token; -1 outside loss_mask
+    versions: Tensor | None = None
+    old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
+    ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model
+    # (B, T, K) int32, the reference model's K likeliest tokens at position t
+    ref_ids: Tensor | None = None
+    # (B, T, K + 1) their log-probs, then that of all other tokens together
+    ref_support: Tensor | None = None
+    # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
+    ref_hidden: Tensor | None = None
+    full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
+    values: Tensor | None = None  # (B, T) from the critic
+    shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
+    scores: Tensor | None = None  # (B,) what the estimator computes from ``shaped``
+    # (B, T) score on the last sampled token, minus any KL penalty
+    token_rewards: Tensor | None = None
+    advantages: Tensor | None = None  # (B, T) zero outside loss_mask
+    returns: Tensor | None = None  # (B, T) the critic's target
+    loss_weights: Tensor | None = None  # (B,) factor on each row's policy loss
+    # (B, T) factor on each token's policy loss: importance weight of trainer against engine
+    is_weights: Tensor | None = None
+    selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately
 
+    @property
+    def reference(self) -> tuple[Tensor, ...]:
+        """The filled columns that hold the reference model's distributions."""
+        columns = (self.ref_ids, self.ref_support, self.ref_hidden)
+        return tuple(column for column in columns if column is not None)
+
+
+@dataclass(kw_only=True)
+class PreferenceBatch(TokenBatch):
+    """Answers that were compared in pairs or rated one by one. A pair is two adjacent rows, the
+    chosen answer first."""
+
+    passed: Tensor  # (B,) 1 for the better answer, 0 for the worse; NaN: to estimate a KL from
     # (B,) how much better the chosen answer of the row's pair is, from the data
     margins: Tensor | None = None
     ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference model

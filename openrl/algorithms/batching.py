@@ -14,7 +14,7 @@ from openrl.algorithms.partition import RowCost, balanced_parts
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.algorithms.trajectories import Trajectories
 from openrl.errors import UserError
-from openrl.experience import ExperienceBatch, StepCounts, StepPlan
+from openrl.experience import StepCounts, StepPlan, TokenBatch
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TrainingPlan:
 
 
 def plan_steps(
-    batch: ExperienceBatch,
+    batch: TokenBatch,
     dp_size: int,
     train_batch_size: int,
     micro_batch_size: MicroBatchSize,
@@ -93,7 +93,7 @@ def plan_steps(
 
 
 def plan_pairs(
-    batch: ExperienceBatch,
+    batch: TokenBatch,
     dp_size: int,
     micro_batch_size: MicroBatchSize,
     cost: RowCost = PER_TOKEN,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.partition import RowCost
-from openrl.experience import ExperienceBatch
+from openrl.experience import TokenBatch
 
 DUMMY = -1
 """A row of one token that trains nothing, for ranks that run out of rows."""
@@ -51,7 +51,7 @@ class RowSizes:
     prefixes: Sequence[int] = ()  # ``common_prefixes``
 
     @classmethod
-    def of(cls, batch: ExperienceBatch, cost: RowCost) -> Self:
+    def of(cls, batch: TokenBatch, cost: RowCost) -> Self:
         lengths = batch.lengths.tolist()
         if not cost.shared:
             return cls(lengths, cost)

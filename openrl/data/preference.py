@@ -164,10 +164,9 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
         return torch.tensor(pairs, dtype=torch.float32).flatten()
 
     batch = collate_rows([row for e in examples for row in e.rows], pad_id)
-    own = {name: getattr(batch, name) for name in vars(batch)}
-    own |= {"group_ids": batch.group_ids // 2, "passed": columns([e.passed for e in examples])}
     return PreferenceBatch(
-        **own,
+        **vars(batch) | {"group_ids": batch.group_ids // 2},
+        passed=columns([e.passed for e in examples]),
         margins=columns([(e.margin, e.margin) for e in examples]),
         ref_answers=columns([e.ref_logprobs for e in examples]),
     )

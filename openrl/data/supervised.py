@@ -13,7 +13,7 @@ from openrl.data.answers import ExampleBuilder, MarkedText, SupervisedRow, Token
 from openrl.data.order import fingerprint
 from openrl.data.rows import as_chat, as_text, value_of
 from openrl.errors import BadRow
-from openrl.experience import ExperienceBatch
+from openrl.experience import TokenBatch
 from openrl.types import Message
 
 
@@ -57,23 +57,16 @@ def _last_answer(chat: Any) -> tuple[Any, Any]:
     raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
 
 
-def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
-    """Return a right-padded batch (B, T); columns of reinforcement learning hold zeros or NaN."""
+def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> TokenBatch:
+    """Return a right-padded batch (B, T), in which each row is a trajectory of its own."""
     tokens = [row.token_ids for row in rows]
     width = max(map(len, tokens))
-    loss_mask = pad([row.loss_mask for row in rows], width, False, torch.bool)
-    return ExperienceBatch(
+    return TokenBatch(
         token_ids=pad(tokens, width, pad_id, torch.long),
         attention_mask=length_mask(tokens, width),
-        loss_mask=loss_mask,
-        rollout_logprobs=torch.zeros(loss_mask.shape),
+        loss_mask=pad([row.loss_mask for row in rows], width, False, torch.bool),
         trajectory_ids=torch.arange(len(rows)),
         group_ids=torch.arange(len(rows)),
-        rewards=torch.zeros(len(rows)),
-        truncated=torch.zeros(len(rows), dtype=torch.bool),
-        passed=torch.full((len(rows),), float("nan")),
-        turn_ids=torch.where(loss_mask, 0, -1),
-        sources=["default"] * len(rows),
         images=[row.images for row in rows] if any(row.images for row in rows) else None,
     )
 

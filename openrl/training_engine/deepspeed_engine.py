@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.placement import ModelPart
-from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
+from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan, TokenBatch
 from openrl.files import model_written_aside
 from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
@@ -178,7 +178,7 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def forward(
         self,
-        batch: ExperienceBatch,
+        batch: TokenBatch,
         micro_batches: list[list[int]],
         *outputs: Output,
         as_reference: bool = False,
@@ -212,10 +212,13 @@ class DeepSpeedEngine:
         attention_mask, (b, T) each, optionally followed by group ids (b,)."""
         return self._engine(*(part.to(self.device) for part in tokens))[0]
 
-    def _run(self, batch: ExperienceBatch, *outputs: Output) -> Outputs:
+    def _run(self, batch: TokenBatch, *outputs: Output) -> Outputs:
         inputs = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [part.to(self.device) for part in inputs]
-        reference = [c.to(self.device) for c in batch.reference] if "full_kl" in outputs else []
+        reference: list[Tensor] = []
+        if "full_kl" in outputs:
+            assert isinstance(batch, ExperienceBatch)
+            reference = [part.to(self.device) for part in batch.reference]
         media: dict[str, Tensor] | None = None
         if self.model.vision is not None:
             found = self.model.vision.read(batch.images)
@@ -224,9 +227,7 @@ class DeepSpeedEngine:
 
     @needs("param")
     @torch.no_grad()
-    def evaluate(
-        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
-    ) -> dict[str, Metric]:
+    def evaluate(self, batch: TokenBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """Return the metrics of ``loss_of`` on the plan's micro-batches, without a step."""
         self.model.eval()
         micro_batches = (batch.select(rows).to(self.device) for rows in plan.micro_batches)
@@ -234,7 +235,7 @@ class DeepSpeedEngine:
 
     @needs("param", "optim", "grad")
     def train_step(
-        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, *more: StepPart
+        self, batch: TokenBatch, plan: StepPlan, loss_of: LossOf, *more: StepPart
     ) -> dict[str, Metric]:
         """Run forward and backward over the micro-batches of the plan and of ``more`` parts, and
         take one optimizer step on the sum of their gradients.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openrl.algorithms.masked import masked_mean, masked_metrics, masked_sum, step_loss
 from openrl.algorithms.preference_losses import pair_reward_loss, split_pairs
-from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
+from openrl.experience import AnswerInputs, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
 from openrl.metrics import Metric
 from openrl.training_engine.updates import Forward, Measured
@@ -33,14 +33,13 @@ class PreferenceUpdate:
     beta: float
     nll_coef: float = 0.0
 
-    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
-        assert isinstance(batch, PreferenceBatch)
+    def __call__(self, forward: Forward, batch: PreferenceBatch, counts: StepCounts) -> Measured:
         logprobs, _ = forward(batch)
         answers = AnswerInputs(
             logprobs=masked_sum(logprobs, batch.loss_mask, -1),
             mean_logprobs=masked_mean(logprobs, batch.loss_mask, -1),
             ref_logprobs=(
-                torch.zeros_like(batch.rewards) if batch.ref_answers is None else batch.ref_answers
+                torch.zeros_like(batch.passed) if batch.ref_answers is None else batch.ref_answers
             ),
             passed=batch.passed,
             beta=self.beta,
@@ -68,8 +67,8 @@ class PairRewardUpdate:
     kind: Literal["sigmoid", "logexp"] = "sigmoid"
     margin: bool = False
 
-    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
-        assert isinstance(batch, PreferenceBatch) and batch.margins is not None
+    def __call__(self, forward: Forward, batch: PreferenceBatch, counts: StepCounts) -> Measured:
+        assert batch.margins is not None
         rewards, _ = forward(batch)
         margin = split_pairs(batch.margins)[0] if self.margin else None
         losses = pair_reward_loss(*split_pairs(rewards), margin, self.kind)

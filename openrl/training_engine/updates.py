@@ -15,7 +15,7 @@ from openrl.algorithms.off_policy import weigh
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
-from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan
+from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan, TokenBatch
 from openrl.extension_points import policy_losses
 from openrl.metrics import Max, Mean, Metric
 from openrl.models.logits import Output, Outputs
@@ -24,7 +24,7 @@ from openrl.models.logits import Output, Outputs
 class Forward(Protocol):
     """Runs the model on a micro-batch with gradient. Returns its output, and further outputs."""
 
-    def __call__(self, batch: ExperienceBatch, *outputs: Output) -> Outputs: ...
+    def __call__(self, batch: TokenBatch, *outputs: Output) -> Outputs: ...
 
 
 COMPARED = "mismatch/"
@@ -33,17 +33,17 @@ COMPARED = "mismatch/"
 Measured = tuple[Tensor, dict[str, Metric]]
 """The loss of a micro-batch, and its metrics."""
 
-LossOf = Callable[[Forward, ExperienceBatch, StepCounts], Measured]
+LossOf = Callable[[Forward, Any, StepCounts], Measured]
 """``loss_of(forward, micro_batch, counts) -> (loss, metrics)`` computes the loss of one
-micro-batch, divided by the counts of the whole optimizer step and multiplied by dp_size. So the
+micro-batch, a TokenBatch of the kind that it knows, divided by the counts of the whole optimizer step and multiplied by dp_size. So the
 gradients, summed over micro-batches and averaged over ranks, are those of the whole step."""
 
 
-Share = tuple[ExperienceBatch, list[StepPlan], LossOf]
+Share = tuple[TokenBatch, list[StepPlan], LossOf]
 """What a rank trains: its rows, their plan in each optimizer step, and their loss."""
 
 
-StepPart = tuple[ExperienceBatch, StepPlan, LossOf]
+StepPart = tuple[TokenBatch, StepPlan, LossOf]
 """What one loss trains in an optimizer step: rows of the rank's shard, with their own plan."""
 
 
@@ -210,7 +210,7 @@ class BalancedUpdate:
     def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
         balances: list[Tensor] = []
 
-        def and_balance(batch: ExperienceBatch, *outputs: Output) -> Outputs:
+        def and_balance(batch: TokenBatch, *outputs: Output) -> Outputs:
             output, more = forward(batch, *outputs, "balance")
             balances.append(more["balance"])
             return output, more
@@ -243,7 +243,7 @@ class SupervisedUpdate:
     coef: float = 1.0
     name: str = "loss"
 
-    def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
+    def __call__(self, forward: Forward, batch: TokenBatch, counts: StepCounts) -> Measured:
         logprobs, _ = forward(batch)
         loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
         return self.coef * loss, masked_metrics({self.name: -logprobs}, batch.loss_mask)
@@ -256,12 +256,12 @@ def _needed(batch: ExperienceBatch, column: str) -> Tensor:
     return value
 
 
-def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
+def _any(tokens: Tensor, batch: TokenBatch) -> Tensor:
     """Return the rows, (B,) bool, with a trained token among ``tokens``, (B, T) or (B, 1) bool."""
     return (tokens & batch.loss_mask).any(-1)
 
 
-def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
+def _share(loss: Tensor, batch: TokenBatch, counts: StepCounts) -> Mean:
     """Return a divided loss as a metric: over all micro-batches and ranks the shares add up to the
     step's loss, and their weights to 1. Where no row is computed, each rank has a dummy."""
     computed = counts.tokens - counts.zero_gradient_tokens

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from openrl.cluster.group import WorkerContext
 from openrl.config.groups.placement import ModelPart
 from openrl.errors import UserError, listed
-from openrl.experience import ExperienceBatch, StepPlan
+from openrl.experience import StepPlan, TokenBatch
 from openrl.metrics import Metric
 from openrl.models.logits import Output
 from openrl.models.process_memory import MemoryUse, freeze_gc_heap, memory_use
@@ -99,7 +99,7 @@ class ModelWorker:
 
     def forward(
         self,
-        batch: ExperienceBatch,
+        batch: TokenBatch,
         micro_batches: list[list[int]],
         model: ModelChoice = 0,
         *outputs: Output,
@@ -116,9 +116,7 @@ class ModelWorker:
         parts = ([(batch, plan, loss) for plan in plans] for batch, plans, loss in shares)
         return [self.engine.train_step(*first, *more) for first, *more in zip(*parts, strict=True)]
 
-    def evaluate(
-        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
-    ) -> dict[str, Metric]:
+    def evaluate(self, batch: TokenBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """Return this rank's metrics of a loss, without an optimizer step."""
         return self.engine.evaluate(batch, plan, loss_of)
 

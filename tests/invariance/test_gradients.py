@@ -215,13 +215,17 @@ def answers(batch: ExperienceBatch) -> PreferenceBatch:
     mask = batch.attention_mask.clone()
     mask[:, :PROMPT] = False
     rows = torch.arange(len(batch))
-    columns = {"loss_mask": mask, "turn_ids": turn_ids(mask), "passed": 1.0 - rows % 2}
-    more = {
-        "ref_answers": -9.0 + rows / 2,
-        "margins": rows / 10,
-        "kl": torch.full((len(batch),), 0.1),
-    }
-    return PreferenceBatch(**vars(batch) | columns | more)
+    return PreferenceBatch(
+        token_ids=batch.token_ids,
+        attention_mask=batch.attention_mask,
+        loss_mask=mask,
+        trajectory_ids=batch.trajectory_ids,
+        group_ids=batch.group_ids,
+        passed=1.0 - rows % 2,
+        ref_answers=-9.0 + rows / 2,
+        margins=rows / 10,
+        kl=torch.full((len(batch),), 0.1),
+    )
 
 
 def flat(batch: ExperienceBatch) -> ExperienceBatch:

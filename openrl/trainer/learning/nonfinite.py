@@ -12,7 +12,7 @@ from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan
 from openrl.errors import UserError
-from openrl.experience import ExperienceBatch
+from openrl.experience import ExperienceBatch, TokenBatch
 from openrl.files import write_atomically
 from openrl.metrics import Metric
 
@@ -29,7 +29,7 @@ class NonFiniteGuard:
         self.in_a_row: dict[str, int] = {}
 
     def check(
-        self, role: str, step: int, batch: ExperienceBatch, plan: TrainingPlan, reports: Reports
+        self, role: str, step: int, batch: TokenBatch, plan: TrainingPlan, reports: Reports
     ) -> None:
         """Count skipped steps among these. Raises UserError if there were too many in a row."""
         for number, of_ranks in enumerate(zip(*reports, strict=True)):
@@ -55,11 +55,14 @@ def _rows_of_step(plan: TrainingPlan, number: int) -> list[int]:
     return sorted(found)
 
 
-def write_batch(path: Path, batch: ExperienceBatch) -> None:
-    """Write a batch as safetensors: each column under its name, reward parts as
-    ``reward_parts.NAME``, and the sources as metadata."""
+def write_batch(path: Path, batch: TokenBatch) -> None:
+    """Write a batch as safetensors: each field under its name, and of a batch of rollouts the
+    reward parts as ``reward_parts.NAME`` and the sources as metadata."""
     named = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    named |= {f"reward_parts.{name}": part for name, part in (batch.reward_parts or {}).items()}
+    texts = {}
+    if isinstance(batch, ExperienceBatch):
+        named |= {f"reward_parts.{name}": part for name, part in (batch.reward_parts or {}).items()}
+        texts = {"sources": json.dumps(batch.sources)}
     tensors = {n: column.contiguous() for n, column in named.items() if isinstance(column, Tensor)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(tensors, {"sources": json.dumps(batch.sources)}))
+    write_atomically(path, save(tensors, texts))

@@ -21,7 +21,7 @@ from openrl.cluster.group import RankGroup, data_ranks
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
-from openrl.experience import ExperienceBatch
+from openrl.experience import TokenBatch
 from openrl.metrics import Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.trainer.learning.nonfinite import Reports
@@ -71,7 +71,7 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
 
 
 async def forward_rows(
-    group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: int = 0
+    group: RankGroup, batch: TokenBatch, spec: BatchingSpec, model: int = 0
 ) -> Tensor:
     """Run a forward-only pass over all rows. Returns the model's output, (B, T) or (B,)."""
     return (await forward_outputs(group, batch, spec, model))["output"]
@@ -79,7 +79,7 @@ async def forward_rows(
 
 async def forward_outputs(
     group: RankGroup,
-    batch: ExperienceBatch,
+    batch: TokenBatch,
     spec: BatchingSpec,
     model: ModelChoice,
     *outputs: Output,
@@ -99,7 +99,7 @@ async def forward_outputs(
     return {name: join_rows(shards, of_ranks, shape) for name, of_ranks in by_name.items()}
 
 
-def shares(batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:
+def shares(batch: TokenBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:
     """Return what each rank trains of a batch."""
     return [
         (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
@@ -114,7 +114,7 @@ async def update_rows(group: RankGroup, *parts: list[Share]) -> Reports:
 
 
 async def evaluate_rows(
-    group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf
+    group: RankGroup, batch: TokenBatch, plan: TrainingPlan, loss_of: LossOf
 ) -> dict[str, Metric]:
     """Return the metrics of a loss over all rows. ``plan`` has a single step; it only distributes
     the rows, and no optimizer step is taken."""
@@ -158,7 +158,7 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
     return metrics
 
 
-def zero_gradient_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
+def zero_gradient_metrics(batch: TokenBatch, computed: Tensor) -> dict[str, Metric]:
     """Return metrics of a policy update that computes only the rows ``computed`` (B,) bool: the
     share of rows left out, and the share of trained tokens on which metrics are measured."""
     tokens = batch.response_lengths

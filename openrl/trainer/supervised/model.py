@@ -14,7 +14,7 @@ from openrl.algorithms.masked import masked_sum
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, add_ref_logprobs
-from openrl.experience import ExperienceBatch
+from openrl.experience import TokenBatch
 from openrl.metrics import merge_all, to_floats
 from openrl.tracking.progress import Tell
 from openrl.trainer.learning.nonfinite import NonFiniteGuard
@@ -45,11 +45,11 @@ class SupervisedModel:
         self.group, self.task, self.pad_id = group, task, pad_id
         self.batching, self.guard = spec, guard
 
-    async def forward(self, batch: ExperienceBatch) -> Tensor:
+    async def forward(self, batch: TokenBatch) -> Tensor:
         """Return the model's output for all rows."""
         return await forward_rows(self.group, batch, self.batching)
 
-    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
+    async def update(self, batch: TokenBatch, step: int) -> dict[str, float]:
         """Take one optimizer step over the batch and return its metrics."""
         batch, plan = await self._planned(batch)
         reports = await update_rows(self.group, shares(batch, plan, self.task.update))
@@ -76,7 +76,7 @@ class SupervisedModel:
             for name, value in (values | self.task.from_evaluation(values)).items()
         }
 
-    async def _planned(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, TrainingPlan]:
+    async def _planned(self, batch: TokenBatch) -> tuple[TokenBatch, TrainingPlan]:
         """Return the batch with all columns that the task needs, and the plan of a single step."""
         batch, spec = await self.task.annotate(batch, self.forward), self.batching
         return batch, self.task.plan(batch, data_ranks(self.group), spec.train, spec.cost)
@@ -109,7 +109,7 @@ class SupervisedModel:
 
     def _batches(
         self, examples: Sequence[Any], tell: Tell = lambda done, total: None
-    ) -> Iterator[ExperienceBatch]:
+    ) -> Iterator[TokenBatch]:
         for start in range(0, len(examples), CHUNK):
             tell(start, len(examples))
             yield self.task.collate(examples[start : start + CHUNK], self.pad_id)

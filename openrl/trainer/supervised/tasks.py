@@ -20,24 +20,24 @@ from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.images import image_budget, row_images
 from openrl.data.preference import PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate_rows
-from openrl.experience import ExperienceBatch, PreferenceBatch
+from openrl.experience import PreferenceBatch, TokenBatch
 from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
 from openrl.training_engine.build import EngineKind
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training_engine.updates import LossOf, SupervisedUpdate, balanced
 
-Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
+Forward = Callable[[TokenBatch], Awaitable[Tensor]]
 
 
 def plan_rows(
-    batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost
+    batch: TokenBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost
 ) -> TrainingPlan:
     """Plan one optimizer step over all rows."""
     return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
 
-async def no_annotation(batch: ExperienceBatch, forward: Forward) -> ExperienceBatch:
+async def no_annotation(batch: TokenBatch, forward: Forward) -> TokenBatch:
     return batch
 
 
@@ -50,10 +50,10 @@ class Task:
     update: LossOf
     builder: ExampleBuilder[Any]
     columns: tuple[Column, ...]  # shown next to the loss
-    collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows
-    plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
+    collate: Callable[[Sequence[Any], int], TokenBatch] = collate_rows
+    plan: Callable[[TokenBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
     # completes the batch before each update or evaluation
-    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = no_annotation
+    annotate: Callable[[Any, Forward], Awaitable[TokenBatch]] = no_annotation
     # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
     reference_lora: LoRAFlags | None = None  # for the reference model
