@@ -28,14 +28,14 @@ from examples.python.make_model import countdown, make_model
 from openrl.algorithms.batching import plan_steps
 from openrl.data.answers import SupervisedRow
 from openrl.data.supervised import collate_rows
-from openrl.experience import ExperienceBatch, StepPlan
+from openrl.experience import StepPlan, TokenBatch
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
 from openrl.training_engine.distributed import init_distributed
 from openrl.training_engine.updates import SupervisedUpdate
 
 
-def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
+def ragged_rows(count: int, spread: float, longest: int) -> TokenBatch:
     """Random tokens; lengths are lognormal with a median of an eighth of the longest."""
     g = torch.Generator().manual_seed(0)
     lengths = (
@@ -50,13 +50,13 @@ def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
     )
 
 
-def seconds(engine: DeepSpeedEngine, batch: ExperienceBatch, plan: StepPlan) -> float:
+def seconds(engine: DeepSpeedEngine, batch: TokenBatch, plan: StepPlan) -> float:
     started = busy_seconds(engine.device.type)
     engine.train_step(batch, plan, SupervisedUpdate())
     return busy_seconds(engine.device.type) - started
 
 
-def padding(batch: ExperienceBatch, plan: StepPlan) -> float:
+def padding(batch: TokenBatch, plan: StepPlan) -> float:
     """The share of tokens that a padded step computes for nothing."""
     computed = sum(batch.select(rows).token_ids.numel() for rows in plan.micro_batches)
     return 1 - int(batch.attention_mask.sum()) / computed

@@ -126,7 +126,6 @@ def test_collate_pads_on_the_right():
     assert batch.token_ids.tolist() == [[5, 6, 7], [8, EOS, PAD]]
     assert batch.attention_mask.tolist() == [[True] * 3, [True, True, False]]
     assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
-    assert batch.turn_ids.tolist() == [[-1, 0, 0], [-1, 0, -1]]
 
 
 def test_an_end_of_text_that_pads_is_still_learned_where_it_is_real():
