@@ -30,7 +30,7 @@ from openrl.algorithms.selecting_losses import (
     select_tokens,
 )
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
-from openrl.experience import ExperienceBatch, PreferenceBatch
+from openrl.experience import ExperienceBatch, PreferenceBatch, TokenBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
@@ -196,7 +196,7 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     )
 
 
-def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:
+def batch_of(case: Case, batch: ExperienceBatch) -> TokenBatch:
     """What the case trains on: the batch with the tokens marked that its loss selects, or answers
     made of its rows."""
     if isinstance(case.update, (PreferenceUpdate, PairRewardUpdate)):
