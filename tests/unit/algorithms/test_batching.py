@@ -26,7 +26,7 @@ def trajectory(mask, reward=1.0, **fields):
     row = Segment(
         list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], (), state
     )
-    return Trajectory(prompt, [row], score=score, **({"end": FinishReason.STOP} | fields))
+    return Trajectory(prompt, [row], score=score, **({"finish_reason": FinishReason.STOP} | fields))
 
 
 PROMPT = Prompt("p", [1], "")
@@ -36,7 +36,10 @@ def test_collate_by_hand():
     groups = [
         PromptGroup(
             PROMPT,
-            [trajectory([0, 1, 1, 0, 1], 2.0, end=FinishReason.LENGTH), trajectory([0, 1], -1.0)],
+            [
+                trajectory([0, 1, 1, 0, 1], 2.0, finish_reason=FinishReason.LENGTH),
+                trajectory([0, 1], -1.0),
+            ],
             greedy=trajectory([0, 1], 0.5),
         ),
         PromptGroup(
@@ -67,7 +70,10 @@ def test_collate_by_hand():
 def test_failed_and_unscored_trajectories_keep_their_rows():
     group = PromptGroup(
         PROMPT,
-        [trajectory([0, 1, 1], 1.0, end=FinishReason.ENGINE_ERROR), trajectory([0, 1, 1], None)],
+        [
+            trajectory([0, 1, 1], 1.0, finish_reason=FinishReason.ENGINE_ERROR),
+            trajectory([0, 1, 1], None),
+        ],
     )
     batch = collate([group], pad_id=0)
     assert batch.valid.tolist() == [False, True]
@@ -80,7 +86,7 @@ def test_failed_and_unscored_trajectories_keep_their_rows():
 
 def test_an_episode_without_a_token_is_a_row_that_models_can_compute():
     """A seed whose environment failed, or took all the time, before the first observation."""
-    late = trajectory([], 0.0, end=FinishReason.TIMEOUT)
+    late = trajectory([], 0.0, finish_reason=FinishReason.TIMEOUT)
     batch = collate([PromptGroup(PROMPT, [trajectory([0, 1], 1.0), late])], pad_id=99)
     assert batch.token_ids.tolist() == [[1, 2], [99, 99]] and batch.lengths.tolist() == [2, 1]
     assert batch.valid.tolist() == [True, False]
@@ -122,7 +128,7 @@ def test_versions_of_tokens():
     """Weights changed within the answer; a failed sibling has no sampled token."""
     played = trajectory([0, 1, 1, 0, 1])
     played.segments[0].versions = (VersionSpan(1, 2, 3), VersionSpan(2, 5, 4))
-    failed = trajectory([0, 1], end=FinishReason.ENGINE_ERROR)
+    failed = trajectory([0, 1], finish_reason=FinishReason.ENGINE_ERROR)
     failed.segments[0].versions = (VersionSpan(1, 2, 3),)
     batch = collate([PromptGroup(PROMPT, [played, failed])], pad_id=0)
     assert batch.versions.tolist() == [[-1, 3, 4, -1, 4], [-1] * 5]
