@@ -169,9 +169,10 @@ class Score:
 class Segment:
     """One token row to train on: a prompt, followed by sampled and observed tokens."""
 
-    token_ids: list[int]  # [L] prompt first
-    loss_mask: list[bool]  # [L] True for tokens that the policy sampled
-    rollout_logprobs: list[float]  # [L] from the engine, 0.0 where loss_mask is False
+    token_ids: list[int] = field(default_factory=list)  # [L] prompt first
+    loss_mask: list[bool] = field(default_factory=list)  # [L] True where the policy sampled
+    # [L] from the engine, 0.0 where loss_mask is False
+    rollout_logprobs: list[float] = field(default_factory=list)
     versions: tuple[VersionSpan, ...] = ()  # spans over the sampled tokens of the row
     state: str | None = None  # key of the observation that the row answers; None: the prompt
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
@@ -197,16 +198,34 @@ class Segment:
         """Build the row of a prompt and the tokens sampled after it. ``versions`` counts from the
         first sampled token. ``logprobs`` None means that nobody measured them; they are set to
         0."""
-        before, sampled = len(prompt_ids), len(token_ids)
-        return cls(
-            token_ids=[*prompt_ids, *token_ids],
-            loss_mask=[False] * before + [True] * sampled,
-            rollout_logprobs=[0.0] * before + (logprobs or [0.0] * sampled),
-            versions=tuple(
-                replace(s, start=s.start + before, end=s.end + before) for s in versions
-            ),
-            images=images,
-        )
+        row = cls()
+        row.observe(prompt_ids, images)
+        row.sample(token_ids, logprobs or [0.0] * len(token_ids), versions)
+        return row
+
+    def observe(self, token_ids: list[int], images: tuple[PlacedImage, ...] = ()) -> None:
+        """Append tokens that the policy did not sample. ``images`` have their places in the row."""
+        self.token_ids += token_ids
+        self.loss_mask += [False] * len(token_ids)
+        self.rollout_logprobs += [0.0] * len(token_ids)
+        self.images = (*self.images, *images)
+
+    def sample(
+        self, token_ids: list[int], logprobs: list[float], versions: tuple[VersionSpan, ...]
+    ) -> None:
+        """Append tokens that the policy sampled. ``versions`` count from the first of them; what
+        they say of tokens behind the last is left out."""
+        before = len(self.token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += [True] * len(token_ids)
+        self.rollout_logprobs += logprobs
+        for span in versions:
+            start, end = before + span.start, before + min(span.end, len(token_ids))
+            last = self.versions[-1] if self.versions else None
+            if last is not None and (last.end, last.version) == (start, span.version):
+                self.versions = (*self.versions[:-1], replace(last, end=end))
+            elif start < end:
+                self.versions = (*self.versions, VersionSpan(start, end, span.version))
 
 
 @dataclass(frozen=True)

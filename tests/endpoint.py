@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.endpoint.server import Endpoint, serve
+from openrl.agents.endpoint.server import AgentEndpoint, serve
 from openrl.agents.endpoint.session import Session
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
@@ -36,7 +36,7 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 @asynccontextmanager
 async def endpoint(
     limits: TurnFlags = TurnFlags(), play: EpisodeConfig | None = None
-) -> AsyncIterator[Endpoint]:
+) -> AsyncIterator[AgentEndpoint]:
     """With Qwen 2.5's template, unless ``play`` has another."""
     async with serve(
         play or EpisodeConfig(hermes_chat(), parser_for("hermes", None), limits)

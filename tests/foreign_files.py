@@ -9,7 +9,7 @@ from typing import Any
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
@@ -46,7 +46,7 @@ def play(
     *policies: Any,
     limits: TurnFlags = TurnFlags(env_step_timeout=60.0),
     sampling: Sampling = ROOM,
-    endpoint: Endpoint | None = None,
+    endpoint: AgentEndpoint | None = None,
 ) -> list[Trajectory | BaseException]:
     """An episode for each policy, one after the other in one process; the error in the place of
     what it made fail."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.endpoint.records import MODEL
-from openrl.agents.endpoint.server import HOST, Endpoint
+from openrl.agents.endpoint.server import HOST, AgentEndpoint
 from openrl.agents.endpoint.session import NoRequest, Session
 from openrl.config.groups.agent import split_command
 from openrl.processes.child import MARK, ending, kill_family, resident_bytes
@@ -30,7 +30,7 @@ THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
 class AgentCommand:
-    def __init__(self, command: str, endpoint: Endpoint) -> None:
+    def __init__(self, command: str, endpoint: AgentEndpoint) -> None:
         """Raises UserError for a command that cannot be started."""
         self.command, self.endpoint = split_command(command), endpoint
         self.limits = endpoint.play.limits

@@ -27,7 +27,6 @@ from openrl.types import (
     Score,
     Segment,
     Trajectory,
-    VersionSpan,
 )
 from openrl.vision.placing import unexpanded
 
@@ -62,21 +61,12 @@ class Reply:
     images: tuple[PlacedImage, ...] = ()  # in their order in ``prompt_ids``
 
 
-@dataclass(frozen=True)
-class _Context:
-    """A text and its tokens, which are added to a row."""
-
-    text: str  # with one placeholder for each image
-    token_ids: list[int]
-    images: tuple[PlacedImage, ...] = ()
-
-
 @dataclass(eq=False)
-class _Row:
+class _TextRow:
     """A segment that grows, and its text."""
 
     text: str = ""
-    segment: Segment = field(default_factory=lambda: Segment([], [], []))
+    segment: Segment = field(default_factory=Segment)
     rewards: dict[int, float] = field(default_factory=dict)  # by index of a turn's last token
     busy: bool = False  # a reply that continues the row is being sampled
 
@@ -89,22 +79,11 @@ class _Row:
         known = self.images
         return text.startswith(self.text) and list(images[: len(known)]) == known
 
-    def extend(self, added: _Context, sampled: Completion | None = None) -> None:
-        row, start, ids = self.segment, len(self.segment.token_ids), added.token_ids
-        self.text += added.text
-        row.token_ids += ids
-        row.images = (*row.images, *added.images)
-        row.loss_mask += [sampled is not None] * len(ids)
-        row.rollout_logprobs += sampled.logprobs if sampled else [0.0] * len(ids)
-        for span in sampled.versions if sampled else ():
-            moved = VersionSpan(span.start + start, span.end + start, span.version)
-            row.versions = (*row.versions, moved)
-
-    def as_context(self) -> _Row:
+    def as_context(self) -> _TextRow:
         """Return a row that begins with the tokens of this one, none of which is trained."""
-        ids, images = self.segment.token_ids, self.segment.images
-        nothing = [False] * len(ids)
-        return _Row(self.text, Segment(ids[:], nothing, [0.0] * len(ids), images=images))
+        row = _TextRow(self.text)
+        row.segment.observe(self.segment.token_ids, self.segment.images)
+        return row
 
 
 class Conversation:
@@ -128,8 +107,8 @@ class Conversation:
         self.turns, self.forks = 0, 0
         self.rendered: list[RenderedTurn] = []
         self._asking = 0  # turns that are being sampled
-        self._rows: list[_Row] = []
-        self._last: _Row | None = None  # the row of the last turn
+        self._rows: list[_TextRow] = []
+        self._last: _TextRow | None = None  # the row of the last turn
         self._longest = sampling.max_len or 2**31  # most tokens of a row
 
     async def reply(
@@ -150,9 +129,9 @@ class Conversation:
         row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
-        context = _Context(rest, *self.chat.place(ids, images[len(row.images) :], len(held)))
-        sampling = self._sampling(len(held) + len(context.token_ids), max_tokens, stop)
-        return await self._turn(row, context, sampling, state)
+        ids, placed = self.chat.place(ids, images[len(row.images) :], len(held))
+        sampling = self._sampling(len(held) + len(ids), max_tokens, stop)
+        return await self._turn(row, rest, ids, placed, sampling, state)
 
     async def reply_to_tokens(
         self,
@@ -167,44 +146,53 @@ class Conversation:
         images = self.chat.check_image_count(list(images))
         token_ids, placed = self.chat.place(token_ids, images, 0)
 
-        def is_held(row: _Row) -> bool:
+        def is_held(row: _TextRow) -> bool:
             held, known = row.segment.token_ids, row.images
             return token_ids[: len(held)] == held and images[: len(known)] == known
 
         row = self._row_for(is_held)
         held = row.segment.token_ids
-        added, shown = token_ids[len(held) :], placed[len(row.images) :]
-        marked = unexpanded(added, [image.moved(-len(held)) for image in shown])
-        context = _Context(self.chat.decode_after(held, marked), added, shown)
+        added, new = token_ids[len(held) :], placed[len(row.images) :]
+        marked = unexpanded(added, [image.moved(-len(held)) for image in new])
+        text = self.chat.decode_after(held, marked)
         sampling = self._sampling(len(token_ids), max_tokens, stop)
-        return await self._turn(row, context, sampling)
+        return await self._turn(row, text, added, new, sampling)
 
     async def _turn(
-        self, row: _Row, context: _Context, sampling: Sampling, state: str | None = None
+        self,
+        row: _TextRow,
+        text: str,
+        token_ids: list[int],
+        images: tuple[PlacedImage, ...],
+        sampling: Sampling,
+        state: str | None = None,
     ) -> Reply:
-        """Sample a reply after the row and ``context``, and add both to the row."""
-        held = row.segment.token_ids
-        asked, row.busy = [*held, *context.token_ids], True
-        images = (*row.segment.images, *context.images)
+        """Sample a reply after the row and what the turn adds to it before the reply: a text with
+        placeholders of images, its tokens and its images. Add that and the reply to the row."""
+        segment = row.segment
+        prompt_ids, shown = [*segment.token_ids, *token_ids], (*segment.images, *images)
+        row.busy = True
         self._asking += 1
         try:
-            completion = await self.generate(asked, sampling, images)
+            completion = await self.generate(prompt_ids, sampling, shown)
         finally:
             row.busy = False
             self._asking -= 1
         if row not in self._rows:
-            row.segment.state = state
-            self.forks += bool(self._rows) and not held
+            segment.state = state
+            self.forks += bool(self._rows) and not segment.token_ids
             self._rows.append(row)
-        ids = completion.token_ids
-        row.extend(context)
-        sampled, said = self.chat.decode_after(asked, ids), self.chat.reply_text(asked, ids)
-        row.extend(_Context(sampled, ids), completion)
+        sampled_ids = completion.token_ids
+        segment.observe(token_ids, images)
+        segment.sample(sampled_ids, completion.logprobs, completion.versions)
+        sampled = self.chat.decode_after(prompt_ids, sampled_ids)
+        row.text += text + sampled
         self.turns += 1
         self._last = row
         # a template ends the turn itself; without one, the text ends as it was sampled
-        message = {"role": "assistant", "content": said if self.chat.chat else sampled}
-        return Reply(said, message, asked, completion, images)
+        reply = self.chat.reply_text(prompt_ids, sampled_ids)
+        message = {"role": "assistant", "content": reply if self.chat.chat else sampled}
+        return Reply(reply, message, prompt_ids, completion, shown)
 
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
@@ -224,11 +212,11 @@ class Conversation:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):
             raise EpisodeOver(FinishReason.MAX_TURNS)
 
-    def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
+    def _row_for(self, is_held: Callable[[_TextRow], bool]) -> _TextRow:
         """Return the longest row that the turn continues, or a new one."""
         fitting = [row for row in self._rows if not row.busy and is_held(row)]
         if not fitting:
-            return _Row()
+            return _TextRow()
         row = max(fitting, key=lambda row: len(row.text))
         return row.as_context() if self.row_per_turn else row
 
@@ -293,7 +281,7 @@ class Conversation:
         """Return the episode as a trajectory. After several turns, ``score`` also gets the rewards
         credited to them, as token rewards."""
         nothing = Segment.answer(self.prompt.token_ids, [], images=self.prompt.images)
-        rows = self._rows or [_Row("", nothing)]
+        rows = self._rows or [_TextRow("", nothing)]
         if score is not None and any(row.rewards for row in rows) and self.turns > 1:
             earned = [
                 row.rewards.get(at, 0.0) for row in rows for at in range(len(row.segment.token_ids))

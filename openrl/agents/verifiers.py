@@ -28,7 +28,7 @@ import zmq.asyncio
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.records import MODEL, Json
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.endpoint.session import Session
 from openrl.agents.foreign.user_code import numbers
 from openrl.errors import UserError
@@ -41,7 +41,7 @@ PATIENCE = 60.0  # seconds without a reply before the server is asked whether it
 
 
 @asynccontextmanager
-async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[VerifiersAgent]:
+async def open_verifiers(address: str, endpoint: AgentEndpoint) -> AsyncIterator[VerifiersAgent]:
     """Open the agent of the server at an address. Raises UserError if none answers there."""
     check_address(address)
     server = EnvironmentServer(address)
@@ -77,7 +77,7 @@ def check_address(address: str) -> None:
 
 
 class VerifiersAgent:
-    def __init__(self, server: EnvironmentServer, endpoint: Endpoint) -> None:
+    def __init__(self, server: EnvironmentServer, endpoint: AgentEndpoint) -> None:
         self.server, self.endpoint = server, endpoint
         # Keys of sessions that ended in time. They are used again, because a server keeps a client
         # for every base URL that it was ever given.

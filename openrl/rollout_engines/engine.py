@@ -6,14 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.groups.rollout_engine import OneEngineFlags
 from openrl.config.groups.vision import PixelFlags
 from openrl.errors import UserError
-from openrl.types import Completion, FinishReason, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling, Segment
 
 if TYPE_CHECKING:  # ``EngineSpec`` is read before the heavy libraries are imported
     from openrl.models.process_memory import MemoryUse
@@ -76,30 +76,15 @@ class EngineSpec:
 
 
 @dataclass(eq=False)
-class Request:
+class EngineRequest:
     """A prompt and the tokens sampled after it so far."""
 
     prompt: list[int]
     sampling: Sampling
     room: int  # total number of tokens it may sample
     images: tuple[PlacedImage, ...] = ()  # in the prompt
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: tuple[VersionSpan, ...] = ()
+    sampled: Segment = field(default_factory=Segment)  # what it has sampled so far
     drawing: Any = None  # its random generator, for an engine that samples in this process
-
-    def extend(self, part: Completion) -> None:
-        """Append an uninterrupted stretch, whose ``versions`` count from its first token."""
-        start = len(self.tokens)
-        self.tokens += part.token_ids
-        self.logprobs += part.logprobs
-        for span in part.versions:
-            last = self.versions[-1] if self.versions else None
-            if last is not None and last.version == span.version:
-                self.versions = (*self.versions[:-1], replace(last, end=start + span.end))
-            elif span.end > span.start:
-                moved = VersionSpan(start + span.start, start + span.end, span.version)
-                self.versions = (*self.versions, moved)
 
 
 class RolloutEngine(ABC):
@@ -124,7 +109,7 @@ class RolloutEngine(ABC):
         self._resumed.set()
 
     @abstractmethod
-    async def _sample(self, request: Request) -> Completion:
+    async def _sample(self, request: EngineRequest) -> Completion:
         """Sample what follows the tokens of ``request`` so far, up to its end or the next
         interruption (``FinishReason.INTERRUPTED``)."""
 
@@ -198,7 +183,8 @@ class RolloutEngine(ABC):
         images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
         process of the engine died."""
         room = room_for(token_ids, sampling, self._spec.max_model_len)
-        request = Request(list(token_ids), sampling, room, tuple(images))
+        request = EngineRequest(list(token_ids), sampling, room, tuple(images))
+        row = request.sampled
         end = FinishReason.INTERRUPTED
         while end is FinishReason.INTERRUPTED:
             while not self._resumed.is_set():  # a new pause may begin before this task wakes up
@@ -207,9 +193,9 @@ class RolloutEngine(ABC):
                 part = await self._sample(request)
                 if part.finish_reason is FinishReason.INTERRUPTED and not self._interrupting:
                     raise RuntimeError("the engine gave up a request that no pause interrupted")
-            request.extend(part)
+            row.sample(part.token_ids, part.logprobs, part.versions)
             end = part.finish_reason
-        return Completion(request.tokens, request.logprobs, end, request.versions)
+        return Completion(row.token_ids, row.rollout_logprobs, end, row.versions)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

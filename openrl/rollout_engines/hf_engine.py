@@ -31,8 +31,8 @@ from openrl.models.towers import language_model_class, tower_weights
 from openrl.models.vision import Vision
 from openrl.rollout_engines.engine import (
     EnginePart,
+    EngineRequest,
     EngineSpec,
-    Request,
     RolloutEngine,
     banned_tokens,
 )
@@ -66,17 +66,17 @@ class _ImageInputs:
 
 
 @dataclass(eq=False)
-class _Row:
+class _Stretch:
     """What one uninterrupted stretch of decoding adds to a request."""
 
-    request: Request
+    request: EngineRequest
     reply: asyncio.Future[FinishReason]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
     def context(self) -> list[int]:
-        return self.request.prompt + self.request.tokens
+        return self.request.prompt + self.request.sampled.token_ids
 
 
 class HFEngine(RolloutEngine):
@@ -91,7 +91,7 @@ class HFEngine(RolloutEngine):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._seeds = random.Random(spec.seed)
         self._banned = banned_tokens(spec)
-        self._waiting: list[_Row] = []
+        self._waiting: list[_Stretch] = []
         self._decoding: asyncio.Task[None] | None = None
         self._received: list[SentBucket] = []
         self._host_buffer = HostBuffer()
@@ -137,12 +137,12 @@ class HFEngine(RolloutEngine):
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def _sample(self, request: Request) -> Completion:
+    async def _sample(self, request: EngineRequest) -> Completion:
         if request.drawing is None:
             seed = request.sampling.seed
             seed = self._seeds.getrandbits(63) if seed is None else seed
             request.drawing = torch.Generator().manual_seed(seed)
-        row = _Row(request, asyncio.get_running_loop().create_future())
+        row = _Stretch(request, asyncio.get_running_loop().create_future())
         self._waiting.append(row)
         if self._decoding is None or self._decoding.done():
             self._decoding = asyncio.create_task(self._decode_waiting())
@@ -170,7 +170,7 @@ class HFEngine(RolloutEngine):
                         row.reply.set_exception(error)
 
     @torch.inference_mode()
-    def _decode(self, batch: list[_Row], loop: asyncio.AbstractEventLoop) -> None:
+    def _decode(self, batch: list[_Stretch], loop: asyncio.AbstractEventLoop) -> None:
         """Sample a left-padded batch, which rows leave as they end, until it is empty or paused."""
         batch = [row for row in batch if not row.reply.done()]  # drop requests that were cancelled
         if not batch:
@@ -222,7 +222,7 @@ class HFEngine(RolloutEngine):
         inputs = (media if shown else {}) | self._vision.types(tokens)
         return _ImageInputs(inputs, self._vision.axes(tokens, mask, media))
 
-    def _extend(self, row: _Row, logits: Tensor) -> FinishReason | None:
+    def _extend(self, row: _Stretch, logits: Tensor) -> FinishReason | None:
         """Sample one more token. Returns why the request ends with it, or None."""
         request = row.request
         sampling = request.sampling
@@ -232,7 +232,7 @@ class HFEngine(RolloutEngine):
         row.logprobs.append(logprob)
         if token in self._eos and not sampling.ignore_eos:
             return FinishReason.STOP
-        sampled = request.tokens + row.tokens
+        sampled = request.sampled.token_ids + row.tokens
         if sampling.stop:
             text = self._tokenizer.decode(sampled, skip_special_tokens=True)
             if any(stop in text for stop in sampling.stop):

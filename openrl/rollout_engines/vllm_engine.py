@@ -16,8 +16,8 @@ from openrl.models.process_memory import MemoryUse
 from openrl.rollout_engines.engine import (
     EngineDied,
     EnginePart,
+    EngineRequest,
     EngineSpec,
-    Request,
     RolloutEngine,
     banned_tokens,
 )
@@ -87,11 +87,11 @@ class VLLMEngine(RolloutEngine):
                 " vLLM does not know",
             ) from error
 
-    async def _sample(self, request: Request) -> Completion:
+    async def _sample(self, request: EngineRequest) -> Completion:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling, before = request.sampling, len(request.tokens)
+        sampling, before = request.sampling, len(request.sampled.token_ids)
         params = SamplingParams(
             max_tokens=request.room - before,
             temperature=sampling.temperature,
@@ -112,7 +112,7 @@ class VLLMEngine(RolloutEngine):
         name = f"openrl-{next(self._ids)}"
         self._submitted.add(name)
         try:
-            row = request.prompt + request.tokens
+            row = request.prompt + request.sampled.token_ids
             work = self._final_output(row, request.images, params, name)
             final = await self._while_alive(work)
         finally:
@@ -133,10 +133,10 @@ class VLLMEngine(RolloutEngine):
         logprobs = list(found.logprobs) if found else []
         return Completion(sampled, logprobs, _ENDS[reply.finish_reason], spans)
 
-    def _cut_at_stop(self, request: Request, part: Completion) -> Completion:
+    def _cut_at_stop(self, request: EngineRequest, part: Completion) -> Completion:
         """Cut ``part`` after the token that completes a stop text. vLLM misses a stop text that
         began before the interruption, since it takes those tokens for the prompt."""
-        before, tokens = len(request.tokens), request.tokens + part.token_ids
+        before, tokens = len(request.sampled.token_ids), request.sampled.token_ids + part.token_ids
 
         def stopped(length: int) -> bool:
             text = self._llm.tokenizer.decode(tokens[:length], skip_special_tokens=True)

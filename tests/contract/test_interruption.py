@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrl.errors import UserError
 from openrl.rollout_engines.build import start_engine
-from openrl.rollout_engines.engine import EngineSpec, Request, RolloutEngine
+from openrl.rollout_engines.engine import EngineRequest, EngineSpec, RolloutEngine
 from openrl.rollout_engines.hf_engine import HFEngine
 from openrl.rollout_engines.vllm_engine import VLLMEngine, seed_after
 from openrl.types import Completion, FinishReason, Sampling, VersionSpan
@@ -261,7 +261,7 @@ def test_stop_texts_are_found_across_the_seam(
         first = await bench.engine.generate(PROMPTS[0], replace(free, max_tokens=tokens))
         parts = [replace(first, finish_reason=FinishReason.INTERRUPTED)]
 
-        async def given(request: Request) -> Completion:
+        async def given(request: EngineRequest) -> Completion:
             monkeypatch.setattr(bench.engine, "_interrupting", bool(parts))
             return parts.pop() if parts else await sample(request)
 

@@ -9,9 +9,9 @@ from typing import Any
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     MODEL,
-    Answer,
     CompletionRequest,
     Dialect,
+    EndpointReply,
     Json,
     logprob_items,
 )
@@ -49,7 +49,7 @@ def _read_call(call: Json) -> Json:
     )
 
 
-def write(body: Json, answer: Answer) -> Json:
+def write(body: Json, answer: EndpointReply) -> Json:
     message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.calls:
         written = [(c, json.dumps(c.arguments, ensure_ascii=False)) for c in answer.calls]
@@ -75,13 +75,13 @@ def write(body: Json, answer: Answer) -> Json:
     return reply
 
 
-def _finish(answer: Answer) -> str:
+def _finish(answer: EndpointReply) -> str:
     if answer.was_cut:
         return "length"
     return "tool_calls" if answer.calls else "stop"
 
 
-def usage(answer: Answer) -> Json:
+def usage(answer: EndpointReply) -> Json:
     asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
     return {
         "prompt_tokens": asked,

@@ -10,9 +10,9 @@ from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     MODEL,
-    Answer,
     CompletionRequest,
     Dialect,
+    EndpointReply,
     Json,
 )
 from openrl.agents.tools.calls import call_in_chat
@@ -72,7 +72,7 @@ def _read_call(block: Json) -> Json:
     )
 
 
-def write(body: Json, answer: Answer) -> Json:
+def write(body: Json, answer: EndpointReply) -> Json:
     said: list[Json] = [{"type": "text", "text": answer.content}] if answer.content else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
@@ -93,7 +93,7 @@ def write(body: Json, answer: Answer) -> Json:
     }
 
 
-def _stop_reason(answer: Answer) -> str:
+def _stop_reason(answer: EndpointReply) -> str:
     if answer.was_cut:
         return "max_tokens"
     return "tool_use" if answer.calls else "end_turn"

@@ -35,7 +35,7 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointReply:
     """One reply of the policy, as clients understand it."""
 
     id: str  # 32 hexadecimal digits
@@ -56,14 +56,16 @@ class Dialect:
 
     path: str
     read: Callable[[Json], CompletionRequest]  # raises Refusal
-    write: Callable[[Json, Answer], Json]  # the request's body and its answer -> the reply's body
+    write: Callable[
+        [Json, EndpointReply], Json
+    ]  # the request's body and its answer -> the reply's body
     error: Callable[[Refusal], Json]
     # the bodies of request and reply -> the events of a streamed reply
     events: Callable[[Json, Json], Iterator[Json]]
     closing: str = ""  # the last text of a stream
 
 
-def logprob_items(answer: Answer) -> list[Json]:
+def logprob_items(answer: EndpointReply) -> list[Json]:
     """Return the sampled tokens in vLLM's format: ``token`` up to 0.31, ``token_id`` later."""
     sampled = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     return [

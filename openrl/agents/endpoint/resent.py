@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from openrl.agents.endpoint.records import Answer
+from openrl.agents.endpoint.records import EndpointReply
 from openrl.agents.tools.calls import ParsedReply, message_forms
 from openrl.types import Message
 
@@ -22,7 +22,7 @@ class SampledMessages:
         self._forms: dict[str, list[Message]] = {}  # best first; only one once it is chosen
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
-    def keep(self, answer: Answer, sampled: Message) -> Message:
+    def keep(self, answer: EndpointReply, sampled: Message) -> Message:
         """Remember an answer, whose text is in ``sampled``. Return it as clients send it back."""
         self._tools |= {call.id: call.name for call in answer.calls}
         forms = message_forms(sampled, ParsedReply(answer.content, answer.calls))

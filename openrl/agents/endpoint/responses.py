@@ -9,9 +9,9 @@ from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error
 from openrl.agents.endpoint.records import (
     MODEL,
-    Answer,
     CompletionRequest,
     Dialect,
+    EndpointReply,
     Json,
     logprob_items,
 )
@@ -80,7 +80,7 @@ def _read_item(item: Json) -> Message | None:
     raise Refusal(400, f"items of type {kind!r} are not supported")
 
 
-def write(body: Json, answer: Answer) -> Json:
+def write(body: Json, answer: EndpointReply) -> Json:
     status = "incomplete" if answer.was_cut else "completed"
     asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
     logprobs = logprob_items(answer) if _LOGPROBS in (body.get("include") or ()) else []
@@ -113,7 +113,7 @@ def write(body: Json, answer: Answer) -> Json:
     }
 
 
-def _write_text(answer: Answer, status: str, logprobs: list[Json]) -> Json:
+def _write_text(answer: EndpointReply, status: str, logprobs: list[Json]) -> Json:
     part = {
         "type": "output_text",
         "text": answer.content,

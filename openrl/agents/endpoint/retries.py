@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.agents.endpoint.records import Answer
+from openrl.agents.endpoint.records import EndpointReply
 from openrl.waiting import cancel_all
 
 
@@ -19,7 +19,7 @@ from openrl.waiting import cancel_all
 class Exchange:
     """A request and its reply, which is sampled even if the client leaves."""
 
-    reply: asyncio.Task[Answer]
+    reply: asyncio.Task[EndpointReply]
     waiting: int = 1  # requests that wait for the reply
     delivered: bool = False
 
@@ -50,7 +50,9 @@ class Exchanges:
         self._all: dict[str, list[Exchange]] = {}
         self.replays = 0
 
-    def take(self, name: str, repeats: bool, answering: Coroutine[Any, Any, Answer]) -> Exchange:
+    def take(
+        self, name: str, repeats: bool, answering: Coroutine[Any, Any, EndpointReply]
+    ) -> Exchange:
         """Return the earlier exchange that the request repeats, or else a new one, which runs
         ``answering``.
 

@@ -25,7 +25,7 @@ from openrl.agents.ending import deadline
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
-from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, session_ended
+from openrl.agents.endpoint.records import MODEL, Dialect, EndpointReply, Json, session_ended
 from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, name_and_repeats
 from openrl.agents.endpoint.session import Session
@@ -44,10 +44,10 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 
 
 @asynccontextmanager
-async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[Endpoint]:
+async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[AgentEndpoint]:
     """Open an endpoint that answers until the context ends. Raises UserError if the port is
     taken."""
-    endpoint = Endpoint(play, port)
+    endpoint = AgentEndpoint(play, port)
     server = _Server(
         uvicorn.Config(
             endpoint.app(),
@@ -66,7 +66,7 @@ async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[Endpoint]:
         await serving
 
 
-class Endpoint:
+class AgentEndpoint:
     """Opens sessions, and answers their clients while its ``app`` is served."""
 
     def __init__(self, play: EpisodeConfig, port: int = 0) -> None:
@@ -177,7 +177,7 @@ def handler(reply: Handler, dialect: Dialect) -> Handler:
     return handle
 
 
-async def _wait(request: Request, exchange: Exchange) -> Answer:
+async def _wait(request: Request, exchange: Exchange) -> EndpointReply:
     """Wait for the reply, which is sampled to its end even if the client leaves. Raises Refusal."""
     left = asyncio.create_task(_disconnected(request))
     try:

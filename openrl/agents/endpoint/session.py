@@ -15,8 +15,8 @@ from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver,
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
-    Answer,
     CompletionRequest,
+    EndpointReply,
     Json,
     session_ended,
 )
@@ -71,7 +71,7 @@ class Session:
             raise session_ended()
         return self.exchanges.take(name, repeats, self._answer(ask, name))
 
-    async def _answer(self, ask: CompletionRequest, name: str) -> Answer:
+    async def _answer(self, ask: CompletionRequest, name: str) -> EndpointReply:
         """Sample an answer. Raises Refusal."""
         self.overrides += _changes_sampling(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
@@ -129,7 +129,7 @@ class Session:
             raise Refusal(404, "no earlier response has this id", "not_found")
         return self._chats[answer] if answer is not None else []
 
-    def _read(self, reply: Reply, ask: CompletionRequest) -> Answer:
+    def _read(self, reply: Reply, ask: CompletionRequest) -> EndpointReply:
         """Return the reply as clients understand it, up to the first of the client's stop texts."""
         found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
         text = reply.text[: min(found)] if found else reply.text
@@ -138,7 +138,7 @@ class Session:
         self.unreadable += parsed.error is not None
         self._calls += len(parsed.calls)
         content = text if parsed.error is not None else parsed.content
-        return Answer(
+        return EndpointReply(
             id=secrets.token_hex(16),
             created=int(time.time()),
             content=content,

@@ -8,9 +8,9 @@ from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import error, usage
 from openrl.agents.endpoint.records import (
     MODEL,
-    Answer,
     CompletionRequest,
     Dialect,
+    EndpointReply,
     Json,
     logprob_items,
 )
@@ -37,7 +37,7 @@ def read(body: Json) -> CompletionRequest:
     )
 
 
-def write(body: Json, answer: Answer) -> Json:
+def write(body: Json, answer: EndpointReply) -> Json:
     wanted = fields.get(body, "sampling_params", dict, {}).get("logprobs")
     choice = {
         "index": 0,

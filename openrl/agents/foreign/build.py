@@ -12,7 +12,7 @@ from pathlib import Path
 from openrl.agents.base import Agent, Generate
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.ending import time_limit
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.foreign.executor_agent import ExecutorAgent
@@ -54,7 +54,7 @@ def process_limits(flags: TurnFlags) -> Limits:
 
 @asynccontextmanager
 async def open_file_agent(
-    file: AgentFile, play: EpisodeConfig, endpoint: Endpoint | None = None
+    file: AgentFile, play: EpisodeConfig, endpoint: AgentEndpoint | None = None
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
     UserError like ``recognise``."""
@@ -88,7 +88,9 @@ async def open_pool(target: Target, limits: TurnFlags, kind: str) -> AsyncIterat
 class FileAgent:
     """Plays what a file brings. An episode's time begins once it has been lent a process."""
 
-    def __init__(self, pool: ProcessPool, play: EpisodeConfig, endpoint: Endpoint | None) -> None:
+    def __init__(
+        self, pool: ProcessPool, play: EpisodeConfig, endpoint: AgentEndpoint | None
+    ) -> None:
         self.pool, self.how, self.endpoint = pool, play, endpoint
 
     async def run(

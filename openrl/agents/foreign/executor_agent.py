@@ -3,7 +3,6 @@ as sampled are compared with those that were."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from openrl.agents.base import EpisodeResult, Generate
@@ -90,16 +89,12 @@ def trajectory(
     turns = _turns(played.token_ids, played.action_ranges, replies)
     last, first = turns[-1], played.action_ranges[0][0]
     ids, placed = chat.place(played.token_ids, [shown.image for shown in last.images], 0)
-    row = Segment(ids, [False] * len(ids), [0.0] * len(ids), images=placed)
+    row = Segment(images=placed)
     for turn, (start, end) in zip(turns, played.action_ranges, strict=True):
-        begins, length = len(turn.prompt_ids), end - start
-        row.loss_mask[begins : begins + length] = [True] * length
-        row.rollout_logprobs[begins : begins + length] = turn.completion.logprobs[:length]
-        row.versions += tuple(
-            replace(s, start=s.start + begins, end=min(s.end, length) + begins)
-            for s in turn.completion.versions
-            if s.start < length
-        )
+        sampled, length = turn.completion, end - start
+        row.observe(ids[len(row.token_ids) : len(turn.prompt_ids)])
+        row.sample(sampled.token_ids[:length], sampled.logprobs[:length], sampled.versions)
+    row.observe(ids[len(row.token_ids) :])
     metrics = {f"env/{prompt.source}/{k}": v for k, v in played.metrics.items()}
     return Trajectory(
         prompt,

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrl.agents.base import Environment, EpisodeResult, Generate, Step, ToolError, Toolset
 from openrl.agents.chat import ChatFormat
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.endpoint.session import Session
 from openrl.agents.foreign.calls import Call
 from openrl.processes.child import CallFailed
@@ -90,11 +90,11 @@ class ProcessTools(Toolset):
 class ProgramAgent:
     """Lets the ``run`` of a file play against the endpoint, in a process of its own."""
 
-    def __init__(self, process: Lease, endpoint: Endpoint) -> None:
+    def __init__(self, process: Lease, endpoint: AgentEndpoint) -> None:
         self.process, self.endpoint = process, endpoint
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play the episode. Raises the same as ``Endpoint.run``."""
+        """Play the episode. Raises the same as ``AgentEndpoint.run``."""
 
         async def play(session: Session) -> EpisodeResult:
             call = Call("play", (prompt, sampling, session.root, session.key))

@@ -13,7 +13,7 @@ import pytest
 
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.retries import Exchanges
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
@@ -346,7 +346,7 @@ def test_a_port_that_is_taken():
         with pytest.raises(
             UserError, match=f"{port} on 127.0.0.1 cannot be bound: Address already in use"
         ):
-            Endpoint(EpisodeConfig(hermes_chat(), parser_for("hermes", None)), port)
+            AgentEndpoint(EpisodeConfig(hermes_chat(), parser_for("hermes", None)), port)
 
 
 def test_turns_for_people():
