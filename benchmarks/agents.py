@@ -22,7 +22,7 @@ from openrl.agents.base import Step
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags

@@ -87,7 +87,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Environment(ABC):
-    """Plays one episode after the other. ``openrl.agents.gym`` makes environments from classes with
+    """Plays one episode after the other. ``openrl.agents.environments.gym`` makes environments from classes with
     gym's ``reset`` and ``step``."""
 
     reductions: Mapping[str, str] = {}

@@ -13,11 +13,11 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import serve
+from openrl.agents.environments.tags import open_tag_agent
 from openrl.agents.foreign.build import agent_file, open_file_agent
 from openrl.agents.openenv import OpenEnvAgent, find_server
 from openrl.agents.single_turn import SingleTurn
-from openrl.agents.tagged import open_tag_agent
-from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import parse_no_calls
 from openrl.agents.tools.parsers import detect, parser_for

@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.build import AgentSetup, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
-from openrl.agents.environment_agent import as_messages
+from openrl.agents.environments.agent import as_messages
+from openrl.agents.environments.tags import first_observation, tag_settings
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.openenv import find_server
 from openrl.agents.probe import QUESTION, probe, require_tools
-from openrl.agents.tagged import first_observation, tag_settings
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.verifiers import check_address

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from openrl.agents.base import Agent, Generate
-from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.errors import UserError, short
 from openrl.processes.child import CallFailed
 from openrl.seeds import seed_of

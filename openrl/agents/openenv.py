@@ -27,7 +27,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from openrl.agents.base import Environment, Generate, Step
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.ending import time_limit
-from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.foreign.user_code import scalar
 from openrl.errors import UserError
 from openrl.types import Prompt, Sampling, Trajectory

@@ -15,7 +15,7 @@
                 raise InvalidAction("heads or tails?")
             return Turn(float(said == self.side), done=True, success=said == self.side)
 
-Equal seeds give equal games, in every process. ``openrl.agents.gym`` says what ``reset`` and
+Equal seeds give equal games, in every process. ``openrl.agents.environments.gym`` says what ``reset`` and
 ``step`` return."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import serve
-from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.parsers import parser_for

@@ -13,8 +13,8 @@ from mcp.server import MCPServer
 
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools import mcp
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.mcp import McpFailed, find_tools
 from openrl.agents.tools.parsers import parser_for

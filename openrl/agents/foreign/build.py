@@ -13,7 +13,7 @@ from openrl.agents.base import Agent, Generate
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.server import AgentEndpoint
-from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.foreign.executor_agent import ExecutorAgent
 from openrl.agents.foreign.player import AgentFile
@@ -24,7 +24,7 @@ from openrl.agents.foreign.process import (
     RawText,
 )
 from openrl.agents.foreign.recognise import find_class
-from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags
 from openrl.files import file_and_name

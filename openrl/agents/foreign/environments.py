@@ -1,6 +1,6 @@
 """Environments of files as ours, and what plays them in the file's process.
 
-gym        reset(seed), step(action), as in ``openrl.agents.gym``
+gym        reset(seed), step(action), as in ``openrl.agents.environments.gym``
 OpenRLHF   step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
            "sampling_params"?, "images"?}
 Molt       step(state) -> Result(reward, observation, terminated, truncated, info, score, images)
@@ -60,7 +60,7 @@ class EnvironmentPlayer(Player, ABC):
 
 class GymPlayer(EnvironmentPlayer):
     def make(self, prompt: Prompt, sampling: Sampling) -> Any:
-        from openrl.agents.gym import GymEnvironment
+        from openrl.agents.environments.gym import GymEnvironment
 
         return GymEnvironment(self._class())
 

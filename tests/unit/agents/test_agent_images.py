@@ -9,10 +9,10 @@ import pytest
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
-from openrl.agents.gym import GymEnvironment, make_environment
+from openrl.agents.environments.agent import EnvironmentAgent, EnvironmentFailure
+from openrl.agents.environments.gym import GymEnvironment, make_environment
 from openrl.agents.single_turn import SingleTurn
-from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.calls import ParsedReply, ToolCall
 from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.toolbox import Toolbox

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.gym import make_environment
+from openrl.agents.environments.gym import make_environment
 
 EXAMPLE = Path(__file__).parents[3] / "examples/python/agents"
 made = runpy.run_path(str(EXAMPLE.parent / "make_model.py"))

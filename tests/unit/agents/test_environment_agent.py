@@ -11,8 +11,8 @@ import pytest
 from openrl.agents.base import REDUCTIONS, Step
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure, reduce_metrics
-from openrl.agents.gym import GymEnvironment, make_environment
+from openrl.agents.environments.agent import EnvironmentAgent, EnvironmentFailure, reduce_metrics
+from openrl.agents.environments.gym import GymEnvironment, make_environment
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.seeds import seed_of

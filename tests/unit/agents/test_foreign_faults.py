@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason
 from tests.foreign_files import play, policy_of

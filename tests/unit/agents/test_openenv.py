@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from openrl.agents import openenv
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.agents.openenv import (
     OpenEnvAgent,
     ServerFull,

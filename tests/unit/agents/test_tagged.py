@@ -12,7 +12,7 @@ import pytest
 
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
-from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, needs_process
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError

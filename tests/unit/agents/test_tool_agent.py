@@ -7,7 +7,7 @@ import pytest
 from openrl.agents.base import Toolset
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.tool_agent import ToolAgent, first_messages
+from openrl.agents.tools.agent import ToolAgent, first_messages
 from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox

@@ -11,7 +11,7 @@ from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.foreign.process import ProcessTools
 from openrl.agents.foreign.recognise import is_trl_environment
 from openrl.agents.foreign.trl import ToolPlayer
-from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.errors import UserError

@@ -12,8 +12,8 @@ import torch
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent
-from openrl.agents.gym import GymEnvironment
+from openrl.agents.environments.agent import EnvironmentAgent
+from openrl.agents.environments.gym import GymEnvironment
 from openrl.algorithms.advantages import DiscountOptions, GAEOptions, GiGPOOptions, TurnOptions
 from openrl.algorithms.collate import collate
 from openrl.algorithms.policy_losses import PPOOptions

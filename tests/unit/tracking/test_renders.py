@@ -10,8 +10,8 @@ from PIL import Image
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent
-from openrl.agents.gym import GymEnvironment
+from openrl.agents.environments.agent import EnvironmentAgent
+from openrl.agents.environments.gym import GymEnvironment
 from openrl.tracking.renders import gif, save_episodes
 from openrl.types import Prompt, PromptGroup, Sampling
 from tests.chat_templates import family_tokenizer

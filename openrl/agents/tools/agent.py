@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
-from openrl.agents.ending import close_on_exit, deadline, episode_end
 from openrl.agents.tools.calls import (
     ParsedReply,
     ToolCall,
@@ -17,6 +16,7 @@ from openrl.agents.tools.calls import (
 )
 from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
+from openrl.agents.turns import TurnEpisode
 from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content, content_text, prompt_messages
 from openrl.waiting import all_or_first_error
@@ -30,46 +30,40 @@ class ToolAgent:
     If a call fails, its result tells the policy why. The same goes for a reply whose calls cannot
     be read, but three of these in a row end the episode."""
 
-    def __init__(self, open_tools: Callable[[], Toolbox], play: EpisodeConfig) -> None:
-        self.open_tools, self.how = open_tools, play
+    def __init__(self, open_tools: Callable[[], Toolbox], config: EpisodeConfig) -> None:
+        self.open_tools, self.config = open_tools, config
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        conversation = Conversation(self.how, prompt, generate, sampling)
-        tools = self.open_tools()
-        episode = _Episode(conversation, tools, self.how.parse)
-        async with close_on_exit(tools.close):
-            end = await episode_end(episode.play(), self.how.limits.episode_timeout)
-            return await episode.trajectory(end)
+        conversation = Conversation(self.config, prompt, generate, sampling)
+        return await ToolEpisode(conversation, self.open_tools(), self.config.parse).run()
 
 
-class _Episode:
+class ToolEpisode(TurnEpisode):
+    """The policy's replies call tools, and the results follow them."""
+
     def __init__(self, conversation: Conversation, tools: Toolbox, parse: Parse) -> None:
-        self.conversation, self.tools, self.limits = conversation, tools, conversation.limits
-        self.parse = parse
+        super().__init__(conversation)
+        self.tools, self.parse, self.schemas = tools, parse, tools.schemas
         self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
         self.in_a_row = 0  # parse errors
+        self.parsed = ParsedReply("")  # the last reply
 
-    async def play(self) -> FinishReason:
-        prompt = self.conversation.prompt
-        messages = new = first_messages(prompt, await self.tools.start(prompt))
-        while True:
-            self.conversation.render_turn(new)
-            async with deadline(self.limits.turn_timeout):
-                reply = await self.conversation.reply(messages, self.tools.schemas)
-                self.conversation.render_action(reply.text)
-                parsed = self._parse_reply(reply)
-                if not parsed.calls and not parsed.error:
-                    self.conversation.render_turn(())
-                    return reply.completion.finish_reason
-                new = await self._call_tools(parsed)
-            chats = [[*messages, *form] for form in self._chat_forms(reply, parsed, new)]
-            messages = self.conversation.choose(chats, self.tools.schemas)
-            if self.in_a_row == MOST_PARSE_ERRORS:
-                return FinishReason.STOP
+    async def begin(self) -> list[Message]:
+        return first_messages(self.prompt, await self.tools.start(self.prompt))
+
+    async def step(self, reply: Reply) -> tuple[list[Message], FinishReason | None]:
+        self.parsed = self._parse_reply(reply)
+        if not self.parsed.calls and not self.parsed.error:
+            return [], reply.completion.finish_reason
+        results = await self._call_tools(self.parsed)
+        return results, FinishReason.STOP if self.in_a_row == MOST_PARSE_ERRORS else None
+
+    def continued(self, chat: list[Message], reply: Reply, after: list[Message]) -> list[Message]:
+        """Return the chat with a reply and its results in the form that continues its row."""
+        chats = [[*chat, *form] for form in self._chat_forms(reply, after)]
+        return self.conversation.choose(chats, self.schemas)
 
     def _parse_reply(self, reply: Reply) -> ParsedReply:
-        """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
-        self.conversation.require_room_after(reply)
         parsed = self.parse(reply.text, self.tools.schemas).numbered(self.calls + 1)
         self.parse_errors += parsed.error is not None
         self.in_a_row = self.in_a_row + 1 if parsed.error else 0
@@ -98,18 +92,16 @@ class _Episode:
             self.failed_calls += 1
             return f"Error: {error}"
 
-    def _chat_forms(
-        self, reply: Reply, parsed: ParsedReply, after: list[Message]
-    ) -> list[list[Message]]:
+    def _chat_forms(self, reply: Reply, after: list[Message]) -> list[list[Message]]:
         """Return the forms that a reply and its results may have in the chat, best first."""
-        if parsed.error:
+        if self.parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
             return [[reply.message, *after], [reply.message, as_user]]
-        return [[form, *after] for form in message_forms(reply.message, parsed)]
+        return [[form, *after] for form in message_forms(reply.message, self.parsed)]
 
-    async def trajectory(self, end: FinishReason) -> Trajectory:
+    async def trajectory(self, finish_reason: FinishReason) -> Trajectory:
         """Return the episode as a trajectory. Raises ValueError for a reward that is not finite."""
-        reward = None if end.is_failure else await self.tools.reward()
+        reward = None if finish_reason.is_failure else await self.tools.reward()
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"the reward of the tools is {reward}")
         metrics = {
@@ -119,7 +111,10 @@ class _Episode:
             **self.tools.metrics,
         }
         score = None if reward is None else Score(reward)
-        return self.conversation.trajectory(end, score, metrics)
+        return self.conversation.trajectory(finish_reason, score, metrics)
+
+    async def close(self) -> None:
+        await self.tools.close()
 
 
 def first_messages(prompt: Prompt, addition: str) -> list[Message]:

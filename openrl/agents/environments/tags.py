@@ -12,11 +12,11 @@ from typing import Any
 
 from openrl.agents.base import Agent, Environment, Generate
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.environments.agent import EnvironmentAgent
+from openrl.agents.environments.gym import make_environment
 from openrl.agents.foreign.build import FileAgent, open_pool, process_limits
 from openrl.agents.foreign.calls import Call, Facts
 from openrl.agents.foreign.environments import EnvironmentPlayer
-from openrl.agents.gym import make_environment
 from openrl.config.groups.agent import (
     EnvironmentTagFlags,
     TurnFlags,

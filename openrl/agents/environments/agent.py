@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
-from openrl.agents.conversation import Conversation, EpisodeConfig
-from openrl.agents.ending import close_on_exit, deadline, episode_end, time_limit
+from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
+from openrl.agents.ending import time_limit
+from openrl.agents.turns import TurnEpisode
 from openrl.errors import BadRow, UserError
 from openrl.processes.child import CallFailed
 from openrl.processes.worker import WrongValueError
@@ -40,65 +41,57 @@ class EnvironmentAgent:
     def __init__(
         self,
         make: Callable[[Prompt], Environment],
-        play: EpisodeConfig,
-        places: asyncio.Semaphore | None = None,
+        config: EpisodeConfig,
+        max_concurrency: asyncio.Semaphore | None = None,
     ) -> None:
-        """``places`` limits the steps that are taken at a time; None: those of this agent."""
-        self.make, self.how = make, play
-        self.places = places or asyncio.Semaphore(play.limits.max_concurrent_steps)
+        """``max_concurrency`` limits the steps that are taken at a time; None: those of this
+        agent."""
+        self.make, self.config = make, config
+        steps = config.limits.max_concurrent_steps
+        self.max_concurrency = max_concurrency or asyncio.Semaphore(steps)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. Raises EnvironmentFailure."""
-        conversation = Conversation(self.how, prompt, generate, sampling)
-        episode = _Episode(self.make(prompt), conversation, self.places)
-        async with close_on_exit(episode.close):
-            end = await episode_end(episode.play(), self.how.limits.episode_timeout)
-        return episode.trajectory(end)
+        conversation = Conversation(self.config, prompt, generate, sampling)
+        return await EnvironmentEpisode(self.make(prompt), conversation, self.max_concurrency).run()
 
 
-class _Episode:
+class EnvironmentEpisode(TurnEpisode):
+    """The policy's replies are actions, and observations follow them."""
+
     def __init__(
-        self, environment: Environment, conversation: Conversation, places: asyncio.Semaphore
+        self,
+        environment: Environment,
+        conversation: Conversation,
+        max_concurrency: asyncio.Semaphore,
     ) -> None:
-        self.environment, self.conversation, self.places = environment, conversation, places
-        self.prompt, self.limits = conversation.prompt, conversation.limits
+        super().__init__(conversation)
+        self.environment, self.max_concurrency = environment, max_concurrency
         self.seed = self.prompt.meta.get("seed", seed_of(self.prompt.id))
         self.actions: list[str] = []
         self.steps: list[Step] = []
         self.passed: float | None = None
 
-    async def play(self) -> FinishReason:
-        first = await self._answer(self.environment.reset(self.seed, self.prompt))
-        chat = new = self._messages(first)
-        state = _state(None, new)
-        while True:
-            async with deadline(self.limits.turn_timeout):
-                step, action, after = await self._turn(chat, new, state)
-            chat, new, state = [*chat, action, *after], after, _state(step.state, after)
-            if step.done or step.truncated:
-                await self._show(new)
-                return FinishReason.STOP if step.done else FinishReason.MAX_TURNS
+    async def begin(self) -> list[Message]:
+        first = self._messages(await self._answer(self.environment.reset(self.seed, self.prompt)))
+        self.state = _state(None, first)
+        return first
 
-    async def _turn(
-        self, chat: list[Message], new: list[Message], state: str
-    ) -> tuple[Step, Message, list[Message]]:
-        """Play one turn and return the result, the policy's message and the messages that follow.
-        Raises EpisodeOver if there is no action to take."""
-        await self._show(new)
-        reply = await self.conversation.reply(chat, state=state)
-        self.conversation.render_action(reply.text)
-        self.conversation.require_room_after(reply)
+    async def step(self, reply: Reply) -> tuple[list[Message], FinishReason | None]:
         step = await self._step(reply.text)
         after = self._messages(step.observation)
         self.conversation.render_action(reply.text, step.reward)
         self.conversation.credit(step.reward)
         self.steps.append(step)
         self.passed = self.passed if step.passed is None else step.passed
-        return step, reply.message, after
+        self.state = _state(step.state, after)
+        if step.done:
+            return after, FinishReason.STOP
+        return after, FinishReason.MAX_TURNS if step.truncated else None
 
     async def _step(self, action: str) -> Step:
         self.actions.append(action)
-        async with self.places:
+        async with self.max_concurrency:
             step = await self._answer(self.environment.step(action))
         if step.passed is not None and not 0 <= step.passed <= 1:
             raise self._failure(f"success must be in [0, 1], but it is {step.passed}", "value")
@@ -145,15 +138,15 @@ class _Episode:
             f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}", kind
         )
 
-    async def _show(self, new: list[Message]) -> None:
-        frame = await self._answer(self.environment.frame()) if self.prompt.render else None
-        self.conversation.render_turn(new, frame)
+    async def frame(self) -> Any | None:
+        return await self._answer(self.environment.frame())
 
-    def trajectory(self, end: FinishReason) -> Trajectory:
-        if self.passed is None and end.is_truncated:
+    async def trajectory(self, finish_reason: FinishReason) -> Trajectory:
+        if self.passed is None and finish_reason.is_truncated:
             self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)
-        trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
+        score = Score(reward, self.passed)
+        trajectory = self.conversation.trajectory(finish_reason, score, self._metrics())
         trajectory.seed = self.seed
         return trajectory
 
