@@ -26,20 +26,20 @@ LAST_WORDS = 2000  # bytes of a program's output that an error quotes
 MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
 WATCH_INTERVAL = 1.0  # seconds between checks of a program
 # variables that programs do not inherit, because they belong to other keys
-THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
+OTHERS_KEYS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
 class AgentCommand:
     def __init__(self, command: str, endpoint: AgentEndpoint) -> None:
         """Raises UserError for a command that cannot be started."""
         self.command, self.endpoint = split_command(command), endpoint
-        self.limits = endpoint.play.limits
-        self._places = asyncio.Semaphore(self.limits.max_concurrency)
+        self.limits = endpoint.config.limits
+        self._max_concurrency = asyncio.Semaphore(self.limits.max_concurrency)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
         with the end of its output, and if it takes too much memory or prints too much."""
-        async with self._places:
+        async with self._max_concurrency:
             with (
                 tempfile.TemporaryFile() as output,
                 tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as chat,
@@ -57,13 +57,13 @@ class AgentCommand:
                 try:
                     return await self.endpoint.run(prompt, generate, sampling, play)
                 except NoRequest as error:
-                    said = _output_tail(output)
-                    raise RuntimeError(f"{error}; its output ends with: {said}") from None
+                    tail = _output_tail(output)
+                    raise RuntimeError(f"{error}; its output ends with: {tail}") from None
 
     async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int:
         """Run the program, end everything that it started, and return its exit code."""
         mark = uuid4().hex
-        inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
+        inherited = {name: value for name, value in os.environ.items() if name not in OTHERS_KEYS}
         process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,

@@ -95,13 +95,14 @@ class Conversation:
 
     def __init__(
         self,
-        play: EpisodeConfig,
+        config: EpisodeConfig,
         prompt: Prompt,
         generate: Generate,
         sampling: Sampling,
         any_prompt: bool = False,
     ) -> None:
-        self.chat, self.limits, self.row_per_turn = play.chat, play.limits, play.row_per_turn
+        self.chat, self.limits = config.chat, config.limits
+        self.row_per_turn = config.row_per_turn
         self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
@@ -220,13 +221,13 @@ class Conversation:
         row = max(fitting, key=lambda row: len(row.text))
         return row.as_context() if self.row_per_turn else row
 
-    def _sampling(self, asked: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
-        """Return the sampling of the next turn, which follows ``asked`` tokens. Raises EpisodeOver
+    def _sampling(self, before: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
+        """Return the sampling of the next turn, which follows ``before`` tokens. Raises EpisodeOver
         if there is no room for it."""
         if not self._rows and not self.any_prompt:
             # several concurrent calls may be the first turn
-            self._longest = min(self._longest, asked + self.sampling.max_tokens)
-        left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
+            self._longest = min(self._longest, before + self.sampling.max_tokens)
+        left = min(self.sampling.max_tokens - self.sampled, self._longest - before)
         if left < 1:
             raise EpisodeOver(FinishReason.LENGTH)
         bounds = (left, self.limits.max_tokens_per_turn, max_tokens)
@@ -250,9 +251,9 @@ class Conversation:
 
     def require_room_after(self, reply: Reply) -> None:
         """Raise EpisodeOver if the engine failed, or cut the reply because the episode is full."""
-        end = reply.completion.finish_reason
-        if end.is_failure or (end is FinishReason.LENGTH and self.is_full):
-            raise EpisodeOver(end)
+        reason = reply.completion.finish_reason
+        if reason.is_failure or (reason is FinishReason.LENGTH and self.is_full):
+            raise EpisodeOver(reason)
 
     def credit(self, reward: float) -> None:
         """Credit a reward to the last token of the last turn."""
@@ -274,7 +275,7 @@ class Conversation:
 
     def trajectory(
         self,
-        end: FinishReason,
+        finish_reason: FinishReason,
         score: Score | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Trajectory:
@@ -298,7 +299,7 @@ class Conversation:
         return Trajectory(
             prompt,
             [row.segment for row in rows],
-            end,
+            finish_reason,
             text=self._text(),
             turns=self.turns,
             score=score,
@@ -308,13 +309,15 @@ class Conversation:
 
     def _text(self) -> str:
         """Return the text from the first reply on; of later rows, only what they add."""
-        parts, said = [], ""
+        parts, earlier = [], ""
         for row in self._rows:
-            if said and row.text.startswith(said):  # a turn with the turns before it as context
-                parts.append(row.text[len(said) :])
+            if earlier and row.text.startswith(
+                earlier
+            ):  # a turn with the turns before it as context
+                parts.append(row.text[len(earlier) :])
             else:
                 parts.append(self._after_context(row.segment))
-            said = row.text
+            earlier = row.text
         return "".join(parts)
 
     def _after_context(self, row: Segment) -> str:

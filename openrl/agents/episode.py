@@ -28,14 +28,6 @@ _SHOWN = 1000  # characters of what was played, in an error message
 class EngineError(RuntimeError):
     """A request to the engine failed for reasons other than the policy."""
 
-    kind = "engine"
-
-
-class UnequalStart(RuntimeError):
-    """An environment ignores its seed."""
-
-    kind = "seed"
-
 
 Start = tuple[list[int], list[str]]
 """The tokens that an episode begins with, and the hashes of its images."""
@@ -59,14 +51,14 @@ async def play_episode(
     except UserError:
         raise
     except EngineError as error:
-        end, failure, fault = FinishReason.ENGINE_ERROR, str(error), error.kind
+        reason, failure, fault = FinishReason.ENGINE_ERROR, str(error), "engine"
     except Exception as error:
-        end, failure = FinishReason.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
+        reason, failure = FinishReason.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
         fault = "error"
-        if isinstance(error, (EnvironmentFailure, UnequalStart, CallFailed)):
+        if isinstance(error, (EnvironmentFailure, CallFailed)):
             fault = error.kind
     nothing = Segment.answer(prompt.token_ids, [], images=prompt.images)
-    return [Trajectory(prompt, [nothing], end, failure=failure, fault=fault)]
+    return [Trajectory(prompt, [nothing], reason, failure=failure, fault=fault)]
 
 
 def known_prompt(played: Sequence[Trajectory]) -> Prompt:
@@ -98,7 +90,7 @@ def with_seeds(generate: Generate) -> Generate:
 
 
 def check_start(trajectory: Trajectory, starts: Starts) -> None:
-    """Raise UnequalStart if an environment showed an agent something else than its siblings, which
+    """Raise EnvironmentFailure if an environment showed an agent something else than its siblings, which
     could then not be compared. ``starts`` holds what the first sibling to end was shown."""
     first, seed = trajectory.segments[0], trajectory.seed
     if seed is None or not trajectory.response_length:
@@ -106,8 +98,9 @@ def check_start(trajectory: Trajectory, starts: Starts) -> None:
     ids = first.token_ids[: first.context_length]
     shown = ids, [placed.image.sha256 for placed in first.images if placed.end <= len(ids)]
     if starts.setdefault(trajectory.agent, shown) != shown:
-        raise UnequalStart(
+        raise EnvironmentFailure(
             f"the environment {trajectory.prompt.source} ignores its seed {seed}: samples of the"
             " same prompt begin with different observations; this one with"
-            f" {short(trajectory.prompt.text, _SHOWN)}; actions: {short(trajectory.text, _SHOWN)}"
+            f" {short(trajectory.prompt.text, _SHOWN)}; actions: {short(trajectory.text, _SHOWN)}",
+            "seed",
         )

@@ -40,12 +40,12 @@ class Bandit(Game[BanditOptions]):
     def look(self) -> str:
         return f"The machines are called {self.arms[0]} and {self.arms[1]}."
 
-    def play(self, tag: str, said: str) -> Turn:
+    def play(self, tag: str, action: str) -> Turn:
         given = self.options
-        if said.lower() not in (given.safe_arm.lower(), given.risky_arm.lower()):
+        if action.lower() not in (given.safe_arm.lower(), given.risky_arm.lower()):
             raise InvalidAction(INVALID)
-        risky = said.lower() == given.risky_arm.lower()
+        risky = action.lower() == given.risky_arm.lower()
         wins = self.random.random() < given.risky_chance
         reward = given.risky_reward * wins if risky else given.safe_reward
         better_is_risky = given.risky_reward * given.risky_chance > given.safe_reward
-        return Turn(reward, True, risky == better_is_risky, f"{said} paid {reward:g}.")
+        return Turn(reward, True, risky == better_is_risky, f"{action} paid {reward:g}.")

@@ -10,10 +10,10 @@
         def look(self) -> str:
             return "The coin lies under a cup."
 
-        def play(self, tag: str, said: str) -> Turn:
-            if said not in ("heads", "tails"):
+        def play(self, tag: str, action: str) -> Turn:
+            if action not in ("heads", "tails"):
                 raise InvalidAction("heads or tails?")
-            return Turn(float(said == self.side), done=True, success=said == self.side)
+            return Turn(float(action == self.side), done=True, success=action == self.side)
 
 Equal seeds give equal games, in every process. ``openrl.agents.environments.gym`` says what ``reset`` and
 ``step`` return."""
@@ -53,7 +53,7 @@ O = TypeVar("O", bound=GameOptions)  # noqa: E741
 
 
 class InvalidAction(Exception):
-    """What the policy said is not an action of the game. The policy reads the message."""
+    """The policy wrote something that is no action of the game. The policy reads the message."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Game(ABC, Generic[O]):
         """Return what the policy sees now."""
 
     @abstractmethod
-    def play(self, tag: str, said: str) -> Turn:
-        """Take an action. Raises InvalidAction, and changes nothing, if ``said`` is not one."""
+    def play(self, tag: str, action: str) -> Turn:
+        """Take an action. Raises InvalidAction, and changes nothing, if ``action`` is not one of the game."""
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""
@@ -101,17 +101,17 @@ class Game(ABC, Generic[O]):
         self.begin()
         given = self.options.instruction
         rules = self.rules if given is None else given
-        return self._show(), {"state": self.look(), "env_instruction": rules}
+        return self._observation(), {"state": self.look(), "env_instruction": rules}
 
-    def _show(self, said: str = "") -> Any:
-        """Return what the policy is told: ``said``, and the state."""
+    def _observation(self, feedback: str = "") -> Any:
+        """Return what the policy sees: ``feedback`` on its action, and the state."""
         if not self.options.pictures:
-            return f"{said}\n{self.look()}" if said else self.look()
+            return f"{feedback}\n{self.look()}" if feedback else self.look()
         drawn = self.render()
         if drawn is None:
             name = type(self).__name__
             raise UserError(f"{name} cannot draw pictures", "pictures: false in --env_config")
-        return [said, drawn] if said else [drawn]
+        return [feedback, drawn] if feedback else [drawn]
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -127,7 +127,7 @@ class Game(ABC, Generic[O]):
             "metrics": dict(turn.metrics),
         }
         truncated = not turn.done and self.steps >= self.options.max_steps
-        return self._show(turn.text), turn.reward, turn.done, truncated, info
+        return self._observation(turn.text), turn.reward, turn.done, truncated, info
 
 
 def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:

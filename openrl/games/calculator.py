@@ -52,20 +52,20 @@ class Calculator(Game[CalculatorOptions]):
     def look(self) -> str:
         return self.result or f"What is {self.problem}?"
 
-    def play(self, tag: str, said: str) -> Turn:
+    def play(self, tag: str, action: str) -> Turn:
         if tag == "answer":
-            return self._answer(said)
+            return self._answer(action)
         try:
-            value = evaluate(parse(said))
+            value = evaluate(parse(action))
         except ValueError:
             raise InvalidAction(INVALID) from None
         except ZeroDivisionError:
             raise InvalidAction("It divides by zero.") from None
-        self.result = f"{said} = {value}"
+        self.result = f"{action} = {value}"
         return Turn(metrics={"calls": 1.0})
 
-    def _answer(self, said: str) -> Turn:
-        if not _WHOLE_NUMBER.fullmatch(said):
+    def _answer(self, action: str) -> Turn:
+        if not _WHOLE_NUMBER.fullmatch(action):
             raise InvalidAction(INVALID)
-        right = int(said) == evaluate(parse(self.problem))
+        right = int(action) == evaluate(parse(self.problem))
         return Turn(float(right), done=True, success=right, metrics={"calls": 0.0})

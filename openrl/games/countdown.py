@@ -47,15 +47,15 @@ class Countdown(Game[CountdownGameOptions]):
     def look(self) -> str:
         return f"Numbers: {' '.join(map(str, self.numbers))}\nTarget: {self.target}"
 
-    def play(self, tag: str, said: str) -> Turn:
-        said = said.partition("=")[0]
-        found = grade(said, self.numbers, self.target)
+    def play(self, tag: str, action: str) -> Turn:
+        action = action.partition("=")[0]
+        found = grade(action, self.numbers, self.target)
         if not found.well_formed:
             raise InvalidAction(INVALID)
         if found.correct:
             return Turn(1.0, done=True, success=True)
         last = self.steps >= self.options.max_steps
-        return Turn(self.options.format_reward * last, text=_mistake(said, found.numbers_right))
+        return Turn(self.options.format_reward * last, text=_mistake(action, found.numbers_right))
 
 
 def _mistake(expression: str, numbers_right: bool) -> str:

@@ -58,8 +58,8 @@ class FrozenLake(Game[FrozenLakeOptions]):
             return "√" if cell == self.goal else "P" if cell in self.ice else "X"
         return "G" if cell == self.goal else "_" if cell in self.ice else "O"
 
-    def play(self, tag: str, said: str) -> Turn:
-        step = read_move(said)
+    def play(self, tag: str, action: str) -> Turn:
+        step = read_move(action)
         if self.options.slippery:
             across = [m for m in MOVES.values() if m[0] * step[0] + m[1] * step[1] == 0]
             step = self.random.choice([step, *across])

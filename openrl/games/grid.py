@@ -14,9 +14,9 @@ MOVES: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right
 _TILE = 24  # pixels
 
 
-def read_move(said: str) -> Cell:
-    """Return the step of the move that was said. Raises InvalidAction."""
-    step = MOVES.get(said.capitalize())
+def read_move(action: str) -> Cell:
+    """Return the step of a move by its name. Raises InvalidAction."""
+    step = MOVES.get(action.capitalize())
     if step is None:
         raise InvalidAction(INVALID)
     return step

@@ -56,11 +56,11 @@ class NumberGame(Game[NumberGameOptions]):
             pen.text(middle, str(card), fill=(255, 255, 255), font=font, anchor="mm")
         return np.asarray(picture)
 
-    def play(self, tag: str, said: str) -> Turn:
-        if said not in ("0", "1", "2"):
+    def play(self, tag: str, action: str) -> Turn:
+        if action not in ("0", "1", "2"):
             raise InvalidAction(INVALID)
         wanted = sorted(self.cards)[RANKS[self.light]]
-        right = self.cards[int(said)] == wanted
+        right = self.cards[int(action)] == wanted
         self.round, self.mistakes = self.round + 1, self.mistakes + (not right)
         text = "Right." if right else f"Wrong, it was {wanted}."
         done = self.round == self.options.rounds

@@ -46,8 +46,8 @@ class ReasoningGym(Game[ReasoningGymOptions]):
     def look(self) -> str:
         return self.question
 
-    def play(self, tag: str, said: str) -> Turn:
-        answer = Answer(self.question, said, self.label)
+    def play(self, tag: str, action: str) -> Turn:
+        answer = Answer(self.question, action, self.label)
         verdict = reasoning_gym(answer, ReasoningOptions(where="whole"))
         solved = verdict.passed == 1
         last = self.steps >= self.options.max_steps

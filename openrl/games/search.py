@@ -42,13 +42,13 @@ class Search(Game[SearchOptions]):
     def look(self) -> str:
         return self.found or self.question
 
-    def play(self, tag: str, said: str) -> Turn:
-        if not said or len(said) > LONGEST:
+    def play(self, tag: str, action: str) -> Turn:
+        if not action or len(action) > LONGEST:
             raise InvalidAction(INVALID)
         if tag == "answer":
-            right = said.strip(" .").lower() == self.answer.lower()
+            right = action.strip(" .").lower() == self.answer.lower()
             return Turn(float(right), done=True, success=right, metrics={"searches": 0.0})
-        documents = search(said, self.options.results)
+        documents = search(action, self.options.results)
         self.found = "\n".join(documents) or "Nothing was found."
         return Turn(metrics={"searches": 1.0})
 

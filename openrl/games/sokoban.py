@@ -98,8 +98,8 @@ class Sokoban(Game[SokobanOptions]):
             return "√" if target else "X"
         return "O" if target else "_" if cell in self.floor else "#"
 
-    def play(self, tag: str, said: str) -> Turn:
-        step = read_move(said)
+    def play(self, tag: str, action: str) -> Turn:
+        step = read_move(action)
         before = self.boxes & self.targets
         moved = self._move(step)
         after = self.boxes & self.targets

@@ -97,11 +97,11 @@ class VisionProcessor:
     def check(self, text: str, token_ids: Sequence[int], images: Sequence[Image]) -> None:
         """Check that the processor turns a text with its images into the tokens that ``place``
         made. Raises UserError if it does not."""
-        theirs = self._call(text, images)["input_ids"][0].tolist()
-        if theirs != list(token_ids):
+        expected = self._call(text, images)["input_ids"][0].tolist()
+        if expected != list(token_ids):
             name = type(self.processor).__name__
             raise UserError(
-                f"{name} makes {len(theirs)} tokens of a text with {len(images)} images; taken by"
+                f"{name} makes {len(expected)} tokens of a text with {len(images)} images; taken by"
                 f" themselves text and images are {len(token_ids)}",
                 "another model: images of this one cannot be placed by themselves",
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.records import (
@@ -82,11 +81,11 @@ def _finish(answer: EndpointReply) -> str:
 
 
 def usage(answer: EndpointReply) -> Json:
-    asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
+    prompted, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
     return {
-        "prompt_tokens": asked,
+        "prompt_tokens": prompted,
         "completion_tokens": sampled,
-        "total_tokens": asked + sampled,
+        "total_tokens": prompted + sampled,
     }
 
 
@@ -98,10 +97,10 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     delta = dict(choice["message"])
     if calls := delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-    said: Json = {**choice, "delta": delta, "finish_reason": None}
-    del said["message"]
+    first: Json = {**choice, "delta": delta, "finish_reason": None}
+    del first["message"]
     ids = {key: reply[key] for key in ("prompt_token_ids",) if key in reply}
-    yield {**head, **ids, "choices": [said]}
+    yield {**head, **ids, "choices": [first]}
     end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     yield {**head, "choices": [end]}
     if fields.get(body, "stream_options", dict, {}).get("include_usage"):
@@ -110,8 +109,8 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
 
 def error(refusal: Refusal) -> Json:
     kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    said: dict[str, Any] = {"message": refusal.message, "type": kind, "param": None}
-    return {"error": {**said, "code": refusal.code}}
+    described = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
+    return {"error": described}
 
 
 CHAT_COMPLETIONS = Dialect(

@@ -27,7 +27,7 @@ def read(body: Json) -> CompletionRequest:
     choice = fields.get(body, "tool_choice", dict, {}).get("type")
     config = fields.get(body, "output_config", dict, {})
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
-    ours = [tool for tool in tools if tool.get("type") in (None, "custom")]
+    client_tools = [tool for tool in tools if tool.get("type") in (None, "custom")]
     messages = [
         read for message in fields.objects(body, "messages") for read in read_message(message)
     ]
@@ -35,8 +35,8 @@ def read(body: Json) -> CompletionRequest:
         messages = [{"role": "system", "content": system}, *messages]
     return CompletionRequest(
         messages,
-        tools=[fields.tool(tool, "input_schema") for tool in ours] or None,
-        tools_left_out=len(tools) - len(ours),
+        tools=[fields.tool(tool, "input_schema") for tool in client_tools] or None,
+        tools_left_out=len(tools) - len(client_tools),
         max_tokens=fields.max_tokens(body, "max_tokens"),
         stop=fields.stop_texts(body, "stop_sequences"),
         distribution=fields.distribution(body, choice, config.get("format")),
@@ -60,8 +60,8 @@ def read_message(message: Json) -> Iterator[Message]:
     others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
     if others or calls or not blocks:
         shown = fields.text(others) if role == "assistant" else fields.content(others)
-        said: Message = {"role": role, "content": shown}
-        yield said | ({"tool_calls": calls} if calls else {})
+        written: Message = {"role": role, "content": shown}
+        yield written | ({"tool_calls": calls} if calls else {})
 
 
 def _read_call(block: Json) -> Json:
@@ -73,7 +73,7 @@ def _read_call(block: Json) -> Json:
 
 
 def write(body: Json, answer: EndpointReply) -> Json:
-    said: list[Json] = [{"type": "text", "text": answer.content}] if answer.content else []
+    text: list[Json] = [{"type": "text", "text": answer.content}] if answer.content else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
         for call in answer.calls
@@ -83,7 +83,7 @@ def write(body: Json, answer: EndpointReply) -> Json:
         "type": "message",
         "role": "assistant",
         "model": body.get("model") or MODEL,
-        "content": said + calls,
+        "content": text + calls,
         "stop_reason": _stop_reason(answer),
         "stop_sequence": None,
         "usage": {

@@ -25,7 +25,7 @@ _LOGPROBS = "message.output_text.logprobs"
 def read(body: Json) -> CompletionRequest:
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
-    ours = [tool for tool in tools if tool.get("type") == "function"]
+    functions = [tool for tool in tools if tool.get("type") == "function"]
     given = fields.get(body, "input", (str, list))
     if isinstance(given, str):
         messages: list[Message] = [{"role": "user", "content": given}]
@@ -33,8 +33,8 @@ def read(body: Json) -> CompletionRequest:
         messages = read_items(fields.objects(body, "input"))
     return CompletionRequest(
         messages,
-        tools=[fields.tool(tool) for tool in ours] or None,
-        tools_left_out=len(tools) - len(ours),
+        tools=[fields.tool(tool) for tool in functions] or None,
+        tools_left_out=len(tools) - len(functions),
         max_tokens=fields.max_tokens(body, "max_output_tokens"),
         distribution=fields.distribution(
             body, choice, fields.get(body, "text", dict, {}).get("format")
@@ -82,7 +82,7 @@ def _read_item(item: Json) -> Message | None:
 
 def write(body: Json, answer: EndpointReply) -> Json:
     status = "incomplete" if answer.was_cut else "completed"
-    asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
+    prompted, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
     logprobs = logprob_items(answer) if _LOGPROBS in (body.get("include") or ()) else []
     has_text = bool(answer.content) or not answer.calls
     output = [_write_text(answer, status, logprobs)] if has_text else []
@@ -96,11 +96,11 @@ def write(body: Json, answer: EndpointReply) -> Json:
         "model": body.get("model") or MODEL,
         "output": output + [_write_call(call) for call in answer.calls],
         "usage": {
-            "input_tokens": asked,
+            "input_tokens": prompted,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": sampled,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": asked + sampled,
+            "total_tokens": prompted + sampled,
         },
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
@@ -163,11 +163,11 @@ def _events(reply: Json) -> Iterator[Json]:
 def _text_events(item: Json, at: Json) -> Iterator[Json]:
     (part,) = item["content"]
     at = {**at, "content_index": 0}
-    said = {**at, "logprobs": part["logprobs"]}
+    text = {**at, "logprobs": part["logprobs"]}
     opened = {**part, "text": "", "logprobs": []}
     yield {"type": "response.content_part.added", **at, "part": opened}
-    yield {"type": "response.output_text.delta", **said, "delta": part["text"]}
-    yield {"type": "response.output_text.done", **said, "text": part["text"]}
+    yield {"type": "response.output_text.delta", **text, "delta": part["text"]}
+    yield {"type": "response.output_text.done", **text, "text": part["text"]}
     yield {"type": "response.content_part.done", **at, "part": part}
 
 

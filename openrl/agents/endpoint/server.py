@@ -9,8 +9,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
 import uvicorn
@@ -44,20 +44,20 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 
 
 @asynccontextmanager
-async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[AgentEndpoint]:
+async def serve(config: EpisodeConfig, port: int = 0) -> AsyncIterator[AgentEndpoint]:
     """Open an endpoint that answers until the context ends. Raises UserError if the port is
     taken."""
-    endpoint = AgentEndpoint(play, port)
-    server = _Server(
-        uvicorn.Config(
-            endpoint.app(),
-            http="h11",  # httptools would store a head of any size
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE,
-        )
+    endpoint = AgentEndpoint(config, port)
+    settings = uvicorn.Config(
+        endpoint.app(),
+        http="h11",  # httptools would store a head of any size
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE,
     )
+    server = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # type: ignore[assignment]  # signals are the process's
     serving = asyncio.create_task(server.serve([endpoint.listener]))
     try:
         yield endpoint
@@ -69,9 +69,9 @@ async def serve(play: EpisodeConfig, port: int = 0) -> AsyncIterator[AgentEndpoi
 class AgentEndpoint:
     """Opens sessions, and answers their clients while its ``app`` is served."""
 
-    def __init__(self, play: EpisodeConfig, port: int = 0) -> None:
+    def __init__(self, config: EpisodeConfig, port: int = 0) -> None:
         """Port 0 means any free one. Raises UserError if the port is taken."""
-        self.play, self._sessions = play, dict[str, Session]()
+        self.config, self._sessions = config, dict[str, Session]()
         self.listener = bind(HOST, port, "--agent_endpoint_port")
         self.listener.listen()  # whoever connects before the server accepts will wait
 
@@ -86,7 +86,7 @@ class AgentEndpoint:
         """Open a session for one playing of the prompt, with a random key if none is given. It is
         closed with the context."""
         key = key or secrets.token_hex(16)
-        session = Session(self.play, prompt, generate, sampling, self.root, key)
+        session = Session(self.config, prompt, generate, sampling, self.root, key)
         self._sessions[key] = session
         try:
             yield session
@@ -106,7 +106,7 @@ class AgentEndpoint:
         same as ``Session.check_played``."""
         async with self.open(prompt, generate, sampling, key) as session:
             try:
-                async with deadline(self.play.limits.episode_timeout):
+                async with deadline(self.config.limits.episode_timeout):
                     played = await client(session)
             except EpisodeOver as over:
                 played = EpisodeResult(finish_reason=over.finish_reason)
@@ -131,9 +131,9 @@ class AgentEndpoint:
     async def _reply(self, request: Request, dialect: Dialect) -> Response:
         session, raw = self._session(request), await read_body(request)
         body = _parse(raw)
-        ask = dialect.read(body)
+        completion = dialect.read(body)
         name, repeats = name_and_repeats(dialect.path, raw, request.headers)
-        reply = dialect.write(body, await _wait(request, session.ask(ask, name, repeats)))
+        reply = dialect.write(body, await _wait(request, session.ask(completion, name, repeats)))
         if not body.get("stream"):
             return _json(reply)
         lines = (_line(event) for event in dialect.events(body, reply))
@@ -221,11 +221,3 @@ def _line(event: Json) -> str:
     """Return an event as text of a stream, named by its type if it has one."""
     name = f"event: {event['type']}\n" if "type" in event else ""
     return f"{name}data: {json.dumps(event)}\n\n"
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process that it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -41,7 +41,7 @@ class Session:
 
     def __init__(
         self,
-        play: EpisodeConfig,
+        config: EpisodeConfig,
         prompt: Prompt,
         generate: Generate,
         sampling: Sampling,
@@ -50,11 +50,11 @@ class Session:
     ) -> None:
         """Clients find the session at ``root``/v1 if they send its key, and else at
         ``root``/s/KEY/v1. Anthropic's add the /v1 themselves."""
-        self.play, self.prompt, self.sampling = play, prompt, sampling
+        self.config, self.prompt, self.sampling = config, prompt, sampling
         self.root, self.key = root, key
         longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
         bounded = replace(sampling, max_len=longest)
-        self.conversation = Conversation(play, prompt, generate, bounded, any_prompt=True)
+        self.conversation = Conversation(config, prompt, generate, bounded, any_prompt=True)
         self.exchanges = Exchanges()
         self.score: Score | None = None  # given by the client
         self.over: FinishReason | None = None  # why the last request was refused
@@ -65,19 +65,19 @@ class Session:
         self._sampled = SampledMessages()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
-    def ask(self, ask: CompletionRequest, name: str, repeats: bool) -> Exchange:
+    def ask(self, request: CompletionRequest, name: str, repeats: bool) -> Exchange:
         """Begin to sample the answer, or find it, as ``Exchanges.take`` says. Raises Refusal."""
         if self._closed:  # the session ended while the request was read
             raise session_ended()
-        return self.exchanges.take(name, repeats, self._answer(ask, name))
+        return self.exchanges.take(name, repeats, self._answer(request, name))
 
-    async def _answer(self, ask: CompletionRequest, name: str) -> EndpointReply:
+    async def _answer(self, request: CompletionRequest, name: str) -> EndpointReply:
         """Sample an answer. Raises Refusal."""
-        self.overrides += _changes_sampling(ask.distribution, self.sampling)
-        self.left_out += ask.tools_left_out > 0
-        messages = [*self._earlier_chat(ask.after), *await self._load_images(ask.messages)]
+        self.overrides += _changes_sampling(request.distribution, self.sampling)
+        self.left_out += request.tools_left_out > 0
+        messages = [*self._earlier_chat(request.after), *await self._load_images(request.messages)]
         try:
-            reply = await self._sample(ask, messages)
+            reply = await self._sample(request, messages)
         except EpisodeOver as over:
             raise self._refuse(over.finish_reason) from over
         except (TemplateError, BadRow) as error:
@@ -88,16 +88,16 @@ class Session:
         self._failures.pop(name, None)
         if reply.completion.finish_reason.is_failure:
             raise self._refuse(reply.completion.finish_reason)
-        answer = self._read(reply, ask)
+        answer = self._read(reply, request)
         self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
-        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        new = messages[said[-1] + 1 :] if said else messages
+        replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        new = messages[replies[-1] + 1 :] if replies else messages
         self.conversation.render_turn(new, action=reply.text)
         return answer
 
     async def _load_images(self, messages: list[Message]) -> list[Message]:
         """Return the messages with the images that their URLs name. Raises Refusal."""
-        chat = self.play.chat
+        chat = self.config.chat
         if not any(isinstance(message["content"], list) for message in messages):
             return messages
         if not chat.takes_images:
@@ -108,20 +108,20 @@ class Session:
         except BadRow as error:
             raise Refusal(400, str(error)) from error
 
-    async def _sample(self, ask: CompletionRequest, messages: list[Message]) -> Reply:
-        limits: dict[str, Any] = {"max_tokens": ask.max_tokens, "stop": ask.stop}
-        if ask.token_ids is not None:
-            return await self.conversation.reply_to_tokens(ask.token_ids, **limits)
-        if ask.instructions:
-            messages = [{"role": "system", "content": ask.instructions}, *messages]
-        choose = partial(self.conversation.choose, tools=ask.tools)
+    async def _sample(self, request: CompletionRequest, messages: list[Message]) -> Reply:
+        limits: dict[str, Any] = {"max_tokens": request.max_tokens, "stop": request.stop}
+        if request.token_ids is not None:
+            return await self.conversation.reply_to_tokens(request.token_ids, **limits)
+        if request.instructions:
+            messages = [{"role": "system", "content": request.instructions}, *messages]
+        choose = partial(self.conversation.choose, tools=request.tools)
         chat = self._sampled.restore(messages, choose)
-        return await self.conversation.reply(chat, ask.tools, **limits)
+        return await self.conversation.reply(chat, request.tools, **limits)
 
-    def _refuse(self, end: FinishReason) -> Refusal:
-        self.over = end
-        if end is not FinishReason.LENGTH:
-            return Refusal(400, f"the episode is over: {end.value}", "episode_over")
+    def _refuse(self, reason: FinishReason) -> Refusal:
+        self.over = reason
+        if reason is not FinishReason.LENGTH:
+            return Refusal(400, f"the episode is over: {reason.value}", "episode_over")
         return Refusal(400, "the episode has no room for another token", CONTEXT_LENGTH)
 
     def _earlier_chat(self, answer: str | None) -> list[Message]:
@@ -129,11 +129,11 @@ class Session:
             raise Refusal(404, "no earlier response has this id", "not_found")
         return self._chats[answer] if answer is not None else []
 
-    def _read(self, reply: Reply, ask: CompletionRequest) -> EndpointReply:
+    def _read(self, reply: Reply, request: CompletionRequest) -> EndpointReply:
         """Return the reply as clients understand it, up to the first of the client's stop texts."""
-        found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
+        found = [at for at in map(reply.text.find, request.stop) if at >= 0]
         text = reply.text[: min(found)] if found else reply.text
-        parsed = self.play.parse(text, ask.tools) if ask.tools else ParsedReply(text)
+        parsed = self.config.parse(text, request.tools) if request.tools else ParsedReply(text)
         parsed = parsed.numbered(self._calls)
         self.unreadable += parsed.error is not None
         self._calls += len(parsed.calls)
@@ -169,8 +169,9 @@ class Session:
         await self.exchanges.cancel()
 
     def check_played(self, failure: str | None = None) -> None:
-        """Raise the first error that left the client without a reply; RuntimeError(``failure``),
-        which is the client's own, unless it was refused further replies before; and NoRequest."""
+        """Raise the first error that left the client without a reply. Otherwise raise
+        RuntimeError(``failure``) if the client failed by itself, not after it was refused further
+        replies, and NoRequest if it asked for none."""
         for error in self._failures.values():
             raise error
         if failure is not None and self.over is None:
@@ -178,8 +179,8 @@ class Session:
         if not self.conversation.turns and self.over is None:
             raise NoRequest("the agent sent no request to the endpoint")
 
-    def trajectory(self, end: FinishReason | None = None) -> Trajectory:
-        """Return the rollout as a trajectory. ``end`` None means that the agent ended it, or that
+    def trajectory(self, finish_reason: FinishReason | None = None) -> Trajectory:
+        """Return the rollout as a trajectory. ``finish_reason`` None means that the agent ended it, or that
         there is no room for another token."""
         full = FinishReason.LENGTH if self.conversation.is_full else FinishReason.STOP
         counted = {
@@ -188,7 +189,8 @@ class Session:
             "replayed_replies": float(self.exchanges.replays),
             "unreadable_calls": float(self.unreadable),
         }
-        played = self.conversation.trajectory(end or self.over or full, self.score, counted)
+        reason = finish_reason or self.over or full
+        played = self.conversation.trajectory(reason, self.score, counted)
         if self.prompt.render:
             played.rendered += (RenderedTurn(()),)
         return played

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 class EnvironmentFailure(Exception):
     """The environment failed, hung or broke its interface: the episode cannot be judged. ``kind``
-    says how in a word: that of ``CallFailed``, value (a number or an observation of no use) or
-    length (an observation that is too long)."""
+    says how in a word: that of ``CallFailed``, value (a number or an observation of no use), length
+    (an observation that is too long) or seed (siblings began with different observations)."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
 """Makes environments from classes with gym's ``reset`` and ``step``: Gymnasium's 5-tuples, the old
-4-tuples, GEM's games, and ours. Their methods may be async.
+4-tuples, GEM's games, and those of ``openrl.games``. Their methods may be async.
 
 An observation is text, a picture (a PIL image, or a uint8 array of height x width x 3), or a list
 of texts and pictures. ``info`` may hold "action_is_valid", "success", "state", "metrics" {name:

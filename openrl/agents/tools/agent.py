@@ -72,8 +72,8 @@ class ToolEpisode(TurnEpisode):
     async def _call_tools(self, parsed: ParsedReply) -> list[Message]:
         """Make all calls of a reply at the same time, and return their results as messages."""
         if parsed.error:
-            said = f"This call cannot be read: {parsed.error}"
-            return [result_message("error", call_id(self.calls + 1), said)]
+            error = f"This call cannot be read: {parsed.error}"
+            return [result_message("error", call_id(self.calls + 1), error)]
         self.calls += len(parsed.calls)
         results = await all_or_first_error(map(self._call_tool, parsed.calls))
         messages = [
@@ -122,9 +122,11 @@ def first_messages(prompt: Prompt, addition: str) -> list[Message]:
     messages = prompt_messages(prompt)
     users = [message for message in messages if message["role"] == "user"]
     if addition and users:
-        said = users[-1]["content"]
+        content = users[-1]["content"]
         parts = [{"type": "text", "text": addition}]
-        users[-1]["content"] = said + addition if isinstance(said, str) else [*said, *parts]
+        users[-1]["content"] = (
+            content + addition if isinstance(content, str) else [*content, *parts]
+        )
     elif addition:
         messages.append({"role": "user", "content": addition})
     return messages

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +16,7 @@ from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
 from openrl.processes.worker import load_module
 from openrl.vision.parts import Content, with_pictures
+from openrl.waiting import in_daemon
 
 Function = Callable[..., Any]
 _PLAIN = (int, float, str, bool, type(None), list, tuple, dict, Any)
@@ -68,13 +66,13 @@ def load_file(path: Path) -> ModuleType:
 
 def functions_of(module: ModuleType) -> list[Function]:
     """Return the functions that a module marks as tools, else the public ones that it defines."""
-    own: list[Function] = [
+    defined: list[Function] = [
         value
         for value in vars(module).values()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-    marked = [function for function in own if hasattr(function, "tool_mark")]
-    return marked or [function for function in own if not function.__name__.startswith("_")]
+    marked = [function for function in defined if hasattr(function, "tool_mark")]
+    return marked or [function for function in defined if not function.__name__.startswith("_")]
 
 
 def schema_of(function: Function) -> dict[str, Any]:
@@ -138,19 +136,18 @@ async def call(function: Function, *args: Any, **kwargs: Any) -> Any:
     which ends by itself or with the process, so threads that hang cannot fill a pool."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
+    return await in_daemon(_finish, function, args, kwargs)
 
-    def work() -> None:
-        try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            # a SystemExit would end the event loop, and a future cannot hold a StopIteration
-            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            future.set_exception(error if plain else RuntimeError(repr(error)))
 
-    threading.Thread(target=work, daemon=True, name=f"tool {function.__name__}").start()
-    return await asyncio.wrap_future(future)
+def _finish(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function in a thread. Raises its error, but none that ends the event loop."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        # a SystemExit would end the event loop, and a future cannot hold a StopIteration
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise RuntimeError(repr(error)) from error
 
 
 def as_text(value: Any) -> str:

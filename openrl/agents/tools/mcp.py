@@ -145,17 +145,17 @@ async def _check_reply(reply: httpx2.Response) -> None:
     """Raise McpFailed for an HTTP error, which would otherwise look like an error of the tool, and
     for the answer to another request, after which the caller would wait. A notification may be
     refused: what needed it fails by itself."""
-    asked = json.loads(reply.request.content) if reply.request.method == "POST" else {}
-    if not {"id", "method"} <= asked.keys():
+    request = json.loads(reply.request.content) if reply.request.method == "POST" else {}
+    if not {"id", "method"} <= request.keys():
         return
     if reply.is_error:
-        said = (await reply.aread()).decode(errors="replace")[:200]
-        raise McpFailed(f"it answers {reply.status_code} {said}".rstrip())
+        body = (await reply.aread()).decode(errors="replace")[:200]
+        raise McpFailed(f"it answers {reply.status_code} {body}".rstrip())
     if reply.headers.get("content-type", "").lower().startswith("application/json"):
         with suppress(ValueError):  # mcp itself reports what is not JSON
-            told = json.loads(await reply.aread())
-            if isinstance(told, dict) and str(told.get("id")) != str(asked["id"]):
-                raise McpFailed(f"it answers request {asked['id']} with {short(told, 300)}")
+            found = json.loads(await reply.aread())
+            if isinstance(found, dict) and str(found.get("id")) != str(request["id"]):
+                raise McpFailed(f"it answers request {request['id']} with {short(found, 300)}")
 
 
 def _content(name: str, answer: types.CallToolResult) -> Content:

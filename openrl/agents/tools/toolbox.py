@@ -47,8 +47,8 @@ class Toolbox(Toolset):
         }
 
     async def start(self, prompt: Prompt) -> str:
-        said = [await self._in_time("start", toolset.start(prompt)) for toolset in self.toolsets]
-        return "".join(said)
+        added = [await self._in_time("start", toolset.start(prompt)) for toolset in self.toolsets]
+        return "".join(added)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool and return its result, with long texts cut. Raises ToolError."""
@@ -86,8 +86,8 @@ class Toolbox(Toolset):
     async def _in_time(
         self, name: str, answer: Awaitable[T], late: type[Exception] = RuntimeError
     ) -> T:
-        said = f"{name} gave no answer within {self.timeout:g} s"
-        async with time_limit(self.timeout, late(said)):
+        message = f"{name} gave no answer within {self.timeout:g} s"
+        async with time_limit(self.timeout, late(message)):
             return await answer
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
