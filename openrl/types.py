@@ -343,13 +343,3 @@ class PromptGroup:
     def is_flat(self) -> bool:
         """True if all rewards are equal, so that a group-relative estimator learns nothing."""
         return len(set(self.rewards)) <= 1
-
-
-@dataclass(frozen=True)
-class WeightManifest:
-    """The weights that a sync carries, under Hugging Face checkpoint names, in sending order."""
-
-    version: int
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]  # "float32", "bfloat16", ...
-    shapes: tuple[tuple[int, ...], ...]

@@ -17,7 +17,6 @@ from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags, ModelFlags
 from openrl.config.groups.vision import VisionFlags
-from openrl.experience import ParallelLayout
 from openrl.models.causal_lm import DTYPES, Loading, eager_attention, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.headed import HeadedModel
@@ -28,7 +27,7 @@ from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_mode
 from openrl.models.sequence_parallel import check_split, split_sequences, unsplit
 from openrl.models.trial import Trial
 from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
-from openrl.training_engine.distributed import own_group
+from openrl.training_engine.distributed import ParallelLayout, own_group
 from openrl.training_engine.optimizers import OptimSpec
 from openrl.training_engine.whole_weights import check_sum
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.placement import ModelPart
-from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan, TokenBatch
+from openrl.experience import ExperienceBatch, StepPlan, TokenBatch
 from openrl.files import model_written_aside
 from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
@@ -24,6 +24,7 @@ from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.logits import Output, Outputs
 from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
+from openrl.training_engine.distributed import ParallelLayout
 from openrl.training_engine.masters import Masters, MovingAverage
 from openrl.training_engine.optimizers import (
     OptimSpec,

@@ -15,6 +15,46 @@ from openrl.errors import UserError
 
 
 @dataclass(frozen=True)
+class ParallelLayout:
+    """How the ranks of one training engine divide the work.
+
+    Rows are dealt to data-parallel ranks. A data-parallel rank is a block of sp_size * tp_size
+    neighbouring ranks that get the same rows: sequence parallelism splits every sequence into
+    sp_size parts, and tensor parallelism splits every layer among the tp_size ranks of each
+    part."""
+
+    rank: int = 0
+    world_size: int = 1
+    sp_size: int = 1
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.world_size % self.ranks_per_shard:
+            raise ValueError(
+                f"{self.world_size} ranks are no multiple of sp {self.sp_size} * tp {self.tp_size}"
+            )
+
+    @property
+    def ranks_per_shard(self) -> int:
+        """Number of neighbouring ranks that get the same rows."""
+        return self.sp_size * self.tp_size
+
+    @property
+    def dp_size(self) -> int:
+        return self.world_size // self.ranks_per_shard
+
+    def sequence_groups(self) -> list[list[int]]:
+        """The groups of ranks that share one row's sequence, each in the order of its parts. Every
+        rank is in exactly one."""
+        blocks = range(0, self.world_size, self.ranks_per_shard)
+        return [
+            list(range(first + tp, first + self.ranks_per_shard, self.tp_size))
+            for first in blocks
+            for tp in range(self.tp_size)
+        ]
+
+
+@dataclass(frozen=True)
 class Launch:
     """This process's identity among those that a launcher such as torchrun started, read from the
     environment."""

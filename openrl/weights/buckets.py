@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openrl.types import WeightManifest
-
 # bytes; every tensor starts at a multiple of it, so that it can be viewed in place in any dtype
 _ALIGNMENT = 16
 _WORDS = 2**22  # eight-byte words that a checksum processes at a time, to bound its memory
@@ -17,6 +15,16 @@ _WORDS = 2**22  # eight-byte words that a checksum processes at a time, to bound
 Named = list[tuple[str, Tensor]]
 Allocate = Callable[[int], Tensor]
 """``allocate(size) -> (size,) uint8``: returns the memory that a bucket is packed into."""
+
+
+@dataclass(frozen=True)
+class WeightManifest:
+    """The weights that a sync carries, under Hugging Face checkpoint names, in sending order."""
+
+    version: int
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]  # "float32", "bfloat16", ...
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from openrl.errors import UserError, listed
-from openrl.types import WeightManifest
-from openrl.weights.buckets import Bucket, checksum
+from openrl.weights.buckets import Bucket, WeightManifest, checksum
 
 TransportName = Literal["host", "nccl", "ipc"]
 

@@ -14,10 +14,14 @@ import torch.distributed as dist
 from openrl.algorithms.batching import plan_pairs, plan_steps
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
-from openrl.experience import ParallelLayout
 from openrl.models.sequence_parallel import split_sequences
 from openrl.training_engine.build import build_engine
-from openrl.training_engine.distributed import close_distributed, init_distributed, own_group
+from openrl.training_engine.distributed import (
+    ParallelLayout,
+    close_distributed,
+    init_distributed,
+    own_group,
+)
 from tests.experience import engine_spec, on_ranks
 from tests.invariance.test_gradients import CASES, batch_of, build_models, run, whole_batch
 from tests.invariance.test_ranks import (

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from openrl.config.groups.deepspeed import ParallelFlags
-from openrl.experience import ParallelLayout, StepPlan
+from openrl.experience import StepPlan
 from openrl.training_engine.build import build_engine
-from openrl.training_engine.distributed import close_distributed, init_distributed
+from openrl.training_engine.distributed import ParallelLayout, close_distributed, init_distributed
 from tests.experience import counts_of, engine_spec, on_ranks
 from tests.invariance.test_ranks import (
     OPTIM,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from openrl.types import WeightManifest
-from openrl.weights.buckets import Bucket, checksum, pack, split_into_buckets
+from openrl.weights.buckets import Bucket, WeightManifest, checksum, pack, split_into_buckets
 
 
 def odd_weights() -> dict[str, Tensor]:

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from openrl.cluster.group import WorkerContext
-from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
-from openrl.weights.buckets import Bucket, checksum, pack
+from openrl.weights.buckets import Bucket, WeightManifest, checksum, pack
 from openrl.weights.host import HostBuffer
 from openrl.weights.transport import (
     Route,

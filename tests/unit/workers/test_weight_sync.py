@@ -4,7 +4,7 @@ import asyncio
 
 from openrl.cluster.group import LocalGroup
 from openrl.config.groups.rollout_engine import EngineFlags
-from openrl.types import WeightManifest
+from openrl.weights.buckets import WeightManifest
 from openrl.weights.transport import Route, SentBucket
 from openrl.workers.roles import Roles
 from openrl.workers.weight_sync import WeightSync

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrl.experience import ParallelLayout
+from openrl.training_engine.distributed import ParallelLayout
 
 
 @pytest.mark.parametrize(
