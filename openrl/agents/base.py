@@ -87,8 +87,8 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Environment(ABC):
-    """Plays one episode after the other. ``openrl.agents.environments.gym`` makes environments from classes with
-    gym's ``reset`` and ``step``."""
+    """Plays one episode after the other. ``openrl.agents.environments.gym`` makes environments from
+    classes with gym's ``reset`` and ``step``."""
 
     reductions: Mapping[str, str] = {}
     """A name of ``REDUCTIONS`` for each metric of the steps; without one, it is the mean."""

@@ -15,8 +15,8 @@
                 raise InvalidAction("heads or tails?")
             return Turn(float(action == self.side), done=True, success=action == self.side)
 
-Equal seeds give equal games, in every process. ``openrl.agents.environments.gym`` says what ``reset`` and
-``step`` return."""
+Equal seeds give equal games, in every process. ``openrl.agents.environments.gym`` says what
+``reset`` and ``step`` return."""
 
 from __future__ import annotations
 

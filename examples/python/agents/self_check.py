@@ -8,11 +8,11 @@ CHECK = "Check it. What is your final answer?"
 
 
 class SelfCheck:
-    def __init__(self, play: EpisodeConfig) -> None:
-        self.play = play
+    def __init__(self, config: EpisodeConfig) -> None:
+        self.config = config
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        conversation = Conversation(self.play, prompt, generate, sampling)
+        conversation = Conversation(self.config, prompt, generate, sampling)
         messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
         try:
             first = await conversation.reply(messages)

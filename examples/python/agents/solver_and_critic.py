@@ -15,12 +15,12 @@ NOTHING = Score(0.0, 0.0)
 
 
 class SolverAndCritic:
-    def __init__(self, play: EpisodeConfig) -> None:
-        self.play = play
+    def __init__(self, config: EpisodeConfig) -> None:
+        self.config = config
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> list[Trajectory]:
-        solver = Conversation(self.play, prompt, generate, sampling)
-        critic = Conversation(self.play, prompt, generate, sampling)
+        solver = Conversation(self.config, prompt, generate, sampling)
+        critic = Conversation(self.config, prompt, generate, sampling)
         task = prompt.messages or ({"role": "user", "content": prompt.text},)
         try:
             first = await solver.reply(task)
