@@ -90,8 +90,8 @@ def with_seeds(generate: Generate) -> Generate:
 
 
 def check_start(trajectory: Trajectory, starts: Starts) -> None:
-    """Raise EnvironmentFailure if an environment showed an agent something else than its siblings, which
-    could then not be compared. ``starts`` holds what the first sibling to end was shown."""
+    """Raise EnvironmentFailure if an environment showed an agent something else than its siblings,
+    which could then not be compared. ``starts`` holds what the first sibling to end was shown."""
     first, seed = trajectory.segments[0], trajectory.seed
     if seed is None or not trajectory.response_length:
         return

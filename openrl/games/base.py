@@ -89,7 +89,8 @@ class Game(ABC, Generic[O]):
 
     @abstractmethod
     def play(self, tag: str, action: str) -> Turn:
-        """Take an action. Raises InvalidAction, and changes nothing, if ``action`` is not one of the game."""
+        """Take an action. Raises InvalidAction, and changes nothing, if the game has no such
+        action."""
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""

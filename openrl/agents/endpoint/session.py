@@ -180,8 +180,8 @@ class Session:
             raise NoRequest("the agent sent no request to the endpoint")
 
     def trajectory(self, finish_reason: FinishReason | None = None) -> Trajectory:
-        """Return the rollout as a trajectory. ``finish_reason`` None means that the agent ended it, or that
-        there is no room for another token."""
+        """Return the rollout as a trajectory. ``finish_reason`` None means that the agent ended it,
+        or that there is no room for another token."""
         full = FinishReason.LENGTH if self.conversation.is_full else FinishReason.STOP
         counted = {
             "sampling_overrides": float(self.overrides),
