@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openrl.config.groups.deepspeed import RecomputeFlags
+from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
@@ -53,7 +53,7 @@ def recompute(
         _recompute(part)
 
 
-def check_recompute(path: str, flags: RecomputeFlags, trust_remote_code: bool) -> None:
+def check_recompute(path: str, flags: DeepSpeedFlags, trust_remote_code: bool) -> None:
     """Raise UserError if ``recompute`` would for the model at ``path``; reads only its config."""
     if flags.gradient_checkpointing and flags.gradient_checkpointing_method in PARTS:
         config = load_config(path, trust_remote_code)

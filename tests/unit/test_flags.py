@@ -26,7 +26,6 @@ from openrl.flags.schema import (
     absent,
     collect_flags,
     flag,
-    flags_of,
     given,
     group,
     part,
@@ -96,10 +95,10 @@ class TrainGroup:
     margin: int = flag(1, "Margin.", only_if=(given("whiten"), given("stop") | given("extra")))
 
 
-@group("Evaluation", only_if=given("rows"))
+@group("Evaluation")
 class EvalGroup:
-    rows: str | None = flag(None, "Rows.")
-    every: int = flag(-1, "Every N steps.")
+    rows: str | None = flag(None, "Rows.", only_if=given("rows"))
+    every: int = flag(-1, "Every N steps.", only_if=given("rows"))
 
 
 @group("Optimizer")
@@ -282,19 +281,6 @@ def test_flags_without_effect_are_named_in_one_warning(words, lines):
     for found in problems:
         assert not found.fatal and not found.flags
         assert str(found).splitlines()[1:] == [f"  {line}" for line in lines]
-
-
-def test_a_condition_of_a_class_is_one_of_the_flags_that_it_declares():
-    @group("Evaluation")
-    class MoreFlags(EvalGroup):
-        seed: int = flag(1, "Seed.", only_if=absent("whiten"))
-
-    words = {s.name: [c.words for c in s.only_if] for s in flags_of(MoreFlags)}
-    assert words == {
-        "rows": ["with --rows"],
-        "every": ["with --rows"],
-        "seed": ["without --whiten"],
-    }
 
 
 def test_one_dash_is_one_too_few():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import shutil
+from functools import partial
 from typing import Any, Literal
 
 from openrl.errors import UserError
@@ -197,24 +198,27 @@ class EnvironmentTagFlags:
     )
 
 
-@group("Agent", only_if=given("env_tags"))
+of_tags = partial(flag, only_if=given("env_tags"))
+
+
+@group("Agent")
 class EnvironmentFlags(EnvironmentTagFlags):
-    env_groups: int | None = flag(
+    env_groups: int | None = of_tags(
         None,
         "Groups that run at a time; a group is --n_samples_per_prompt equal environments. None:"
         " --rollout_batch_size.",
         bounds="> 0",
     )
-    env_groups_per_tag: tuple[int, ...] | None = flag(
+    env_groups_per_tag: tuple[int, ...] | None = of_tags(
         None, "How many of --env_groups each tag gets. None: evenly.", bounds="> 0"
     )
-    env_max_trajectories: int = flag(
+    env_max_trajectories: int = of_tags(
         -1,
         "Most trajectories that one environment plays for a training step, including those of"
         " groups that --dynamic_filtering rejects. -1: any number.",
         bounds="-1 or > 0",
     )
-    env_group_redundancy: int = flag(
+    env_group_redundancy: int = of_tags(
         0,
         "Extra environments in each group; the group is complete once --n_samples_per_prompt of"
         " them have ended.",

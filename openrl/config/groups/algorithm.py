@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import (
@@ -177,15 +178,18 @@ class MixtureFlags:
     )
 
 
-@group("Algorithm", only_if=given("ptx_data"))
+of_ptx = partial(flag, only_if=given("ptx_data"))
+
+
+@group("Algorithm")
 class PtxFlags:
-    ptx_data: str | None = flag(
+    ptx_data: str | None = of_ptx(
         None,
         "Rows with answers for a supervised term: as many as samples in each optimizer step of"
         " the actor (PPO-ptx). Sources as for --prompt_data; prompts in --input_key.",
     )
-    output_key: str | None = flag(None, "Column of --ptx_data with the answer.")
-    ptx_coef: float = flag(
+    output_key: str | None = of_ptx(None, "Column of --ptx_data with the answer.")
+    ptx_coef: float = of_ptx(
         0.05,
         "Adds this times the mean negative log-likelihood of the --ptx_data answers.",
         bounds="> 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from openrl.flags.schema import absent, flag, given, group
@@ -9,9 +10,13 @@ from openrl.flags.schema import absent, flag, given, group
 OFF_POLICY = given("async_train") | given("partial_rollout")
 
 
-@group("Async", only_if=absent("eval_only"))
+TRAINS = absent("eval_only")
+while_training = partial(flag, only_if=TRAINS)
+
+
+@group("Async")
 class AsyncFlags:
-    async_train: bool = flag(
+    async_train: bool = while_training(
         False,
         "Generate the next rollouts while training on the last ones; the engines need GPUs of"
         " their own.",
@@ -20,9 +25,9 @@ class AsyncFlags:
         1,
         "Training steps that generation may run ahead.",
         bounds="> 0",
-        only_if=given("async_train"),
+        only_if=(TRAINS, given("async_train")),
     )
-    partial_rollout: bool = flag(
+    partial_rollout: bool = while_training(
         False,
         "A weight sync interrupts running answers, which continue under the new weights. Without"
         " --async_train, answers unfinished when a rollout is complete continue in the next.",
@@ -31,9 +36,9 @@ class AsyncFlags:
         "refill",
         "After an interruption, refill recomputes the key-value cache under the new weights; keep"
         " reuses the old one, which is cheaper but makes log-probs a mixture of two models.",
-        only_if=given("partial_rollout"),
+        only_if=(TRAINS, given("partial_rollout")),
     )
-    oversample_ratio: float = flag(
+    oversample_ratio: float = while_training(
         1.0,
         "Prompts that run at a time, as a multiple of --rollout_batch_size. Those unfinished when"
         " a rollout is complete continue with --partial_rollout or --async_train; otherwise they"
@@ -45,14 +50,14 @@ class AsyncFlags:
         "Most weight syncs between sampling a token and training on it. None: --async_queue_size"
         " with --async_train, else 1 with --partial_rollout.",
         bounds=">= 0",
-        only_if=OFF_POLICY,
+        only_if=(TRAINS, OFF_POLICY),
     )
     staleness_policy: Literal["wait", "drop", "mask"] = flag(
         "wait",
         "How --max_staleness is kept. wait: prompts start only if they will be trained in time."
         " drop: answers that are too old are generated again and counted. mask: tokens that are"
         " too old stay as context but are not trained.",
-        only_if=OFF_POLICY,
+        only_if=(TRAINS, OFF_POLICY),
     )
 
     @property

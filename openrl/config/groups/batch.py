@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from openrl.config.conditions import SEVERAL_STEPS, SIBLINGS
 from openrl.flags.schema import absent, flag, given, group
 
@@ -126,23 +128,26 @@ class SharedPackingFlags(PackingFlags):
         return self.prefix_grouper
 
 
-@group("Batch", only_if=given("use_dynamic_batch"))
+dynamic = partial(flag, only_if=given("use_dynamic_batch"))
+
+
+@group("Batch")
 class DynamicBatchFlags:
-    use_dynamic_batch: bool = flag(
+    use_dynamic_batch: bool = dynamic(
         False,
         "Size micro-batches by tokens instead of samples, and distribute the rows of an optimizer"
         " step over ranks by cost. Turns on --packing_samples.",
     )
-    train_max_tokens_per_gpu: int = flag(
+    train_max_tokens_per_gpu: int = dynamic(
         16384,
         "Most tokens per rank in one forward and backward pass, never exceeded.",
         bounds="> 0",
     )
 
 
-@group("Batch", only_if=given("use_dynamic_batch"))
+@group("Batch")
 class RolloutDynamicBatchFlags(DynamicBatchFlags):
-    rollout_max_tokens_per_gpu: int | None = flag(
+    rollout_max_tokens_per_gpu: int | None = dynamic(
         None,
         "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
         bounds="> 0",

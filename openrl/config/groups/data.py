@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,29 +129,28 @@ class PreferenceDataFlags(AnswerDataFlags):
     rejected_key: str = flag("rejected", "Column with the worse answer.", only_if=PAIRS)
 
 
-@group("Data", only_if=given("apply_chat_template"))
-class ChatTemplateFlags:
-    apply_chat_template: bool = flag(
+of_chats = partial(flag, only_if=given("apply_chat_template"))
+
+
+@group("Data")
+class TemplateFlags:
+    apply_chat_template: bool = of_chats(
         False,
         "Build prompts with the tokenizer's chat template; plain text becomes one user message.",
     )
-    tokenizer_chat_template: str | None = flag(
+    tokenizer_chat_template: str | None = of_chats(
         None,
         "Jinja chat template, as text or file; replaces the tokenizer's own and is saved with the"
         " model.",
     )
-    chat_template_kwargs: dict[str, Any] = flag(
+    chat_template_kwargs: dict[str, Any] = of_chats(
         {},
         'Extra variables for the chat template, as JSON or a JSON file, e.g. {"enable_thinking":'
         " false}.",
     )
-    system_prompt: str | None = flag(
+    system_prompt: str | None = of_chats(
         None, "System message, as text or file, for every dialogue that has none."
     )
-
-
-@group("Data")
-class TemplateFlags(ChatTemplateFlags):
     input_template: str | None = flag(
         None,
         "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import LOGITS, RING
 from openrl.flags.schema import absent, flag, given, group
 from openrl.flags.values import SECONDS
 
+RECOMPUTES = given("gradient_checkpointing")
+recomputes = partial(flag, only_if=RECOMPUTES)
 
-@group("DeepSpeed", only_if=given("gradient_checkpointing"))
-class RecomputeFlags:
-    gradient_checkpointing: bool = flag(
+
+@group("DeepSpeed")
+class DeepSpeedFlags:
+    gradient_checkpointing: bool = recomputes(
         False, "Recompute activations in the backward pass instead of keeping them."
     )
-    gradient_checkpointing_method: Literal["uniform", "block", "selective", "moe"] = flag(
+    gradient_checkpointing_method: Literal["uniform", "block", "selective", "moe"] = recomputes(
         "uniform",
         "What to recompute. uniform: every layer; block: only the first layers; selective: only"
         " attention; moe: only expert blocks.",
@@ -23,16 +27,12 @@ class RecomputeFlags:
         None,
         "Layers that block recomputes. None: all.",
         bounds="> 0",
-        only_if=given("gradient_checkpointing_method", "block"),
+        only_if=(RECOMPUTES, given("gradient_checkpointing_method", "block")),
     )
-    gradient_checkpointing_use_reentrant: bool = flag(
+    gradient_checkpointing_use_reentrant: bool = recomputes(
         False,
         "Recompute with torch's older, reentrant implementation, which handles whole layers only.",
     )
-
-
-@group("DeepSpeed")
-class DeepSpeedFlags(RecomputeFlags):
     zero_stage: Literal[0, 1, 2, 3] = flag(
         2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
     )

@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from openrl.flags.schema import absent, flag, given, group
 
+EVALUATED = given("eval_dataset") | given("env_tags")
+evaluated = partial(flag, only_if=EVALUATED)
 
-@group("Evaluation", only_if=given("eval_dataset") | given("env_tags"))
+
+@group("Evaluation")
 class PromptEvalFlags:
-    eval_dataset: str | None = flag(
+    eval_dataset: str | None = evaluated(
         None,
         "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation.",
     )
-    eval_split: str = flag("train", "Split of --eval_dataset.", only_if=given("eval_dataset"))
+    eval_split: str = flag(
+        "train", "Split of --eval_dataset.", only_if=(EVALUATED, given("eval_dataset"))
+    )
     eval_steps: int = flag(
         -1,
         "Evaluate every N steps and after the last one; -1: never.",
         bounds="-1 or > 0",
-        only_if=absent("eval_only"),
+        only_if=(EVALUATED, absent("eval_only")),
     )
     eval_before_train: bool = flag(
-        False, "Evaluate once before the first step.", only_if=absent("eval_only")
+        False, "Evaluate once before the first step.", only_if=(EVALUATED, absent("eval_only"))
     )
-    eval_n_samples_per_prompt: int = flag(
+    eval_n_samples_per_prompt: int = evaluated(
         4, "Responses per prompt in evaluation.", bounds="(0, 100000]"
     )
-    eval_temperature: float = flag(
+    eval_temperature: float = evaluated(
         0.6, "Temperature in evaluation; 0: greedy.", bounds="0 or >= 0.001"
     )
-    eval_top_p: float = flag(1.0, "top_p in evaluation.", bounds="(0, 1]")
-    eval_top_k: int = flag(-1, "top_k in evaluation; -1: off.", bounds="-1 or > 0")
-    eval_generate_max_len: int | None = flag(
+    eval_top_p: float = evaluated(1.0, "top_p in evaluation.", bounds="(0, 1]")
+    eval_top_k: int = evaluated(-1, "top_k in evaluation; -1: off.", bounds="-1 or > 0")
+    eval_generate_max_len: int | None = evaluated(
         None, "Most new tokens in evaluation. None: --generate_max_len.", bounds="> 0"
     )
-    eval_batch_size: int = flag(
+    eval_batch_size: int = evaluated(
         -1, "Prompts submitted at a time in evaluation. -1: all.", bounds="-1 or > 0"
     )
-    eval_only: bool = flag(False, "Evaluate once and exit without training.")
-    eval_max_samples: int | None = flag(
+    eval_only: bool = evaluated(False, "Evaluate once and exit without training.")
+    eval_max_samples: int | None = evaluated(
         None,
         "Use at most this many evaluation rows, the same ones each time. None: all rows; with"
         " --env_tags 64 seeds that are never trained on.",
         bounds="> 0",
     )
-    eval_generations_to_log: int = flag(
+    eval_generations_to_log: int = evaluated(
         0,
         "Answers that each evaluation writes to eval_samples.jsonl, for the same prompts each"
         " time.",
@@ -55,13 +62,16 @@ class PromptEvalFlags:
         return self.eval_steps > 0 or self.eval_before_train or self.eval_only
 
 
-@group("Evaluation", only_if=given("eval_dataset"))
+of_rows = partial(flag, only_if=given("eval_dataset"))
+
+
+@group("Evaluation")
 class SupervisedEvalFlags:
-    eval_dataset: str | None = flag(
+    eval_dataset: str | None = of_rows(
         None, "Evaluation rows, comma separated; sources as for --dataset. None: no evaluation."
     )
-    eval_split: str = flag("train", "Split of --eval_dataset.")
-    eval_steps: int = flag(
+    eval_split: str = of_rows("train", "Split of --eval_dataset.")
+    eval_steps: int = of_rows(
         -1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0"
     )
 

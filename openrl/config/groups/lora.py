@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,20 +19,23 @@ class QuantizationFlags:
     load_in_4bit: bool = flag(False, "Load the base weights in 4-bit NF4 (bitsandbytes).")
 
 
-@group("LoRA", only_if=(absent("lora_adapter_path"), given("lora_rank")))
-class AdapterFlags(QuantizationFlags):
-    lora_alpha: int = flag(16, "LoRA scale; updates are multiplied by alpha/rank.", bounds="> 0")
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
-    target_modules: tuple[str, ...] = flag(
+of_adapter = partial(flag, only_if=(absent("lora_adapter_path"), given("lora_rank")))
+
+
+@group("LoRA")
+class LoRAFlags(QuantizationFlags):
+    lora_alpha: int = of_adapter(
+        16, "LoRA scale; updates are multiplied by alpha/rank.", bounds="> 0"
+    )
+    lora_dropout: float = of_adapter(0.0, "Dropout before the adapters.", bounds="[0, 1)")
+    target_modules: tuple[str, ...] = of_adapter(
         ("all-linear",),
         "Module names that get adapters; all-linear: every linear layer except the head. Experts"
         " of a mixture never get any.",
     )
-    lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
-
-
-@group("LoRA")
-class LoRAFlags(AdapterFlags):
+    lora_exclude_modules: str | None = of_adapter(
+        None, "Regular expression of modules without adapters."
+    )
     lora_rank: int = flag(
         0,
         "Rank of LoRA adapters; 0: train all weights.",

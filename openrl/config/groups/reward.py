@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import REWARD_MODEL
@@ -37,32 +38,31 @@ SERVERS = Condition(
 )
 
 
-@group("Reward", only_if=FUNCTIONS)
-class RewardFunctionFlags:
-    reward_func_kwargs: dict[str, Any] = flag(
+of_functions = partial(flag, only_if=FUNCTIONS)
+
+
+@group("Reward")
+class RewardSourceFlags:
+    """Where rewards come from, whatever they are used for."""
+
+    reward_func_kwargs: dict[str, Any] = of_functions(
         {},
         'Keyword arguments for reward functions and verifiers: {"name": {...}} for each source,'
         " or one object for all.",
         may_hold_secrets=True,
     )
-    reward_num_workers: int = flag(
+    reward_num_workers: int = of_functions(
         16,
         "Most processes that run the reward function or verifier of one source, over all engines;"
         " they start when needed.",
         bounds="> 0",
     )
-    reward_memory_gb: float = flag(
+    reward_memory_gb: float = of_functions(
         8.0,
         "GiB of memory that one reward process, including the processes it starts, may use before"
         " it is killed.",
         bounds="(0, 1e6]",
     )
-
-
-@group("Reward")
-class RewardSourceFlags(RewardFunctionFlags):
-    """Where rewards come from, whatever they are used for."""
-
     remote_rm_url: str | None = flag(
         None,
         "External reward sources, comma separated: Python files (path.py or path.py:function),"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 from openrl.config.conditions import REWARDS_NORMED, SHAPED
@@ -12,42 +13,40 @@ from openrl.flags.schema import flag, given, group
 NormScope = Literal["none", "batch", "group", "datasource", "running"]
 
 
-@group("Reward shaping", only_if=SHAPED)
-class WholeRewardFlags:
-    """Changes to the reward as one number."""
+of_whole_reward = partial(flag, only_if=SHAPED)
+"""Declares a flag that changes the reward as one number."""
 
-    format_penalty: float = flag(
+
+@group("Reward shaping")
+class RewardShapingFlags:
+    format_penalty: float = of_whole_reward(
         0.0,
         "Added to the reward once per turn whose action cannot be parsed; with single-turn"
         " rewards, when extra_logs holds a false action_is_valid.",
         bounds="<= 0",
     )
-    len_reward_coef: float = flag(
+    len_reward_coef: float = of_whole_reward(
         0.0,
         "Adds this times f(length) to the reward; f falls from 1 at LO to 0 at HI tokens. < 0"
         " favours long answers; 0: off.",
     )
-    overlong_buffer_len: int | None = flag(
+    overlong_buffer_len: int | None = of_whole_reward(
         None,
         "DAPO: over this many last tokens before the length limit, a penalty grows from 0. None:"
         " off.",
         bounds="> 0",
     )
-    stop_properly_penalty_coef: float | None = flag(
+    stop_properly_penalty_coef: float | None = of_whole_reward(
         None,
         "For truncated samples. In [0, 1]: positive rewards are multiplied by it; < 0: rewards"
         " are at most this. None: off.",
         bounds="<= 1",
     )
-    reward_clip_range: tuple[float, float] = flag(
+    reward_clip_range: tuple[float, float] = of_whole_reward(
         (-10.0, 10.0),
         "Clamp each sample's reward to this range, after penalties and before any baseline.",
         bounds="increasing",
     )
-
-
-@group("Reward shaping")
-class RewardShapingFlags(WholeRewardFlags):
     len_reward_range: tuple[int, int | None] = flag(
         (0, None),
         "LO and HI of --len_reward_coef in tokens. HI None: generate_max_len.",

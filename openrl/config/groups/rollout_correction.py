@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from openrl.errors import UserError
@@ -13,37 +14,37 @@ CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 
 
-@group("Rollout correction", only_if=given("enable_vllm_is_correction"))
-class ImportanceFlags:
-    enable_vllm_is_correction: bool = flag(
+WEIGHED = given("enable_vllm_is_correction")
+weighed = partial(flag, only_if=WEIGHED)
+
+
+@group("Rollout correction")
+class RolloutCorrectionFlags:
+    enable_vllm_is_correction: bool = weighed(
         False,
         "Weight losses by w = exp(old_logp - rollout_logp), which corrects for the engine's"
         " different numerics or older weights.",
     )
-    vllm_is_correction_type: CorrectionType = flag(
+    vllm_is_correction_type: CorrectionType = weighed(
         "tis",
         "tis: w is clamped to [L, H]; icepop: w outside becomes 0; seq-mask-tis: sequences whose"
         " mean ratio is outside are dropped.",
     )
-    use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
-    vllm_is_truncated_threshold: tuple[float, float] = flag(
+    use_icepop: bool = weighed(False, "Same as --vllm_is_correction_type icepop.")
+    vllm_is_truncated_threshold: tuple[float, float] = weighed(
         (0.5, 5.0), "L and H of the correction.", bounds=">= 0 and increasing"
     )
     vllm_is_level: CorrectionLevel = flag(
         "token",
         "What one weight covers: a token; geometric: the sequence, by its mean log-ratio;"
         " segment: a turn; sequence: by the sum of log-ratios.",
-        only_if=absent("vllm_is_correction_type", "seq-mask-tis"),
+        only_if=(WEIGHED, absent("vllm_is_correction_type", "seq-mask-tis")),
     )
-    vllm_is_batch_normalize: bool = flag(
+    vllm_is_batch_normalize: bool = weighed(
         False,
         "Divide weights by their mean over the rollout batch, per token, or per sequence if each"
         " has one weight.",
     )
-
-
-@group("Rollout correction")
-class RolloutCorrectionFlags(ImportanceFlags):
     rollout_rs: tuple[str, ...] = flag(
         (),
         "Rejection tests; a sample or token that fails one gets no loss: token_k1..k3,"
@@ -136,28 +137,31 @@ def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
     raise UserError(f"--rollout_rs_threshold: {text} is not a threshold for {name}", wanted)
 
 
-@group("Dynamic filtering", only_if=given("dynamic_filtering"))
+filtered = partial(flag, only_if=given("dynamic_filtering"))
+
+
+@group("Dynamic filtering")
 class DynamicFilteringFlags:
-    dynamic_filtering: bool = flag(
+    dynamic_filtering: bool = filtered(
         False,
         "Keep a prompt's group only if its mean score is in the range; new prompts replace"
         " rejected groups.",
     )
-    dynamic_filtering_reward_range: tuple[float, float] = flag(
+    dynamic_filtering_reward_range: tuple[float, float] = filtered(
         (0.0, 1.0), "Keep a group only if L < mean < H.", bounds="increasing"
     )
-    dynamic_filtering_key: str = flag(
+    dynamic_filtering_key: str = filtered(
         "score",
         "What is averaged: score (the verdict, else the reward), reward, or the name of a part of"
         " the reward.",
     )
-    dynamic_filtering_max_batches: int = flag(
+    dynamic_filtering_max_batches: int = filtered(
         20,
         "Most prompts tried for one step, in multiples of rollout_batch_size, but at most one"
         " pass over the data. 0: one pass.",
         bounds=">= 0",
     )
-    dynamic_filtering_shortfall: Literal["train", "skip", "fail"] = flag(
+    dynamic_filtering_shortfall: Literal["train", "skip", "fail"] = filtered(
         "train",
         "If the limit or the data ends first: train on the groups collected, skip the step, or"
         " fail.",

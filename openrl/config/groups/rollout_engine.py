@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import VLLM
@@ -27,14 +28,17 @@ class ParallelSizes:
         return " x ".join(f"{name} {n}" for name, n in vars(self).items() if n > 1) or "one place"
 
 
-@group("Rollout engine", only_if=VLLM)
+of_vllm = partial(flag, only_if=VLLM)
+
+
+@group("Rollout engine")
 class OneEngineFlags:
     """Settings of one engine, wherever it runs."""
 
-    vllm_tensor_parallel_size: int = flag(
+    vllm_tensor_parallel_size: int = of_vllm(
         1, "GPUs over which one engine splits each layer.", bounds="> 0", alias=("tp_size",)
     )
-    vllm_gpu_memory_utilization: float | None = flag(
+    vllm_gpu_memory_utilization: float | None = of_vllm(
         None,
         "Share of GPU memory that one engine may use. None: 0.9 on GPUs of its own, 0.6 beside a"
         " model.",
@@ -45,44 +49,44 @@ class OneEngineFlags:
         "Most sequences that one engine decodes at a time. None: vLLM's default.",
         bounds="> 0",
         alias=("max_num_seqs",),
-        only_if=absent("full_determinism"),
+        only_if=(VLLM, absent("full_determinism")),
     )
-    vllm_max_num_batched_tokens: int | None = flag(
+    vllm_max_num_batched_tokens: int | None = of_vllm(
         None,
         "Most tokens that one engine processes in one step. None: vLLM's default.",
         bounds="> 0",
     )
-    vllm_block_size: int | None = flag(
+    vllm_block_size: int | None = of_vllm(
         None,
         "Tokens per key-value cache block; of a cached prefix full blocks alone are reused. None:"
         " vLLM's default, or with --enable_prefix_caching on a CPU 32.",
         bounds="> 0",
     )
-    vllm_max_model_len: int | None = flag(
+    vllm_max_model_len: int | None = of_vllm(
         None,
         "Most tokens of a sequence in the engine. None: those of the longest prompt and response"
         " together.",
         bounds="> 0",
     )
-    vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag(
+    vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = of_vllm(
         "auto", "Type that vLLM computes in. auto: --param_dtype."
     )
-    vllm_quantization: Literal["fp8"] | None = flag(
+    vllm_quantization: Literal["fp8"] | None = of_vllm(
         None, "Quantise the engine's weights at each sync. None: off."
     )
-    vllm_engine_kwargs: dict[str, Any] = flag(
+    vllm_engine_kwargs: dict[str, Any] = of_vllm(
         {},
         'Other fields of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.',
         may_hold_secrets=True,
     )
-    enforce_eager: bool = flag(
+    enforce_eager: bool = of_vllm(
         False, "Run vLLM without CUDA graphs: slower, but needs less memory."
     )
     enable_prefix_caching: bool = flag(
         False,
         "Reuse the key-value cache of equal prompt prefixes; the cache is emptied at each weight"
         " sync.",
-        only_if=absent("full_determinism"),
+        only_if=(VLLM, absent("full_determinism")),
     )
 
     @property
@@ -97,16 +101,16 @@ class ChosenEngineFlags(OneEngineFlags):
     )
 
 
-@group("Rollout engine", only_if=VLLM)
-class SyncedEngineFlags(ChosenEngineFlags):
-    """vLLM in a training run."""
+@group("Rollout engine")
+class EngineFlags(ChosenEngineFlags):
+    """The engines of a training run."""
 
-    vllm_pipeline_parallel_size: int = flag(
+    vllm_pipeline_parallel_size: int = of_vllm(
         1,
         "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.",
         bounds="> 0",
     )
-    vllm_data_parallel_size: int = flag(
+    vllm_data_parallel_size: int = of_vllm(
         1,
         "Data-parallel replicas in one engine, for mixtures of experts with"
         " --vllm_enable_expert_parallel.",
@@ -115,24 +119,21 @@ class SyncedEngineFlags(ChosenEngineFlags):
     vllm_enable_expert_parallel: bool = flag(
         False,
         "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
-        only_if=Condition(lambda config: config.engine.sizes.width > 1, "with several GPUs"),
+        only_if=(
+            VLLM,
+            Condition(lambda config: config.engine.sizes.width > 1, "with several GPUs"),
+        ),
     )
-    vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
+    vllm_load_format: Literal["auto", "safetensors", "dummy"] = of_vllm(
         "auto",
         "How vLLM first loads weights. dummy: random weights, which saves a read; the first sync"
         " replaces them before the first rollout.",
     )
-    vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
+    vllm_sync_backend: Literal["nccl", "gloo"] | None = of_vllm(
         None,
         "How weights reach engines: nccl from GPU to GPU (CUDA IPC on a shared GPU), gloo through"
         " host memory. None: nccl, or gloo on a CPU.",
     )
-
-
-@group("Rollout engine")
-class EngineFlags(SyncedEngineFlags):
-    """The engines of a training run."""
-
     vllm_num_engines: int | None = flag(
         None,
         "Number of engines. None: enough to fill the places that --colocate_all_models or"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from openrl.flags.schema import absent, flag, group
 
 GENERATES = absent("eval_task", "rm")
+generates = partial(flag, only_if=GENERATES)
 OPEN_LEN = 1024  # length of a prompt, and of a response, that no flag limits
 
 
@@ -91,14 +93,14 @@ class SamplingFlags(DrawFlags):
         return Lengths(prompt, response, min(both, prompt + response))
 
 
-@group("Sampling", only_if=GENERATES)
+@group("Sampling")
 class InferenceSamplingFlags(DrawFlags):
-    temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds="0 or >= 0.001")
-    greedy_sampling: bool = flag(False, "Same as --temperature 0.")
-    prompt_max_len: int = flag(
+    temperature: float = generates(1.0, "Sampling temperature. 0: greedy.", bounds="0 or >= 0.001")
+    greedy_sampling: bool = generates(False, "Same as --temperature 0.")
+    prompt_max_len: int = generates(
         1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
     )
-    generate_max_len: int = flag(
+    generate_max_len: int = generates(
         1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",)
     )
 
