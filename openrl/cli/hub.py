@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from openrl.config.derived import DATA, MODELS, given_names, is_local
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.config.groups.reward import split
-from openrl.config.rules.machine import DATA, MODELS, given_names, is_local
 from openrl.errors import UserError
 from openrl.files import expanded
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.config.commands import AnsweringConfig, DPOConfig, PPOConfig, TrainingConfig
+from openrl.config.commands import (
+    AnsweringConfig,
+    DPOConfig,
+    PPOConfig,
+    ServeConfig,
+    SFTConfig,
+    TrainingConfig,
+)
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
-from openrl.config.reward_plan import RewardPlan, reward_plan
-from openrl.flags.checks import in_use
+from openrl.config.groups.placement import FLAG_NAMES
+from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
+from openrl.flags.checks import Problems, in_use, problem
 
 # -- directories ----------------------------------------------------------------------------------
 
@@ -38,6 +48,13 @@ def prompts_to_try(config: PPOConfig, n_prompts: int) -> int:
     environment at most --env_max_trajectories."""
     most = config.environments.env_max_trajectories
     return min(n_prompts, most * prompts_running(config)) if most > 0 else n_prompts
+
+
+def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:
+    """Return the flags in use that start more rollouts than a step trains on, or earlier."""
+    by_size = in_use(config, "vllm_generate_batch_size") or ("oversample_ratio",)
+    surplus = prompts_running(config) > config.batch.rollout_batch_size
+    return in_use(config, "async_train", "partial_rollout") + (by_size if surplus else ())
 
 
 def packs(config: TrainingConfig) -> bool:
@@ -86,12 +103,129 @@ def agents_of(config: PPOConfig | AnsweringConfig) -> tuple[str, ...]:
     return in_use(config, "agent_func_path", "agent_command", "env_tags", "tools")
 
 
+# -- ranks and what they share ---------------------------------------------------------------------
+
+SPLITS = ("ulysses_size", "ring_attn_size")
+TENSOR = "ds_tensor_parallel_size"
+
+
+def splitting_flags(flags: ParallelFlags) -> tuple[str, ...]:
+    """Return the flags that put several ranks on the same rows."""
+    return tuple(name for name in (*SPLITS, TENSOR) if getattr(flags, name) > 1)
+
+
+def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
+    """Yield the problems of ``world`` ranks of a role, at start if only the cluster knows them."""
+    if world % flags.ranks_per_shard:
+        ranks = (
+            f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
+        )
+        message = (
+            f"{world} ranks of the {role} do not divide evenly into blocks of"
+            f" {flags.ranks_per_shard} that share rows"
+        )
+        fix = f"a multiple of {flags.ranks_per_shard} ranks"
+        yield problem((*splitting_flags(flags), ranks), message, fix)
+
+
+def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
+    """Yield the problems of ``world`` actor ranks, at start if only the cluster knows them."""
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    ranks, called = sharing_ranks(config, world)
+    flags: tuple[str, ...] = ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node")
+    if world % config.parallel.ranks_per_shard:
+        yield from shards_divide(config.parallel, world, "actor")
+    elif config.dynamic.use_dynamic_batch:
+        if batch < ranks:
+            message = (
+                f"{batch} samples are too few: some of the {ranks} {called} would have no work"
+            )
+            yield problem(flags, message, fitting_sizes(config, world))
+    elif batch % ranks:
+        message = f"{batch} samples do not divide evenly among {ranks} {called}"
+        yield problem(flags, message, fitting_sizes(config, world))
+    elif batch % (micro * ranks):
+        message = (
+            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
+            f" {called})"
+        )
+        flags = ("train_batch_size", "micro_train_batch_size")
+        yield problem(flags, message, fitting_sizes(config, world))
+
+
+def sharing_ranks(config: PPOConfig, world: int) -> tuple[int, str]:
+    """Return how many of ``world`` actor ranks, or blocks of them, get rows of their own, and what
+    they are called."""
+    each = config.parallel.ranks_per_shard
+    return max(1, world // each), "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
+
+
+def fitting_sizes(config: PPOConfig, world: int) -> str:
+    """Return the batch flags, nearest to those given, with which a rollout divides into optimizer
+    steps and each of these among the actor ranks; or else a number of ranks."""
+    batch, samples = config.batch, config.batch.samples_per_step
+    dynamic, (ranks, called) = config.dynamic.use_dynamic_batch, sharing_ranks(config, world)
+    sizes = [d for d in divisors(samples) if (d >= ranks if dynamic else d % ranks == 0)]
+    if not sizes:
+        fewer = largest_divisor(samples, ranks)
+        return f"a number of {called} that divides {samples}, such as {fewer}"
+    size = min(sizes, key=lambda d: abs(d - batch.train_batch_size))
+    micro = largest_divisor(size // ranks, batch.micro_train_batch_size)
+    asked = {"train_batch_size": size} | ({} if dynamic else {"micro_train_batch_size": micro})
+    changed = {name: n for name, n in asked.items() if n != getattr(batch, name)}
+    return " ".join(f"--{name} {n}" for name, n in changed.items())
+
+
+def longest_row(config: TrainingConfig) -> tuple[int, str, tuple[str, ...]]:
+    """Return the most tokens that stay together, what they are, and the flags to name with it."""
+    if isinstance(config, PPOConfig):
+        both = config.sampling.lengths.both
+        return both, f"a row of {both} tokens, --prompt_max_len + --generate_max_len", ()
+    max_len = config.data.max_len
+    if isinstance(config, SFTConfig) or (isinstance(config, DPOConfig) and config.preference.rated):
+        return max_len, f"a row of --max_len {max_len}", ("max_len",)
+    return 2 * max_len, f"a pair of rows of --max_len {max_len}", ("max_len",)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of ``number`` in ascending order, in the time of its square root."""
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of ``number`` that is at most ``limit``."""
+    return max(d for d in divisors(number) if d <= limit)
+
+
+Scoring = PPOConfig | ServeConfig | AnsweringConfig
+
+
 # -- models ----------------------------------------------------------------------------------------
 
 
 def rewards(config: PPOConfig) -> RewardPlan:
     """Return the sources of rewards and their weights. Raises UserError."""
     return reward_plan(config.reward, config.others.reward_pretrain)
+
+
+SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
+"""The flags that name sources of rewards."""
+
+
+def reward_models(config: Scoring) -> str | None:
+    return (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
+
+
+def asked_sources(config: Scoring) -> tuple[str, ...]:
+    """Return the flags in use that name reward sources."""
+    return in_use(config, *SOURCES)
+
+
+def source_kinds(config: PPOConfig) -> set[str]:
+    """Return the kinds of the reward sources. Raises UserError."""
+    sources = reward_sources(config.reward, config.others.reward_pretrain)
+    return {source.kind for source in sources}
 
 
 def compared_dtype(config: PPOConfig) -> Dtype:
@@ -112,6 +246,20 @@ def ref_reward_streams(config: PPOConfig) -> bool:
 def ref_reward_sleeps(config: PPOConfig) -> bool:
     """Return whether --ref_reward_offload moves whole models out and back in, without ZeRO 3."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
+
+
+def roles_on_shared_places(config: PPOConfig) -> set[str]:
+    """Return the models and engines that share a place with another role. Raises UserError."""
+    roles = config.model_roles
+    if config.placement.placement is not None:
+        places = config.placement.explicit_places
+        return {
+            r
+            for r, own in places.items()
+            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
+        }
+    pairs = config.hybrid.leaders(roles, config.asynchrony.async_train).items()
+    return {role for pair in pairs for role in pair}
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -168,3 +316,22 @@ def reads_all_old_logprobs(config: PPOConfig) -> bool:
 def loss_agg_norm_const(config: PPOConfig) -> float:
     """Return --loss_agg_norm_const or else the longest response, in tokens."""
     return config.algorithm.loss_agg_norm_const or float(config.sampling.lengths.response)
+
+
+# -- names that flags give -------------------------------------------------------------------------
+
+MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
+DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
+
+
+def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return those of ``flags`` that a command has and that are given, with their values."""
+    groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
+    return [(f, group[f]) for f in flags for group in groups if group.get(f) is not None]
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name means a path, and not ``name`` or ``owner/name`` on the Hub."""
+    path = Path(name).expanduser()
+    in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight

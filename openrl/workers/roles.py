@@ -20,11 +20,10 @@ from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.reservation import Reservation
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.derived import ranks_share_a_step, shards_divide
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
-from openrl.config.rules.batch import ranks_share_a_step
-from openrl.config.rules.deepspeed import shards_divide
 from openrl.errors import raise_together
 from openrl.models.device import Device
 from openrl.models.process_memory import freeze_gc_heap

@@ -17,7 +17,7 @@ import pytest
 from openrl.cli.hub import PROXIES, hub_names, settle_for_cache, with_places
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
-from openrl.config.rules.machine import given_names
+from openrl.config.derived import given_names
 from openrl.errors import UserError, printable
 from tests.flags import PPO, settle
 

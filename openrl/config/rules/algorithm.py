@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import agents_of
+from openrl.config.derived import agents_of, source_kinds
 from openrl.config.groups.reward_shaping import part_weights
-from openrl.config.reward_plan import reward_sources
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Problems, check, problem, warning
 from openrl.registry import Entry
@@ -69,12 +68,6 @@ def group_scopes_have_siblings(config: PPOConfig) -> Problems:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
         message = "a group of one answer equals its own mean: every reward would become 0"
         yield problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
-
-
-def source_kinds(config: PPOConfig) -> set[str]:
-    """Return the kinds of the reward sources. Raises UserError."""
-    sources = reward_sources(config.reward, config.others.reward_pretrain)
-    return {source.kind for source in sources}
 
 
 @check

@@ -11,11 +11,10 @@ from openrl.config.commands import (
     MergeConfig,
     ServeConfig,
 )
-from openrl.config.derived import agents_of
+from openrl.config.derived import SOURCES, agents_of, asked_sources
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules.machine import output_problems
-from openrl.config.rules.reward import SOURCES, asked_sources
 from openrl.flags.checks import Given, Problems, check, check_environment, problem, warning
 
 LOCAL = ("127.0.0.1", "localhost", "::1")

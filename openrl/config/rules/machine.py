@@ -1,4 +1,4 @@
-"""Rules about this machine: what must exist, be writable, or be installed.
+"""Rules about this machine: what must exist, be writable, or be installed; and where metrics go.
 
 They import nothing and use no network. Whether a Hub name exists only shows when it is loaded.
 """
@@ -10,47 +10,36 @@ import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from openrl.config.commands import (
     AnsweringConfig,
     EvaluateConfig,
     MergeConfig,
+    PPOConfig,
     ServeConfig,
     SupervisedConfig,
     TrainingConfig,
 )
+from openrl.config.derived import DATA, MODELS, given_names, is_local
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.placement import has_launcher
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
-from openrl.flags.checks import Problems, check, check_environment, problem
+from openrl.flags.checks import Problems, check, check_environment, problem, unknown_names, warning
+from openrl.flags.dump import value_of
+from openrl.flags.schema import collect_flags
+from openrl.flags.secrets import LEFT_OUT, secrets_in
 from openrl.locks import owner_of, refusal
 
 # what $WANDB_MODE may say
 WANDB_SENDING_MODES = ("online", "shared", "run")
 WANDB_LOCAL_MODES = ("offline", "disabled", "dryrun")
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
-MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
-DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
 OUTPUTS = (
     *("save_path", "ckpt_path", "ckpt_upload_dir", "logging_dir", "use_tensorboard", "wandb_dir"),
     *("render_save_dir", "rollout_dump_dir"),
 )
-
-
-def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return those of ``flags`` that a command has and that are given, with their values."""
-    groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
-    return [(f, group[f]) for f in flags for group in groups if group.get(f) is not None]
-
-
-def is_local(name: str) -> bool:
-    """Return whether a name means a path, and not ``name`` or ``owner/name`` on the Hub."""
-    path = Path(name).expanduser()
-    in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
 
 
 # -- what is read ----------------------------------------------------------------------------------
@@ -298,3 +287,50 @@ def wandb_can_start(config: TrainingConfig) -> Problems:
 def package_problems(flags: tuple[str, ...], package: str, fix: str) -> Problems:
     if find_spec(package) is None:
         yield problem(flags, f"the package {package} is not installed", fix)
+
+
+# -- metrics and secrets ---------------------------------------------------------------------------
+
+
+WRITTEN = "but flags are written to config.yaml, checkpoints and trackers"
+HIDDEN = f"config.yaml, checkpoints and trackers get {LEFT_OUT} in its place"
+
+
+@check
+def trackers_are_known(config: TrainingConfig) -> Problems:
+    yield from unknown_names("track_with", config.logging.track_with, trackers)
+
+
+@check
+def secrets_are_better_kept_elsewhere(config: TrainingConfig | AnsweringConfig) -> Problems:
+    for spec in collect_flags(type(config)):
+        for name in secrets_in(value_of(config, spec)) if spec.may_hold_secrets else ():
+            message = f"{name} looks like a secret: {HIDDEN}"
+            url = isinstance(value_of(config, spec), str)
+            fix = "" if url else "an environment variable, which workers get too"
+            yield warning((spec.name,), message, fix)
+
+
+@check
+def arguments_have_their_tracker(config: TrainingConfig) -> Problems:
+    running = config.logging.trackers
+    for name, arguments in config.logging.tracker_kwargs.items():
+        if name not in running:
+            fix = f"--track_with {name}"
+            yield problem(("tracker_kwargs",), f"the tracker {name} is not in use", fix)
+        elif not isinstance(arguments, dict):
+            message = f"the arguments of {name} are not a JSON object"
+            yield problem(("tracker_kwargs",), message, f'{{"{name}": {{"tags": ["a"]}}}}')
+
+
+@check
+def environment_is_readable(config: PPOConfig) -> Problems:
+    for pair in config.placement.system_envs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            message = f"{name!r} is not of the form NAME=VALUE"
+            yield problem(("system_envs",), message, "--system_envs NCCL_DEBUG=WARN")
+        elif secret := next(secrets_in({name: value}), None):
+            message = f"{secret} looks like a secret, {WRITTEN}"
+            fix = f"export {name} where this command, or `ray start`, runs"
+            yield problem(("system_envs",), message, fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import ref_reward_sleeps, trained_ranks
+from openrl.config.derived import ref_reward_sleeps, roles_on_shared_places, trained_ranks
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problems, check, in_use, problem
 
@@ -82,20 +82,6 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
 
 
 # -- sleep and offload -----------------------------------------------------------------------------
-
-
-def roles_on_shared_places(config: PPOConfig) -> set[str]:
-    """Return the models and engines that share a place with another role. Raises UserError."""
-    roles = config.model_roles
-    if config.placement.placement is not None:
-        places = config.placement.explicit_places
-        return {
-            r
-            for r, own in places.items()
-            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
-        }
-    pairs = config.hybrid.leaders(roles, config.asynchrony.async_train).items()
-    return {role for pair in pairs for role in pair}
 
 
 @check

@@ -22,9 +22,8 @@ from openrl.cluster.planner import RoleRequest, check_address
 from openrl.cluster.ray_cluster import open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
-from openrl.config.derived import logging_directory
+from openrl.config.derived import logging_directory, shards_divide
 from openrl.config.groups.placement import RankFlags
-from openrl.config.rules.deepspeed import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError, raise_together
 from openrl.flags.dump import effective_flags

@@ -19,9 +19,9 @@ import pytest
 from openrl.cli.run import command, find_user_error
 from openrl.config import derived
 from openrl.config.commands import COMMANDS, PPOConfig, SFTConfig
+from openrl.config.derived import largest_divisor, ranks_share_a_step
 from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
-from openrl.config.rules.batch import largest_divisor, ranks_share_a_step
 from openrl.config.rules.machine import output_problems
 from openrl.errors import ErrorCollector, UserError
 from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers

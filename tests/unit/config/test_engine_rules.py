@@ -5,9 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from openrl.config import derived
-from openrl.config.rules import (
-    rollout_engine,
-)
+from openrl.config.rules import rollouts
 from openrl.rollout_engines.vllm_adapters import RANKS, room_for_rank
 from openrl.rollout_engines.vllm_start import engine_arguments
 from openrl.workers.roles import run_engine_spec
@@ -74,7 +72,7 @@ def test_room_for_adapters_is_what_vllm_has():
     allowed = re.search(r"MaxLoRARanks = Literal\[([0-9, ]+)\]", sources.read_text())[1]
     assert [*RANKS] == [rank for rank in map(int, allowed.split(",")) if rank >= 8]
     assert [room_for_rank(rank) for rank in (1, 8, 9, 300, 512)] == [8, 8, 16, 320, 512]
-    assert RANKS[-1] == rollout_engine.MOST_SERVED_RANK
+    assert RANKS[-1] == rollouts.MOST_SERVED_RANK
 
 
 def test_adapters_beside_the_base_are_told_to_vllm():

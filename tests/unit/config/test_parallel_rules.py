@@ -11,8 +11,8 @@ from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
+from openrl.config.derived import ranks_share_a_step
 from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
-from openrl.config.rules.batch import ranks_share_a_step
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import check_shape
 from openrl.trainer.learning.rows import rollout_batching, supervised_batching

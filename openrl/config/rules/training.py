@@ -1,16 +1,33 @@
-"""Rules of DeepSpeed's flags, of optimizers, and of ranks that work on the same rows."""
+"""Rules of the trained model, its optimizer and its batches, and of ranks that work on the same rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrl.config.commands import PPOConfig, SupervisedConfig, TrainingConfig
-from openrl.config.derived import trained_ranks
-from openrl.config.groups.deepspeed import ParallelFlags
-from openrl.config.groups.placement import FLAG_NAMES
+from openrl.config.commands import (
+    PPOConfig,
+    ServeConfig,
+    SupervisedConfig,
+    TrainingConfig,
+)
+from openrl.config.derived import (
+    SPLITS,
+    TENSOR,
+    fitting_sizes,
+    largest_divisor,
+    longest_row,
+    ranks_share_a_step,
+    shards_divide,
+    splitting_flags,
+    trained_ranks,
+)
 from openrl.flags.checks import Given, Problems, check, problem, warning
 from openrl.flags.values import show
+
+# -- DeepSpeed and optimizers ----------------------------------------------------------------------
+
 
 OWN_FLAGS = {
     "zero_optimization.stage": "zero_stage",
@@ -48,9 +65,6 @@ RESERVED = (
     "expert_parallel",
 )
 """Settings that the training engine depends on."""
-
-SPLITS = ("ulysses_size", "ring_attn_size")
-TENSOR = "ds_tensor_parallel_size"
 
 
 SECTIONS = {name.rpartition(".")[0] for name in OWN_FLAGS if "." in name}
@@ -161,25 +175,6 @@ def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
 # -- ranks that share rows -------------------------------------------------------------------------
 
 
-def asked(flags: ParallelFlags) -> tuple[str, ...]:
-    """Return the flags that put several ranks on the same rows."""
-    return tuple(name for name in (*SPLITS, TENSOR) if getattr(flags, name) > 1)
-
-
-def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
-    """Yield the problems of ``world`` ranks of a role, at start if only the cluster knows them."""
-    if world % flags.ranks_per_shard:
-        ranks = (
-            f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
-        )
-        message = (
-            f"{world} ranks of the {role} do not divide evenly into blocks of"
-            f" {flags.ranks_per_shard} that share rows"
-        )
-        fix = f"a multiple of {flags.ranks_per_shard} ranks"
-        yield problem((*asked(flags), ranks), message, fix)
-
-
 @check
 def ranks_of_every_role_divide(config: PPOConfig) -> Problems:
     """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
@@ -198,7 +193,7 @@ def ranks_of_the_model_divide(config: SupervisedConfig) -> Problems:
 
 @check
 def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
-    if set(SPLITS) <= set(asked(config.parallel)):
+    if set(SPLITS) <= set(splitting_flags(config.parallel)):
         yield problem(SPLITS, "both split sequences", "leave one at 1")
 
 
@@ -206,7 +201,7 @@ def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
 def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
-        flags = ("attn_implementation", *asked(config.parallel))
+        flags = ("attn_implementation", *splitting_flags(config.parallel))
         message = f"{name} attention cannot run on parts of a sequence"
         yield problem(flags, message, "--attn_implementation sdpa")
 
@@ -221,7 +216,7 @@ def prefixes_can_be_shared(config: TrainingConfig) -> Problems:
         fix = "--attn_implementation varlen"
         yield problem(("prefix_grouper", "attn_implementation"), message, fix)
     if config.parallel.sequence_size > 1:
-        split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
+        split = tuple(flag for flag in splitting_flags(config.parallel) if flag in SPLITS)
         message = "rows that are split over ranks cannot share a prefix"
         yield problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
 
@@ -246,3 +241,91 @@ def layers_can_be_split(config: TrainingConfig) -> Problems:
     if config.optim.optimizer == "muon":
         message = "Muon orthogonalises whole matrices, but a rank holds only parts of them"
         yield problem((TENSOR, "optimizer"), message, "--optimizer adamw")
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+@check
+def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
+    batch, samples = config.batch, config.batch.samples_per_step
+    if samples % batch.train_batch_size:
+        message = (
+            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a"
+            f" rollout are not a multiple of the {batch.train_batch_size} samples of an optimizer"
+            " step"
+        )
+        flags = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size")
+        yield problem(flags, message, fitting_sizes(config, trained_ranks(config) or 1))
+
+
+@check
+def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
+    world = trained_ranks(config)
+    if world is not None:
+        yield from ranks_share_a_step(config, world)
+
+
+@check
+def micro_batches_divide(config: SupervisedConfig) -> Problems:
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    if batch % micro and not config.dynamic.use_dynamic_batch:
+        message = f"{batch} rows are not a multiple of {micro}"
+        fix = f"--micro_train_batch_size {largest_divisor(batch, micro)}"
+        yield problem(("train_batch_size", "micro_train_batch_size"), message, fix)
+
+
+@check
+def token_caps_hold_thelongest_row(config: TrainingConfig) -> Problems:
+    split = config.parallel.sequence_size
+    longest, what, limits = longest_row(config)
+    names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
+    for name in names if config.dynamic.use_dynamic_batch else ():
+        cap = getattr(config.dynamic, name, None)
+        if cap is not None and cap * split < longest:
+            message = f"a micro-batch of {cap * split} tokens is too small for {what}"
+            yield problem((name, *limits), message, f"--{name} {-(-longest // split)}")
+
+
+# -- how models are loaded -------------------------------------------------------------------------
+
+
+@check
+def attention_fits(config: TrainingConfig) -> Problems:
+    name, fix = config.model.attn_implementation or "", "--attn_implementation sdpa"
+    if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
+        yield problem(("attn_implementation", "param_dtype"), f"{name} does not support fp32", fix)
+    if name.startswith("flash_attention") and config.device.device == "cpu":
+        yield problem(("attn_implementation", "device"), f"{name} needs a GPU", fix)
+
+
+@check
+def patterns_can_be_matched(config: TrainingConfig) -> Problems:
+    patterns = {
+        "lora_exclude_modules": (config.lora.lora_exclude_modules, "'.*\\.(k|v)_proj'"),
+        "freeze_modules": (config.changes.freeze_modules, "'embed_tokens|layers\\.0\\.'"),
+    }
+    for flag, (pattern, example) in patterns.items():
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            yield problem((flag,), f"{pattern!r} is not a regular expression: {error}", example)
+
+
+@check
+def packed_weights_compute_in_bf16(config: TrainingConfig | ServeConfig) -> Problems:
+    weights = config.weights if isinstance(config, ServeConfig) else config.lora
+    if weights.load_in_4bit and config.model.param_dtype != "bf16":
+        message = "4-bit weights need bf16"
+        yield problem(("load_in_4bit", "param_dtype"), message, "--param_dtype bf16")
+
+
+@check
+def packed_weights_carry_adapters(config: TrainingConfig) -> Problems:
+    if config.lora.load_in_4bit and not config.lora.adapts:
+        message = "4-bit weights can be trained only through adapters"
+        yield problem(("load_in_4bit", "lora_rank"), message, "--lora_rank 16")
+    if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
+        message = "stage 3 shards weights without the data that unpacks 4-bit weights"
+        fix = "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard"
+        yield problem(("load_in_4bit", "zero_stage"), message, fix)

@@ -1,0 +1,353 @@
+"""Rules of rollouts: when they run, how engines sample them, and what happens to them before training."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from openrl.config.commands import AnsweringConfig, PPOConfig
+from openrl.config.conditions import VLLM
+from openrl.config.derived import (
+    longest_sequence,
+    off_policy_flags,
+    roles_on_shared_places,
+)
+from openrl.config.groups.placement import ENGINES
+from openrl.config.groups.rollout_correction import rejection_tests
+from openrl.flags.checks import Given, Problems, check, check_environment, in_use, problem, warning
+from openrl.flags.schema import collect_flags
+from openrl.flags.values import convert
+
+# -- rollouts that outlive a training step or run beside it ----------------------------------------
+
+
+@check
+def engines_of_their_own_generate_ahead(config: PPOConfig) -> Problems:
+    if not config.asynchrony.async_train:
+        return
+    if ENGINES in roles_on_shared_places(config):
+        message = "engines that generate during training cannot share GPUs with models"
+        yield problem(("async_train", "placement"), message, '--placement "actor=0-3;vllm=4-7"')
+    if config.hybrid.vllm_enable_sleep:
+        message = "engines that generate during training cannot sleep"
+        fix = "leave --vllm_enable_sleep out"
+        yield problem(("async_train", "vllm_enable_sleep"), message, fix)
+
+
+@check
+def interrupted_answers_are_trained(config: PPOConfig) -> Problems:
+    flags = config.asynchrony
+    if not flags.partial_rollout:
+        return
+    if config.asynchrony.staleness_bound == 0:
+        message = "an interrupted answer continues under newer weights: its first tokens are stale"
+        yield problem(("partial_rollout", "max_staleness"), message, "--max_staleness 1")
+    if flags.partial_rollout_cache == "keep":
+        fix = "--partial_rollout_cache refill"
+        losers = in_use(config, "vllm_enable_sleep", rollout_backend="hf", lora_sync="adapter")
+        for name in losers:
+            message = "only vLLM can keep keys and values, but not through sleep or a new adapter"
+            yield problem(("partial_rollout_cache", name), message, fix)
+        message = "the trainer cannot recompute log-probs of mixed weights, so ratios are biased"
+        yield warning(("partial_rollout_cache",), message, fix)
+
+
+@check
+def one_number_of_running_prompts(config: PPOConfig) -> Problems:
+    flags = ("oversample_ratio", "vllm_generate_batch_size")
+    size = config.collecting.vllm_generate_batch_size
+    if config.asynchrony.oversample_ratio > 1 and size is not None:
+        yield problem(flags, "both set how many prompts run at a time", "leave one out")
+
+
+@check
+def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
+    users = off_policy_flags(config)
+    if users and config.collecting.rollout_scheduler == "batch":
+        message = "the batch scheduler waits for every group, so none is left over"
+        yield problem((*users, "rollout_scheduler"), message, "--rollout_scheduler stream")
+
+
+@check
+def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
+    """The speed of the engines must not decide what is trained on."""
+    in_step = config.asynchrony.async_train and config.asynchrony.staleness_bound == 0
+    users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
+    if users and config.debug.full_determinism:
+        fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
+        message = "the engines' speed decides which weights sample an answer, so runs differ"
+        yield problem((*users, "full_determinism"), message, fix)
+
+
+@check
+def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
+    surplus = off_policy_flags(config)
+    refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
+    if surplus and not config.asynchrony.carries_over and not refused:
+        message = "the slowest groups, with the longest answers, are dropped, favouring short ones"
+        yield warning(surplus, message, "--partial_rollout continues them")
+
+
+@check
+def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
+    correction, interval = config.correction, config.engine.weight_sync_interval
+    age = config.asynchrony.staleness_bound * interval + interval - 1
+    if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
+        flags = in_use(config, "async_train", "partial_rollout")
+        flags += ("weight_sync_interval",) if interval > 1 else ()
+        steps = "1 step" if age == 1 else f"{age} steps"
+        message = f"rollouts are up to {steps} old, but losses are not corrected for this"
+        yield warning(flags, message, "--enable_vllm_is_correction")
+
+
+# -- correction, rejection, filtering --------------------------------------------------------------
+
+
+@check
+def rejection_tests_are_sound(config: PPOConfig) -> None:
+    rejection_tests(config.correction)
+
+
+@check
+def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
+    flags = config.correction
+    other = flags.vllm_is_correction_type
+    if flags.use_icepop and "vllm_is_correction_type" in given and other != "icepop":
+        message = f"two types of correction: icepop and {other}"
+        yield problem(("use_icepop", "vllm_is_correction_type"), message, "leave one out")
+
+
+@check
+def log_probs_can_be_compared(config: PPOConfig) -> Problems:
+    """Corrections and tests compare the engine's log-probs with the trainer's."""
+    flags, cut = config.correction, config.sampling.cuts
+    replaced = flags.skip_old_logprob == "always"
+    users = in_use(config, "enable_vllm_is_correction", "rollout_rs")
+    if users and replaced:
+        message = "both would be the engine's log-probs, so every ratio between them would be 1"
+        yield problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
+    users += ("skip_old_logprob",) if replaced else ()
+    if cut and users:
+        message = "the engine's distribution is truncated: its ratio is not an importance weight"
+        fix = f"leave {' and '.join(f'--{name}' for name in cut)} out"
+        yield problem((*users, *cut), message, fix)
+
+
+@check
+def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problems:
+    if not config.filtering.dynamic_filtering:
+        return
+    if config.batch.n_samples_per_prompt == 1:
+        message = "the mean score of a single answer is never between right and wrong"
+        names = ("dynamic_filtering", "n_samples_per_prompt")
+        yield problem(names, message, "--n_samples_per_prompt 8")
+    if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
+        flags = ("dynamic_filtering_reward_range", "reward_pretrain")
+        message = "a reward model gives no verdicts: groups with a mean reward in (0, 1) are kept"
+        fix = "--dynamic_filtering_reward_range with bounds on the model's scale"
+        yield warning(flags, message, fix)
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+OTHER_NAMES = {
+    "model": "pretrain",
+    "tokenizer": "tokenizer_path",
+    "hf_overrides": "model_config_overrides",
+    "limit_mm_per_prompt": "max_images_per_prompt",
+}
+"""Field of vLLM's EngineArgs -> the flag that sets it, if the flag is not called like the field or
+vllm_ and the field."""
+
+MOST_SERVED_RANK = 512
+"""The largest adapter rank that vLLM can serve."""
+
+TOKENS_OF_A_STEP = 2048
+"""The most tokens of a step that vLLM takes by itself."""
+
+RESERVED = (
+    "logprobs_mode",
+    "worker_extension_cls",
+    "distributed_executor_backend",
+    "weight_transfer_config",
+    "enable_sleep_mode",
+    "enable_lora",
+    "max_lora_rank",
+    "max_loras",
+    "max_cpu_loras",
+    "runner",
+    "convert",
+    "skip_tokenizer_init",
+    "tokens_only",
+    "device_ids",
+    "nnodes",
+    "node_rank",
+    "data_parallel_rank",
+)
+"""Fields that training, weight sync and placement depend on."""
+
+
+@check
+def engine_kwargs_are_further_ones(config: PPOConfig | AnsweringConfig) -> Problems:
+    specs = {spec.name: spec for spec in collect_flags(type(config))}
+    for name, value in config.engine.vllm_engine_kwargs.items():
+        for flag in specs.keys() & {OTHER_NAMES.get(name, name), f"vllm_{name}"}:
+            message, fix = f"{name} has its own flag", f"--{flag}"
+            with suppress(ValueError):  # what vLLM calls bfloat16 is bf16 here
+                convert(str(value), specs[flag].type)
+                fix = f"--{flag} {value}"
+            yield problem(("vllm_engine_kwargs", flag), message, fix)
+        if name in RESERVED:
+            message = f"training and placement depend on {name}"
+            yield problem(("vllm_engine_kwargs",), message, "leave it out")
+
+
+@check
+def rollouts_are_filled(config: PPOConfig) -> Problems:
+    running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
+    name = "vllm_generate_batch_size"
+    if running is not None and running < wanted and not config.filtering.dynamic_filtering:
+        message = f"{running} prompts do not fill a rollout of {wanted} in one round"
+        fix = f"--dynamic_filtering for more rounds, or --{name} {wanted} or more"
+        yield problem((name, "rollout_batch_size"), message, fix)
+
+
+@check
+def a_step_has_a_token_of_each_sequence(config: PPOConfig | AnsweringConfig) -> Problems:
+    sequences = config.engine.vllm_max_num_seqs or 0
+    tokens = config.engine.vllm_max_num_batched_tokens or TOKENS_OF_A_STEP
+    if VLLM.holds(config) and tokens < sequences and not config.debug.full_determinism:
+        message = f"{sequences} sequences at a time need {sequences} tokens per step, not {tokens}"
+        names = ("vllm_max_num_batched_tokens", "vllm_max_num_seqs")
+        yield problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
+
+
+@check
+def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
+    limit, longest = config.engine.vllm_max_model_len, longest_sequence(config)
+    if limit is not None and limit < longest:
+        flags = ("vllm_max_model_len", "prompt_max_len", "generate_max_len")
+        message = (
+            f"prompt and response may have {longest} tokens together, but the engine accepts only"
+            f" {limit}"
+        )
+        yield problem(flags, message, f"--vllm_max_model_len {longest}")
+
+
+@check
+def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
+    engine, ours = config.engine, config.model.param_dtype
+    if engine.rollout_backend == "hf":
+        return
+    if engine.vllm_dtype == "fp16" and ours == "bf16":
+        message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
+        fix = "--vllm_dtype auto, or --param_dtype fp16"
+        yield problem(("vllm_dtype", "param_dtype"), message, fix)
+        return
+    flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
+    theirs = getattr(engine, flag)
+    if theirs not in ("auto", ours) and not config.correction.enable_vllm_is_correction:
+        message = f"the engine samples in {theirs}, the trainer in {ours}: log-probs drift apart"
+        yield warning((flag,), message, "--enable_vllm_is_correction")
+
+
+@check
+def weights_have_a_way(config: PPOConfig) -> Problems:
+    if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
+        message = "NCCL needs GPUs"
+        yield problem(("vllm_sync_backend", "device"), message, "--vllm_sync_backend gloo")
+
+
+@check
+def adapters_are_served(config: PPOConfig) -> Problems:
+    """--lora_sync adapter needs an engine with the same base and with room for the adapter."""
+    if config.lora.lora_sync == "merge" or not config.lora.adapts:
+        return
+    merge = "--lora_sync merge"
+    if config.engine.rollout_backend == "hf":
+        message = "the hf backend can generate only with merged weights"
+        yield problem(("lora_sync", "rollout_backend"), message, merge)
+    if config.lora.load_in_4bit:
+        message = "the engine would hold a different base, without 4-bit weights"
+        yield problem(("lora_sync", "load_in_4bit"), message, merge)
+    if config.engine.vllm_load_format == "dummy":
+        message = "a sync sends only the adapter, so the engine must read the base"
+        yield problem(("lora_sync", "vllm_load_format"), message, "leave it out")
+    if config.lora.rank > MOST_SERVED_RANK:
+        message = f"vLLM serves adapters up to rank {MOST_SERVED_RANK}"
+        yield problem(("lora_sync", "lora_rank"), message, merge)
+
+
+# -- replay ----------------------------------------------------------------------------------------
+
+
+@check
+def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
+    if not config.collecting.replays:
+        return
+    asked = in_use(
+        config,
+        "rollout_dump_dir",
+        "async_train",
+        "partial_rollout",
+        "eval_before_train",
+        "eval_only",
+    )
+    for flag in (*asked, *(("eval_steps",) if config.evaluation.eval_steps > 0 else ())):
+        message = "answers come from files, so no engine runs"
+        yield problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
+
+
+@check_environment
+def kept_rollouts_are_there(config: PPOConfig) -> Problems:
+    directory = config.collecting.rollout_replay_dir
+    if directory is not None and not Path(directory).expanduser().is_dir():
+        fix = "a directory that another run wrote with --rollout_dump_dir"
+        yield problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
+
+
+@check_environment
+def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
+    directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
+    if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):
+        message = f"{directory} holds rollouts of an earlier run"
+        yield problem(("rollout_dump_dir",), message, "another directory")
+
+
+# -- how answers are drawn -------------------------------------------------------------------------
+
+
+@check
+def truncated_sampling(config: PPOConfig) -> Problems:
+    if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
+        message = "answers from a truncated distribution train the full one, so ratios are biased"
+        yield warning(cut, message, "leave it out and use --temperature")
+    if config.sampling.repetition_penalty != 1:
+        message = "the trained policy, without a penalty, is not the one that is sampled"
+        fix = "leave it out, or use a reward that punishes repeats"
+        yield warning(("repetition_penalty",), message, fix)
+
+
+@check
+def stop_texts_are_texts(config: PPOConfig | AnsweringConfig) -> Problems:
+    if "" in config.sampling.stop:
+        yield problem(("stop",), "an empty text would end every answer at once", "leave it out")
+
+
+@check
+def answers_end(config: PPOConfig) -> Problems:
+    if config.sampling.ignore_eos:
+        message = "answers continue past their end, so rewards and losses see meaningless text"
+        fix = "leave it out, except to measure speed"
+        yield warning(("ignore_eos",), message, fix)
+
+
+@check
+def lengths_add_up(config: PPOConfig) -> Problems:
+    sampling = config.sampling
+    for name in ("prompt_max_len", "generate_max_len"):
+        part = getattr(sampling, name)
+        if sampling.max_len is not None and part is not None and part >= sampling.max_len:
+            message = f"{part} of {sampling.max_len} tokens leave no room for the other part"
+            yield problem((name, "max_len"), message, f"--max_len {part + 1} or more")
