@@ -1,4 +1,4 @@
-"""Rules of rollouts: when they run, how engines sample them, and what happens to them before training."""
+"""Rules of rollouts: when they run, how engines sample them, and which of them are trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the trained model, its optimizer and its batches, and of ranks that work on the same rows."""
+"""Rules of the trained model, its optimizer and batches, and of ranks on the same rows."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def micro_batches_divide(config: SupervisedConfig) -> Problems:
 
 
 @check
-def token_caps_hold_thelongest_row(config: TrainingConfig) -> Problems:
+def token_caps_hold_the_longest_row(config: TrainingConfig) -> Problems:
     split = config.parallel.sequence_size
     longest, what, limits = longest_row(config)
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
