@@ -146,7 +146,8 @@ class Score:
     # [L] process rewards; the segments are concatenated
     token_rewards: list[float] | None = None
     attempts: int = 1  # calls made to get the score, retries included
-    # why the reward sources gave no reward; ``reward`` is then 0, or NaN to drop the trajectory
+    # why the reward sources gave no reward. ``reward`` is then NaN, which drops the trajectory, or
+    # 0 if --reward_failure_policy says so
     failure: str | None = None
 
     @classmethod

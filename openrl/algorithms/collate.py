@@ -91,8 +91,10 @@ def _invalid_actions(trajectories: list[Trajectory]) -> Tensor | None:
 
 def _invalid(trajectory: Trajectory) -> float | None:
     parts = trajectory.score.parts if trajectory.score else {}
-    said = [value for name, value in parts.items() if name.rpartition("/")[2] == "action_is_valid"]
-    return None if not said else float(min(said) == 0)
+    readable = [
+        value for name, value in parts.items() if name.rpartition("/")[2] == "action_is_valid"
+    ]
+    return None if not readable else float(min(readable) == 0)
 
 
 def _process_rewards(

@@ -111,30 +111,33 @@ class TextRewardModel:
         Texts of more than ``max_len`` tokens lose the first ones, and the images among them.
         """
         read = self.tokenizer(texts, add_special_tokens=False).input_ids
-        shown = images or [()] * len(texts)
-        rows = [self._row(ids, cells) for ids, cells in zip(read, shown, strict=True)]
-        kept = [torch.tensor(row.token_ids or [self.tokenizer.pad_token_id]) for row in rows]
+        cells = images or [()] * len(texts)
+        rows, placed, unscored = zip(*map(self._row, read, cells), strict=True)
+        kept = [torch.tensor(row or [self.tokenizer.pad_token_id]) for row in rows]
         ids = pad_sequence(kept, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         lengths = torch.tensor([[len(row)] for row in kept])
-        mask, placed = torch.arange(ids.shape[1]) < lengths, [row.images for row in rows]
-        values = self.output(ids, mask, placed).tolist()
+        values = self.output(ids, torch.arange(ids.shape[1]) < lengths, placed).tolist()
         return [
-            Scalar(value, row.cut) if row.token_ids else Scalar(math.nan, row.cut, row.problem)
-            for value, row in zip(values, rows, strict=True)
+            Scalar(value, scalar.cut) if row else scalar
+            for value, row, scalar in zip(values, rows, unscored, strict=True)
         ]
 
-    def _row(self, token_ids: list[int], cells: Sequence[Any]) -> _Row:
+    def _row(
+        self, token_ids: list[int], cells: Sequence[Any]
+    ) -> tuple[list[int], tuple[PlacedImage, ...], Scalar]:
+        """Return the tokens and images that the model gets of a text, and what is to be said if
+        there are no tokens."""
         placed: tuple[PlacedImage, ...] = ()
         if self.images is not None:
             try:
                 images = self.images.of({self.images.top_column: list(cells)})
                 token_ids, placed = self.images.place(token_ids, images)
             except BadRow as error:
-                return _Row([], problem=str(error))
+                return [], (), Scalar(math.nan, False, str(error))
         cut = max(0, len(token_ids) - self.max_len)
         start = max([cut, *(image.end for image in placed if image.start < cut)])
         kept = tuple(image.moved(-start) for image in placed if image.start >= start)
-        return _Row(token_ids[start:], kept, cut > 0)
+        return token_ids[start:], kept, Scalar(math.nan, cut > 0, "the text is empty")
 
     @torch.inference_mode()
     def output(
@@ -149,16 +152,6 @@ class TextRewardModel:
         read = vision.read(images) if vision else {}
         media = {name: tensor.to(device) for name, tensor in read.items()} or None
         return self.model(token_ids.to(device), attention_mask.to(device), media=media)[0].cpu()
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A text as the model gets it."""
-
-    token_ids: list[int]
-    images: tuple[PlacedImage, ...] = ()
-    cut: bool = False
-    problem: str = "the text is empty"  # if there are no tokens
 
 
 def check_reward_model(path: str, rm: RewardModelFlags, trust_remote_code: bool) -> None:

@@ -63,9 +63,9 @@ class HeadedModel(ABC, nn.Module):
         """Return the output, in at least fp32, and the further outputs of the head, from the hidden
         states (R, s, H) of this rank's part of the rows."""
 
-    def scored(self, attention_mask: Tensor, asked: Tensor | None) -> Tensor | None:
+    def scored(self, attention_mask: Tensor, wanted: Tensor | None) -> Tensor | None:
         """Return the tokens (b, T) whose values the output has; None for all."""
-        return asked
+        return wanted
 
     def forward(
         self,
@@ -77,7 +77,7 @@ class HeadedModel(ABC, nn.Module):
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
     ) -> Outputs:
-        """Return the model's output and, by name, the further outputs asked for.
+        """Return the model's output and, by name, the further outputs that are wanted.
 
         Args:
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.

@@ -131,19 +131,19 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     positions = source[:, 2]
     begins = torch.stack([torch.zeros_like(first), first], 1).expand_as(parts)[parts]
     lengths = [x.sum(-1)[parts.any(-1)] for x in (parts, seen)]
-    asked = place[scored[attention_mask]]
-    predicted = torch.zeros_like(positions, dtype=torch.bool).index_fill(0, asked, True)
+    scored_places = place[scored[attention_mask]]
+    predicted = torch.zeros_like(positions, dtype=torch.bool).index_fill(0, scored_places, True)
 
     def arranged(values: Tensor) -> Tensor:
         """Take a shared token's value from a row that asks for it: other rows lack it."""
         of_first = values[source[:, 0], positions]
-        return of_first.index_put((asked,), values[scored])[None]
+        return of_first.index_put((scored_places,), values[scored])[None]
 
     return Rows(
         token_ids[source[:, 0], positions][None],
         (predicted & (positions > begins))[None],
         {"position_ids": positions[None], "key_places": keys} | _boundaries(*lengths),
-        lambda values: placed(values[0][asked], scored),
+        lambda values: placed(values[0][scored_places], scored),
         arranged,
         lambda values: values[place],
     )

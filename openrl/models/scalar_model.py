@@ -48,9 +48,9 @@ class ScalarModel(HeadedModel):
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, hidden: Tensor, part: Part, asked: Tensor) -> Tensor:
-        """Return the head's output, (R, S) in at least fp32; 0 where not ``asked`` (R, S) bool."""
-        own = part.take(asked)
+    def scalars(self, hidden: Tensor, part: Part, wanted: Tensor) -> Tensor:
+        """Return the head's output, (R, S) in at least fp32; 0 where not ``wanted`` (R, S) bool."""
+        own = part.take(wanted)
         column = self.head(hidden[own])[..., 0]
         return part.whole(placed(column.to(torch.promote_types(column.dtype, torch.float32)), own))
 
@@ -98,7 +98,7 @@ class ValueModel(ScalarModel):
 class RewardModel(ScalarModel):
     mean, std = 0.0, 1.0  # of its rewards; set if they are to be normalised
 
-    def scored(self, attention_mask: Tensor, asked: Tensor | None) -> Tensor:
+    def scored(self, attention_mask: Tensor, wanted: Tensor | None) -> Tensor:
         """Return the last real token of each row."""
         return one_hot(attention_mask.sum(-1) - 1, attention_mask.shape[1]).bool()
 

@@ -38,7 +38,8 @@ class RewardCombiner:
 
     def weighted_sum(self, datasource: str, scores: Mapping[str, Score]) -> Score:
         """Return the weighted sum of scores, which are given by the names of their sources, for a
-        row of ``datasource``; or the first that failed, whose failure then names its source.
+        row of ``datasource``. If a source failed, return its score with the source's name in
+        ``failure``.
 
         With several sources, each one is a part of the score, and its own parts are named
         "source/part". The verdict is the mean of the sources' verdicts, weighted by the absolute
@@ -133,8 +134,8 @@ class CombinedReward:
 def read_rows(
     group: PromptGroup, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
 ) -> RewardRows:
-    """Return what rewards are told about a group. The prompt is decoded like the query, so that the
-    query begins with it."""
+    """Return a group as rewards get it. The prompt is decoded like the query, so that the query
+    begins with it."""
     prompt, trajectories = group.prompt, group.trajectories
     n = len(trajectories)
 
@@ -145,10 +146,12 @@ def read_rows(
         return [value] * n
 
     texts = [decode(t.response_ids, True) for t in trajectories]
-    asked = unexpanded(prompt.token_ids, prompt.images)
+    prompt_ids = unexpanded(prompt.token_ids, prompt.images)
     return RewardRows(
-        queries=[decode([*asked, *_response_ids(t)], skip_special_tokens) for t in trajectories],
-        prompts=each(decode(asked, skip_special_tokens)),
+        queries=[
+            decode([*prompt_ids, *_response_ids(t)], skip_special_tokens) for t in trajectories
+        ],
+        prompts=each(decode(prompt_ids, skip_special_tokens)),
         labels=each(prompt.label),
         responses=texts if skip_special_tokens else [t.text for t in trajectories],
         texts=texts,

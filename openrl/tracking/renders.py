@@ -63,8 +63,8 @@ def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
 def transcript(trajectory: Trajectory) -> str:
     """Return everything that was said, with roles and rewards."""
     turns = (part for turn in trajectory.rendered for part in _turn_parts(turn))
-    said = (f"--- {title}\n{text}\n" for title, text, _ in turns)
-    return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
+    parts = (f"--- {title}\n{text}\n" for title, text, _ in turns)
+    return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(parts)}"
 
 
 def page(trajectory: Trajectory) -> str:
@@ -90,7 +90,7 @@ def _outcome(trajectory: Trajectory) -> str:
 
 
 def _turn_parts(turn: RenderedTurn) -> Iterator[tuple[str, str, list[bytes]]]:
-    """Yield (who said it, what, the images in it)."""
+    """Yield (who says it, what, the images in it)."""
     for message in turn.messages:
         content = message["content"]
         parts = content if isinstance(content, list) else []
@@ -101,13 +101,13 @@ def _turn_parts(turn: RenderedTurn) -> Iterator[tuple[str, str, list[bytes]]]:
 
 
 def _section(turn: RenderedTurn) -> str:
-    said = "".join(
+    parts = "".join(
         f'<div class="{escape(title.partition(",")[0])}"><h2>{escape(title)}</h2>'
         f"{''.join(map(_img, images))}<pre>{escape(text)}</pre></div>"
         for title, text, images in _turn_parts(turn)
     )
     state = "" if turn.frame is None else _img(png(turn.frame))
-    return f"<section>{state}<div>{said}</div></section>"
+    return f"<section>{state}<div>{parts}</div></section>"
 
 
 def _img(data: bytes) -> str:

@@ -61,17 +61,17 @@ def same_expression(answer: str, label: str) -> bool:
     """Whether two plain texts are equal expressions, equations or inequalities."""
     from math_verify.grader import verify
 
-    ours, theirs = parsed(answer), parsed(label)
-    if ours is None or theirs is None or max(_digits(ours), _digits(theirs)) > MOST_DIGITS:
+    actual, expected = parsed(answer), parsed(label)
+    if actual is None or expected is None or max(_digits(actual), _digits(expected)) > MOST_DIGITS:
         return False
-    ours, theirs = _with_i(ours), _with_i(theirs)
-    if max(_terms(ours), _terms(theirs)) > MOST_TERMS:
-        return bool(_in_order(ours) == _in_order(theirs))
-    if not verify(theirs, ours, float_rounding=DECIMALS, timeout_seconds=None):
+    actual, expected = _with_i(actual), _with_i(expected)
+    if max(_terms(actual), _terms(expected)) > MOST_TERMS:
+        return bool(_in_order(actual) == _in_order(expected))
+    if not verify(expected, actual, float_rounding=DECIMALS, timeout_seconds=None):
         return False
-    if isinstance(ours, sympy.Symbol) or isinstance(theirs, sympy.Symbol):
-        return bool(ours == theirs)  # the library takes X_1 for x_1, and E for e
-    given, right = _value(ours), _value(theirs)
+    if isinstance(actual, sympy.Symbol) or isinstance(expected, sympy.Symbol):
+        return bool(actual == expected)  # the library takes X_1 for x_1, and E for e
+    given, right = _value(actual), _value(expected)
     if given is None or right is None:
         return True
     # the library rounds to some decimals, which makes all small numbers equal

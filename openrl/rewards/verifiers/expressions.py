@@ -166,11 +166,11 @@ def _end_says(text: str, label: str) -> bool:
     text = without_markup(text).strip()
     displayed = _DISPLAYED.search(text)
     line = displayed[0] if displayed else text.rpartition("\n")[2]
-    said = plain(line)
-    claim = _SAYS.sub("", said)
-    if same_answer(said, label) or same_answer(claim, label):
+    stated = plain(line)
+    claim = _SAYS.sub("", stated)
+    if same_answer(stated, label) or same_answer(claim, label):
         return True
-    if negates(said) or sum(map(_is_element, split_list(claim))) > 1:
+    if negates(stated) or sum(map(_is_element, split_list(claim))) > 1:
         return False
     left, _, value = claim.rpartition("= ")
     if _ends_in_name(left.rstrip(), split_name(label)[0]) and same_answer(value, label):

@@ -144,11 +144,11 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
     if marked is not None:
         return _letter(marked, options.letters)
     text, letters = after_thinking(text), f"[{options.letters}]"
-    said = re.findall(
+    stated = re.findall(
         rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])", text
     )
-    if said:
-        return said[-1]
+    if stated:
+        return stated[-1]
     last = _letter(text.strip().rpartition("\n")[2], options.letters)
     if last is None and options.loose:
         alone = re.findall(rf"(?<![\w'])({letters})(?![\w'])", text)

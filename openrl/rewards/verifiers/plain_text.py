@@ -119,9 +119,12 @@ def negates(text: str) -> bool:
 def same_word(answer: str, label: str) -> bool | None:
     """Whether two plain texts are the same word, or the same digits in the same base, which the
     answer may leave out; None if neither text is a word or has a base."""
-    (ours, our_base), (theirs, their_base) = _digits_and_base(answer), _digits_and_base(label)
-    if our_base or their_base:
-        return ours == theirs and our_base in (their_base or 10, 0)
+    (actual, actual_base), (expected, expected_base) = (
+        _digits_and_base(answer),
+        _digits_and_base(label),
+    )
+    if actual_base or expected_base:
+        return actual == expected and actual_base in (expected_base or 10, 0)
     if _is_word(label) or _is_word(answer):
         return _without_case(answer) == _without_case(label)
     return None

@@ -126,12 +126,12 @@ def _right(case: Case, ran: RunResult) -> bool:
 def same_output(given: str, expected: str) -> bool:
     """Whether two outputs are equal line by line, apart from empty lines, the amount of whitespace,
     and the last digits of decimals."""
-    ours, theirs = (
+    lines, wanted = (
         [line.split() for line in text.splitlines() if line.strip()] for text in (given, expected)
     )
-    return [len(line) for line in ours] == [len(line) for line in theirs] and all(
+    return [len(line) for line in lines] == [len(line) for line in wanted] and all(
         a == b or _close(a, b)
-        for line, other in zip(ours, theirs, strict=True)
+        for line, other in zip(lines, wanted, strict=True)
         for a, b in zip(line, other, strict=True)
     )
 

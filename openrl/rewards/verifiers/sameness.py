@@ -23,12 +23,12 @@ def same_answer(answer: str, label: str) -> bool:
         return True
     if not answer or negates(answer) != negates(label):
         return False
-    ours, theirs = split_list(_without_braces(answer)), split_list(_without_braces(label))
-    if len(ours) == len(theirs) == 1:
-        return _same_element(ours[0], theirs[0])
-    if len(ours) == len(theirs):
-        return len(ours) <= MOST_ELEMENTS and _same_elements(*_unnumbered(ours, theirs))
-    if (values := (_value(ours, answer), _value(theirs, label))) != (answer, label):
+    actual, expected = split_list(_without_braces(answer)), split_list(_without_braces(label))
+    if len(actual) == len(expected) == 1:
+        return _same_element(actual[0], expected[0])
+    if len(actual) == len(expected):
+        return len(actual) <= MOST_ELEMENTS and _same_elements(*_unnumbered(actual, expected))
+    if (values := (_value(actual, answer), _value(expected, label))) != (answer, label):
         return same_answer(*values)
     return _same_in_order(answer, label)
 
@@ -54,10 +54,10 @@ def _unnumbered(*lists: list[str]) -> list[list[str]]:
     return found if numbered[0] != numbered[1] else list(lists)
 
 
-def _same_elements(ours: list[str], theirs: list[str]) -> bool:
+def _same_elements(actual: list[str], expected: list[str]) -> bool:
     """Whether two lists hold the same elements, in any order."""
-    left = list(ours)
-    for wanted in theirs:
+    left = list(actual)
+    for wanted in expected:
         found = next((element for element in left if _same_element(element, wanted)), None)
         if found is None:
             return False
@@ -76,35 +76,35 @@ def _same_in_order(answer: str, label: str) -> bool:
 
 
 def _same_element(answer: str, label: str) -> bool:
-    (our_name, ours), (their_name, theirs) = split_name(answer), split_name(label)
-    if their_name and not our_name and not is_name(their_name):
+    (actual_name, actual), (expected_name, expected) = split_name(answer), split_name(label)
+    if expected_name and not actual_name and not is_name(expected_name):
         return False  # an equation is not its right side
-    if our_name and their_name and not same_name(our_name, their_name):
-        named = is_name(our_name) and is_name(their_name)
+    if actual_name and expected_name and not same_name(actual_name, expected_name):
+        named = is_name(actual_name) and is_name(expected_name)
         return not named and same_expression(answer, label)
-    if (ours, theirs) != (answer, label):
-        return same_answer(ours, theirs)
+    if (actual, expected) != (answer, label):
+        return same_answer(actual, expected)
     return _same_value(answer, label)
 
 
 def _same_value(answer: str, label: str) -> bool:
-    (ours, our_unit), (theirs, their_unit) = split_unit(answer), split_unit(label)
-    if units_differ(our_unit, their_unit):
+    (actual, actual_unit), (expected, expected_unit) = split_unit(answer), split_unit(label)
+    if units_differ(actual_unit, expected_unit):
         return False
-    word = same_word(ours, theirs)
+    word = same_word(actual, expected)
     if word is not None:
         return word
-    number, wanted = whole_number(ours), whole_number(theirs)
+    number, wanted = whole_number(actual), whole_number(expected)
     if number is not None and wanted is not None:
         return equal(number, wanted)
-    if _TIME.fullmatch(ours) or _TIME.fullmatch(theirs):
-        return ours == theirs
-    one, other = _tuple(ours), _tuple(theirs)
+    if _TIME.fullmatch(actual) or _TIME.fullmatch(expected):
+        return actual == expected
+    one, other = _tuple(actual), _tuple(expected)
     if one and other:
         return _same_tuples(one, other)
     if (one or other) and (number or wanted):
         return False
-    return squeezed(ours) == squeezed(theirs) or same_expression(ours, theirs)
+    return squeezed(actual) == squeezed(expected) or same_expression(actual, expected)
 
 
 def _tuple(text: str) -> tuple[str, list[str], str] | None:
@@ -114,9 +114,9 @@ def _tuple(text: str) -> tuple[str, list[str], str] | None:
     return (opened, elements, closed) if len(elements) > 1 else None
 
 
-def _same_tuples(ours: tuple[str, list[str], str], theirs: tuple[str, list[str], str]) -> bool:
+def _same_tuples(actual: tuple[str, list[str], str], expected: tuple[str, list[str], str]) -> bool:
     return (
-        (ours[0], ours[2]) == (theirs[0], theirs[2])
-        and len(ours[1]) == len(theirs[1])
-        and all(map(same_answer, ours[1], theirs[1]))
+        (actual[0], actual[2]) == (expected[0], expected[2])
+        and len(actual[1]) == len(expected[1])
+        and all(map(same_answer, actual[1], expected[1]))
     )
