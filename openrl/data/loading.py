@@ -2,9 +2,9 @@
 
 Rows never live in memory as a whole. A file or a dataset of the Hub is converted once into an Arrow
 file on disk and then read row by row through a memory map. If --max_samples asks for few rows (up
-to ``row_files.STREAMED``), even that is skipped: the source is opened as a stream and read, or downloaded,
-little further than the last row wanted (10 MB of JSON, a row group of parquet). Only what training
-draws from stays in memory: the token ids, label and small columns of each row.
+to ``row_files.STREAMED``), even that is skipped: the source is opened as a stream and read, or
+downloaded, little further than the last row wanted (10 MB of JSON, a row group of parquet). Only
+what training draws from stays in memory: the token ids, label and small columns of each row.
 """
 
 from __future__ import annotations

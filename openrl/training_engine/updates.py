@@ -35,8 +35,9 @@ Measured = tuple[Tensor, dict[str, Metric]]
 
 LossOf = Callable[[Forward, Any, StepCounts], Measured]
 """``loss_of(forward, micro_batch, counts) -> (loss, metrics)`` computes the loss of one
-micro-batch, a TokenBatch of the kind that it knows, divided by the counts of the whole optimizer step and multiplied by dp_size. So the
-gradients, summed over micro-batches and averaged over ranks, are those of the whole step."""
+micro-batch, a TokenBatch of the kind that it knows, divided by the counts of the whole optimizer
+step and multiplied by dp_size. So the gradients, summed over micro-batches and averaged over ranks,
+are those of the whole step."""
 
 
 Share = tuple[TokenBatch, list[StepPlan], LossOf]
