@@ -30,7 +30,7 @@ from openrl.data.order import SeededStream
 from openrl.models.process_memory import freeze_gc_heap
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import (
     FinishReason,
     Prompt,
@@ -74,7 +74,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
         EnginePool(LocalGroup.create("vllm", args.engines, Engine, args.tokens)),
         RolloutBuffer(SeededStream(prompts, seed=0), limits),
         Residency(),
-        RolloutSettings(RolloutRequest(args.samples, Sampling(args.tokens)), run_seed=0),
+        RolloutRequest(args.samples, Sampling(args.tokens), seed=(0, 0, 0)),
     )
     freeze_gc_heap()  # as a run does once its processes have started
     steps = []

@@ -22,7 +22,7 @@ from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Prompt, PromptGroup, Sampling
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import Gate, RolloutRequest
@@ -250,7 +250,7 @@ class ModelledRun:
             EnginePool(engines, interrupts=placement.partial),
             RolloutBuffer(Prompts(), placement.limits(work.prompts)),
             Residency(),
-            RolloutSettings(RolloutRequest(work.per_prompt, Sampling(1))),
+            RolloutRequest(work.per_prompt, Sampling(1)),
         )
         self.version, self.train_busy = 0, 0.0
 

@@ -129,8 +129,8 @@ class Recorder:
         return await self._group.scatter(method, shards)
 
     def work(self) -> TrainWork:
-        ((forward, micro_batches, *_),) = self.latest["columns"]
-        (((update, plans, loss_of),),) = self.latest["update"]
+        ((forward, micro_batches, *_),) = self.latest["forward"]
+        (((update, plans, loss_of),),) = self.latest["begin_update"]
         return TrainWork(
             forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip
         )
@@ -154,9 +154,8 @@ class Side:
     def ask_for(self, prompts: int | None = None, **sampling: object) -> None:
         """From the next step on: so many prompts, and other values of sampling."""
         rollouts = self.trainer.rollouts
-        request = rollouts.settings.request
-        request = replace(request, sampling=replace(request.sampling, **sampling))
-        rollouts.settings = replace(rollouts.settings, request=request)
+        drawn = replace(rollouts.request.sampling, **sampling)
+        rollouts.request = replace(rollouts.request, sampling=drawn)
         if prompts is not None:
             limits = rollouts.buffer.limits
             rollouts.buffer.limits = replace(limits, wanted=prompts, running=prompts)

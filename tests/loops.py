@@ -10,6 +10,7 @@ from rich.console import Console
 from openrl.data.order import SeededStream
 from openrl.metrics import Last
 from openrl.tracking.progress import Progress
+from openrl.trainer.learning.dropping import DropPoint
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 
 
@@ -51,6 +52,26 @@ class Trackers:
 
     def close(self):
         self.closed = True
+
+
+class Updates:
+    """A worker of a model whose ``update(shard)`` returns the metrics of each optimizer step."""
+
+    def begin_update(self, shard):
+        self._reports = self.update(shard)
+
+    def advance(self, count):
+        reports, self._reports = self._reports, []
+        return reports
+
+
+def goes_on() -> DropPoint:
+    """That of a step which nobody asks to stop."""
+
+    async def asked() -> bool:
+        return False
+
+    return DropPoint(asked)
 
 
 def numbered_prompts() -> SeededStream[Prompt]:

@@ -27,7 +27,7 @@ from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.learning.learner import Learner, LearningSettings
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
 from openrl.trainer.planning.prepare import Inputs
@@ -38,9 +38,9 @@ from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.rollout.filtering import DynamicFilter
-from openrl.trainer.rollout.replay import NoEngines, Replay
+from openrl.trainer.rollout.replay import SavedRollouts
 from openrl.trainer.rollout.reward_models import RewardModels
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.supervision import StopRequest, explain_end, supervise
 from openrl.types import PromptGroup, Sampling
@@ -171,7 +171,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         Credit(plan, config.kl),
         config.correction,
         Losses.from_config(config),
-        NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
+        NonFiniteMonitor(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
     )
 
 
@@ -198,21 +198,24 @@ def build_rollouts(
         config.asynchrony.carries_over,
         in_waves=config.collecting.rollout_scheduler == "batch",
     )
-    settings = RolloutSettings(
-        RolloutRequest(
-            config.batch.n_samples_per_prompt,
-            training_sampling(config),
-            greedy="greedy_rewards" in config.algorithm.estimator.needs,
-            redundancy=config.environments.env_group_redundancy,
-        ),
-        run_seed=config.debug.seed if config.debug.full_determinism else None,
-        max_failure_rate=config.reward.max_reward_failure_rate,
+    request = RolloutRequest(
+        config.batch.n_samples_per_prompt,
+        training_sampling(config),
+        seed=(config.debug.seed, 0, 0) if config.debug.full_determinism else None,
+        greedy="greedy_rewards" in config.algorithm.estimator.needs,
+        redundancy=config.environments.env_group_redundancy,
     )
-    buffer, residency = RolloutBuffer(stream, limits, chosen), roles.residency
-    if (directory := config.collecting.rollout_replay_dir) is not None:
-        return Replay(Path(directory).expanduser(), pool, buffer, residency, settings)
-    rewards = build_reward_models(config, roles, learner)
-    return Rollouts(pool, buffer, residency, settings, rewards)
+    buffer = RolloutBuffer(stream, limits, chosen)
+    if (saved := config.collecting.rollout_replay_dir) is not None:
+        buffer = SavedRollouts(Path(saved).expanduser(), stream, limits, chosen)
+    return Rollouts(
+        pool,
+        buffer,
+        roles.residency,
+        request,
+        build_reward_models(config, roles, learner),
+        config.reward.max_reward_failure_rate,
+    )
 
 
 def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:
@@ -229,8 +232,7 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
 
 
 def build_weight_sync(config: PPOConfig, roles: Roles) -> WeightSync:
-    kind = NoEngines if config.collecting.replays else WeightSync
-    return kind(
+    return WeightSync(
         roles,
         config.engine,
         adapter=config.lora.lora_sync == "adapter",

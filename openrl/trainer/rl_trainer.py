@@ -8,6 +8,8 @@ loop."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,11 +23,17 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
+from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.rollout.buffer import RolloutBatch
 from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
 from openrl.trainer.rollout.metrics import attempt_notes, failure_notes, rollout_metrics
-from openrl.trainer.rollout.replay import Replay, dump_evaluated, dump_rollouts
+from openrl.trainer.rollout.replay import (
+    batch_from_json,
+    batch_to_json,
+    dump_evaluated,
+    dump_rollouts,
+)
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
@@ -67,6 +75,8 @@ class RLTrainer:
         self.trackers, self.progress, self.settings = trackers, progress, settings
         self.step, self.totals = 0, Totals()
         self.unsent = 0  # training steps since the last weight sync
+        self.save_seconds = 0.0  # of the last checkpoint
+        self.untrained: RolloutBatch | None = None  # rollouts of a step that has not trained yet
         self.stop = settings.stop
 
     async def fit(self) -> RunSummary:
@@ -124,7 +134,9 @@ class RLTrainer:
         with self.progress.stage("sync"):
             await self.weight_sync.sync()
             await self.rollouts.published(self.weight_sync.version)
-            if not isinstance(self.rollouts, Replay):
+            if self.untrained:
+                self.rollouts.buffer.taken_before()
+            if self.rollouts.pool.group.size:
                 await check_sync(self.rollouts, self.learner, self.weight_sync.version)
         for note in self.weight_sync.notes():
             self.progress.note(note)
@@ -146,43 +158,63 @@ class RLTrainer:
                 await self.rollouts.close()
 
     async def run_step(self, step: int) -> None:
-        """Play, learn and report. Does nothing more if the run is asked to stop while it plays."""
-        if (taken := await self.take()) is None:
+        """Play, learn, sync and report. If the run is asked to stop before the first optimizer
+        step, nothing of the step has happened but its rollouts, which are kept."""
+        batch = self.untrained or await self.play(step)
+        if batch is None:
             return
-        if self.settings.dump:
-            dump_rollouts(self.settings.dump, step, taken)
-        metrics = await result_beside(self.learn(taken, step), [self.rollouts.failure])
-        await self.report(step, taken.generated, metrics)
+        point, self.untrained = DropPoint(self.asked_to_stop), batch
+        learning = self.learn_and_sync(batch, step, point)
+        try:
+            metrics = await result_beside(learning, [self.rollouts.failure])
+        except StepDropped:
+            return
+        self.untrained, finishing = None, point.seconds_since
+        await self.report(step, batch.generated, metrics)
+        if note := self.stop.too_short(finishing + self.save_seconds):
+            self.progress.note(note)
 
-    async def take(self) -> RolloutBatch | None:
-        """Return the groups of the next step; None if the run is asked to stop first."""
+    async def asked_to_stop(self) -> bool:
+        await asyncio.sleep(0)  # lets the loop act on a signal: workers may block this thread
+        return bool(self.stop.signal)
+
+    async def play(self, step: int) -> RolloutBatch | None:
+        """Return the groups of a step; None if the run is asked to stop first."""
         with self.progress.stage("rollout") as tell:
             async with self.generating():
-                taken = await self.stop.unless_stopped(self.rollouts.take(tell))
-                if taken is None:
+                batch = await self.stop.unless_stopped(self.rollouts.take(tell))
+                if batch is None:
                     await self.rollouts.close()  # or a pause would wait for the running answers
-                return taken
+        if batch is not None and self.settings.dump:
+            dump_rollouts(self.settings.dump, step, batch)
+        return batch
 
-    async def learn(self, taken: RolloutBatch, step: int) -> dict[str, Metric]:
+    async def learn_and_sync(
+        self, batch: RolloutBatch, step: int, point: DropPoint
+    ) -> dict[str, Metric]:
         """Train on a step's groups, and sync the engines if due. Returns the step's metrics."""
-        groups = taken.groups
-        measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
-        measured["rollout/steps_behind"] = Last(self.unsent)
-        if chosen := self.rollouts.buffer.filter:
-            groups, filtered = chosen.select_groups(groups, taken.generated)
-            measured |= filtered
-        if groups:
-            measured |= await self.learner.learn(groups, taken.version, step, self.progress.stage)
-            self.unsent += self.learner.trains_actor(step)
-        else:
-            self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
-        for note in [*attempt_notes(taken.generated), *failure_notes(taken.generated)]:
+        metrics: dict[str, Metric] = {name: Last(value) for name, value in batch.counts.items()}
+        metrics |= {"rollout/steps_behind": Last(self.unsent)} | rollout_metrics(batch.generated)
+        metrics |= await self.learn(batch, step, point)
+        for note in [*attempt_notes(batch.generated), *failure_notes(batch.generated)]:
             self.progress.note(note)
-        measured |= rollout_metrics(taken.generated)
         if step % self.settings.weight_sync_interval == 0:
-            measured |= await self.sync()
+            metrics |= await self.sync()
         await self.rollouts.published(self.weight_sync.version)
-        return measured | self.learner.residency.metrics()
+        return metrics | self.learner.residency.metrics()
+
+    async def learn(self, batch: RolloutBatch, step: int, point: DropPoint) -> dict[str, Metric]:
+        """Train on the groups that --dynamic_filtering leaves, none if too few passed it."""
+        groups, metrics = batch.groups, dict[str, Metric]()
+        if chosen := self.rollouts.buffer.filter:
+            groups, metrics = chosen.select_groups(groups, batch.generated)
+        if not groups:
+            self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
+            return metrics
+        stage = self.progress.stage
+        metrics |= await self.learner.learn(groups, batch.version, step, stage, point)
+        self.unsent += self.learner.trains_actor(step)
+        return metrics
 
     async def report(
         self, step: int, groups: list[PromptGroup], metrics: dict[str, Metric]
@@ -255,6 +287,7 @@ class RLTrainer:
 
     async def save(self, metric: float | None = None) -> None:
         """Save a checkpoint. A full disk is only noted, and training goes on."""
+        started = time.monotonic()
         with self.progress.stage("checkpoint"):
             state = {
                 "step": self.step,
@@ -262,12 +295,14 @@ class RLTrainer:
                 "rollouts": self.rollouts.state(),
                 "learner": self.learner.state(),
                 "totals": vars(self.totals),
+                "untrained": batch_to_json(self.untrained) if self.untrained else None,
             }
             save, export = self.learner.save, self.export
             try:
                 await self.checkpoints.save(self.step, state, save, export, metric)
             except DiskFull as error:
                 self.progress.note(f"WARNING: {error.message}; training goes on")
+        self.save_seconds = time.monotonic() - started
 
     async def restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         """Restore weights, optimizers, random state, prompts and their answers, KL controller."""
@@ -281,6 +316,8 @@ class RLTrainer:
         # the next publish sends the restored weights, under their old version
         self.weight_sync.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
+        if lines := state.get("untrained"):
+            self.untrained = batch_from_json(lines, self.rollouts.buffer.prompts.items)
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
         with self.progress.stage("export"), model_has_room(directory):

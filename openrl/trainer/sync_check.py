@@ -26,7 +26,7 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None
     run one after the other, since each may have to sleep while the other runs.
 
     Raises UserError if they are not the same model, see ``check_gap``, or nothing was sampled."""
-    drawn = rollouts.settings.request.sampling
+    drawn = rollouts.request.sampling
     plain = Sampling(min(16, drawn.max_tokens), drawn.temperature)
     request = RolloutRequest(1, plain, seed=(learner.settings.seed, 0, 0), scored=False)
     prompts = rollouts.buffer.prompts.peek(8)
@@ -35,7 +35,7 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None
     batch = collate(groups, learner.pad_id)
     if not batch.loss_mask.any() and (why := groups[0].trajectories[0].failure):
         message = f"no prompt could be played to compare engine and trainer: {why}"
-        raise UserError(message, "mend what failed")
+        raise UserError(message, "fix the failure above and restart")
     policy = ForwardRequest("logprobs", learner.roles.policy)
     logprobs = (await learner.forward(policy, batch))["output"]
     mask = batch.loss_mask

@@ -234,19 +234,25 @@ class DeepSpeedEngine:
         micro_batches = (batch.select(rows).to(self.device) for rows in plan.micro_batches)
         return merge_all(loss_of(self._run, rows, plan.counts)[1] for rows in micro_batches)
 
-    @needs("param", "optim", "grad")
     def train_step(
         self, batch: TokenBatch, plan: StepPlan, loss_of: LossOf, *more: StepPart
     ) -> dict[str, Metric]:
-        """Run forward and backward over the micro-batches of the plan and of ``more`` parts, and
-        take one optimizer step on the sum of their gradients.
+        """Take one optimizer step, see ``train_in_pieces``, and return its metrics."""
+        *_, metrics = self.train_in_pieces((batch, plan, loss_of), *more)
+        assert metrics is not None
+        return metrics
 
-        Returns this rank's metrics: those of the losses, ``grad_norm`` before clipping, ``lr`` and
+    @needs("param", "optim", "grad")
+    def train_in_pieces(self, *parts: StepPart) -> Iterator[dict[str, Metric] | None]:
+        """Run forward and backward over the micro-batches of all parts, and take one optimizer step
+        on the sum of their gradients. Yields None after each micro-batch but the last, and the
+        metrics after the optimizer step, which follows the last.
+
+        The metrics are this rank's: those of the losses, ``grad_norm`` before clipping, ``lr`` and
         ``nonfinite_steps``. A gradient with inf or NaN skips the step and leaves weights, optimizer
         and schedule unchanged. In fp16, such a step counts as ``loss_scale_skips`` instead as long
         as the loss scale can still fall."""
         self.model.train(self._train_mode)
-        parts: list[StepPart] = [(batch, plan, loss_of), *more]
         work = [(*part, rows) for part in parts for rows in part[1].micro_batches]
         metrics: list[dict[str, Metric]] = []
         for i, (held, planned, of_loss, rows) in enumerate(work):
@@ -255,6 +261,8 @@ class DeepSpeedEngine:
             loss, of_micro_batch = of_loss(self._run, micro_batch, planned.counts)
             metrics.append(of_micro_batch)
             self._engine.backward(loss * self._masters.missing_loss_scale(), scale_wrt_gas=False)
+            if i < len(work) - 1:
+                yield None
         rate = self._scheduler.get_last_lr()[0]
         searching = self._masters.loss_scale().get("cur_scale", 1.0) > 1.0
         norm = self._apply_gradients()
@@ -270,7 +278,7 @@ class DeepSpeedEngine:
                 metrics.append({"loss_scale_skips": Sum(float(not finite))})
         seconds = self.model.vision.take_seconds() if self.model.vision else {}
         metrics.append({name: Sum(value) for name, value in seconds.items()})
-        return merge_all([*metrics, {"lr": Last(rate)}])
+        yield merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:
         """Take the optimizer step. Returns the norm before clipping; inf or NaN if skipped."""

@@ -40,7 +40,7 @@ step and multiplied by dp_size. So the gradients, summed over micro-batches and 
 are those of the whole step."""
 
 
-Share = tuple[TokenBatch, list[StepPlan], LossOf]
+Shard = tuple[TokenBatch, list[StepPlan], LossOf]
 """What a rank trains: its rows, their plan in each optimizer step, and their loss."""
 
 

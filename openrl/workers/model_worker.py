@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +27,13 @@ from openrl.training_engine.build import ModelSpec, build_engine
 from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
 from openrl.training_engine.distributed import init_distributed
 from openrl.training_engine.sleep import empty_cache
-from openrl.training_engine.state import WHOLE, StateParts
-from openrl.training_engine.updates import LossOf, Share
+from openrl.training_engine.state import (
+    WHOLE,
+    StateParts,
+    random_state,
+    restore_random_state,
+)
+from openrl.training_engine.updates import LossOf, Shard
 from openrl.training_engine.whole_weights import deepspeed_module
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -110,11 +116,24 @@ class ModelWorker:
             return self.engine.forward(batch, micro_batches, *outputs, as_reference=True)
         return [self.engine, *self.others][model].forward(batch, micro_batches, *outputs)
 
-    def update(self, *shares: Share) -> list[dict[str, Metric]]:
-        """Train on what this rank has of each batch and return its metrics of each optimizer step.
-        The i-th plans of all shares make up the i-th step, so all have equally many."""
-        parts = ([(batch, plan, loss) for plan in plans] for batch, plans, loss in shares)
-        return [self.engine.train_step(*first, *more) for first, *more in zip(*parts, strict=True)]
+    def begin_update(self, *shards: Shard) -> None:
+        """Prepare to train on this rank's shard of each batch, with ``advance``. The i-th plans of
+        all shards make up the i-th optimizer step, so all have equally many."""
+        parts = ([(batch, plan, loss) for plan in plans] for batch, plans, loss in shards)
+        steps = zip(*parts, strict=True)
+        self._update = chain.from_iterable(self.engine.train_in_pieces(*step) for step in steps)
+        self._random_before = random_state(torch.device(self.spec.device))
+
+    def advance(self, count: int) -> list[dict[str, Metric]]:
+        """Train on the next ``count`` micro-batches. Returns this rank's metrics of each optimizer
+        step that they end."""
+        return [metrics for metrics in islice(self._update, count) if metrics is not None]
+
+    def drop_update(self) -> None:
+        """Forget an update, if one has begun, before its first optimizer step: random numbers
+        continue as before it. Its gradients are of no more use, since the run ends."""
+        if hasattr(self, "_random_before"):
+            restore_random_state(torch.device(self.spec.device), *self._random_before)
 
     def evaluate(self, batch: TokenBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """Return this rank's metrics of a loss, without an optimizer step."""

@@ -51,7 +51,11 @@ class WeightSync:
         transfer.
 
         ``call_living`` calls engines and leaves out those that die. Without it a death is raised as
-        WorkerDied, and so it is in a broadcast, which needs every engine."""
+        WorkerDied, and so it is in a broadcast, which needs every engine. Where rollouts are
+        replayed there is no engine, and only the version counts."""
+        if not self.engines.size:
+            self.version += 1
+            return {}
         broadcasts = self.route is not None and self.route.transport == "nccl"
         call = self.engines.call if call_living is None or broadcasts else call_living
         measured = await self._send(self.version + 1, call)
@@ -89,6 +93,8 @@ class WeightSync:
     def notes(self) -> list[str]:
         """Say how weights travel, with a warning if the requested transport is not used. Known from
         the first sync on."""
+        if not self.engines.size:
+            return ["weights travel nowhere: rollouts are replayed"]
         assert self.route is not None
         backend, transport = self.flags.vllm_sync_backend, self.route.transport
         found = (f"weights travel through {WORDS[transport]}", fallback_warning(backend, transport))

@@ -25,13 +25,14 @@ from openrl.metrics import Last, Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import Credit, correct_mismatch, mismatch_of_update
+from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.learning.losses import Losses
-from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
     BatchingSpec,
     forward_outputs,
-    shares,
+    shards_of,
     step_size,
     update_rows,
     work_metrics,
@@ -82,35 +83,55 @@ class Learner:
         credit: Credit,
         correction: RolloutCorrectionFlags,
         losses: Losses,
-        guard: NonFiniteGuard,
+        monitor: NonFiniteMonitor,
     ) -> None:
         self.roles, self.residency = roles, roles.residency
         self.tokenizer, self.settings = tokenizer, settings
         self.credit, self.correction, self.losses = credit, correction, losses
-        self.guard = guard
+        self.monitor = monitor
 
     async def learn(
-        self, groups: list[PromptGroup], version: int, step: int, stage: Stage
+        self,
+        groups: list[PromptGroup],
+        version: int,
+        step: int,
+        stage: Stage,
+        point: DropPoint,
     ) -> dict[str, Metric]:
-        """Train the weights ``version`` on answers of these or older ones. Returns metrics."""
-        async with self.settings.profiling.step(step, self.roles.models):
-            return await self._learn(groups, version, step, stage)
+        """Train the weights ``version`` on answers of these or older ones. Returns metrics.
+
+        Raises StepDropped if the run is asked to stop before ``point``. Then everything that a
+        checkpoint holds of the learner is as before the step."""
+        before = self.state()
+        try:
+            async with self.settings.profiling.step(step, self.roles.models):
+                return await self._learn(groups, version, step, stage, point)
+        except StepDropped:
+            self.load_state(before)
+            for group in self._trained().values():
+                await group.call("drop_update")
+            raise
 
     async def _learn(
-        self, groups: list[PromptGroup], version: int, step: int, stage: Stage
+        self,
+        groups: list[PromptGroup],
+        version: int,
+        step: int,
+        stage: Stage,
+        point: DropPoint,
     ) -> dict[str, Metric]:
         batch = collate(groups, self.pad_id)
         rows = self._rows_before_credit(batch, step)
         if rows is not None:
             with stage("annotate"):
-                batch = await self.annotate(batch, rows)
+                batch = await self.compute_log_probs(batch, rows, point)
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
-                batch = await self.annotate(batch, rows)
-        metrics |= self.credit.measure_kl(batch, rows) | self._rows_left_out(rows)
+                batch = await self.compute_log_probs(batch, rows, point)
+        metrics |= self.credit.measure_kl(batch, rows) | self._rows_not_scored(rows)
         if self.losses.old_logprobs == "forward":
             batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
@@ -118,14 +139,14 @@ class Learner:
         loss, options = policy_losses[self.losses.actor.loss_type], self.losses.actor.options
         batch = select_tokens(batch, loss.component, options, self._generator(step))
         with stage("train"):
-            metrics |= masked | ages | await self.update(batch, step)
+            metrics |= masked | ages | await self.update(batch, step, point)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
 
     def _rows_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
-        """Return the rows, (B,) bool, that need log-probs of policy and reference. None if that
-        depends on the advantages, so that the passes must wait for credit assignment. With a critic
-        advantages are hardly ever 0, and models can run side by side before credit."""
+        """Return the rows, (B,) bool, that need log-probs of policy and reference. None: only known
+        after advantages are computed. With a critic advantages are hardly ever 0, and models can
+        run side by side before credit."""
         if self.losses.reads_all:
             return batch.valid
         if self.roles.critic is None:
@@ -140,7 +161,7 @@ class Learner:
         computed = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
         return (batch.trajectory_sums(computed.long()) > 0) & batch.valid
 
-    def _rows_left_out(self, rows: Tensor) -> dict[str, Metric]:
+    def _rows_not_scored(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update, if any, left out."""
         if self.losses.old_logprobs != "forward" and self.roles.reference is None:
             return {}
@@ -165,7 +186,9 @@ class Learner:
         """Return a random generator that depends on the seed and the step only."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
-    async def annotate(self, batch: ExperienceBatch, rows: Tensor) -> ExperienceBatch:
+    async def compute_log_probs(
+        self, batch: ExperienceBatch, rows: Tensor, point: DropPoint
+    ) -> ExperienceBatch:
         """Fill the fields that models compute: the critic's values in all rows and, in
         ``rows`` (B,) bool, the log-probs of the reference and of the policy before its update.
         Other rows get 0."""
@@ -178,16 +201,16 @@ class Learner:
         ]
         if not self.losses.full_kl_before:
             requests.append(ForwardRequest("old_logprobs", policy, rows=rows))
-        batch = await self._filled(batch, requests)
+        batch = await self._filled(batch, requests, point)
         if self.losses.full_kl_before:  # a second round, since it reads the reference's outputs
             own = ForwardRequest("old_logprobs", policy, also=("full_kl",), rows=rows)
-            batch = await self._filled(batch, [own])
+            batch = await self._filled(batch, [own], point)
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
         return batch
 
     async def _filled(
-        self, batch: ExperienceBatch, requests: list[ForwardRequest]
+        self, batch: ExperienceBatch, requests: list[ForwardRequest], point: DropPoint
     ) -> ExperienceBatch:
         """Return the batch with all requested outputs. Roles that share a place run one after the
         other: together they would be no faster and would need the memory of both."""
@@ -198,13 +221,16 @@ class Learner:
                 by_role.setdefault(request.group.role, []).append(request)
         for roles in self.residency.table.rounds(by_role):
             turn = [request for role in roles for request in by_role[role]]
-            found = await all_or_first_error(self.forward(request, batch) for request in turn)
+            passes = (self.forward(request, batch, point) for request in turn)
+            found = await all_or_first_error(passes)
             for request, more in zip(turn, found, strict=True):
                 outputs[request.name] = more.pop("output")
                 outputs |= more
         return batch.replace(**outputs)
 
-    async def forward(self, request: ForwardRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
+    async def forward(
+        self, request: ForwardRequest, batch: ExperienceBatch, point: DropPoint | None = None
+    ) -> dict[str, Tensor]:
         """Run the model. Returns its "output" and the further outputs under their own names. If no
         row needs the output and nothing else is requested, the model does not run and the output is
         0."""
@@ -214,17 +240,25 @@ class Learner:
             return {"output": torch.zeros_like(batch.rollout_logprobs)}
         async with self.residency.stage("forward", group.role):
             return await forward_outputs(
-                group, batch, self.settings.batching, request.model, *request.also, only=rows
+                group,
+                batch,
+                self.settings.batching,
+                request.model,
+                *request.also,
+                only=rows,
+                point=point,
             )
 
-    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+    async def update(
+        self, batch: ExperienceBatch, step: int, point: DropPoint
+    ) -> dict[str, Metric]:
         """Take all optimizer steps of this rollout for policy and critic, or for the critic alone
         while it warms up. Roles that share a place take turns, others train side by side."""
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
         metrics: dict[str, Metric] = {}
         for names in self.residency.table.rounds(trained):
-            training = (self._train(name, losses[name], batch, step) for name in names)
+            training = (self._train(name, losses[name], batch, step, point) for name in names)
             for report in await all_or_first_error(training):
                 metrics |= report
         return metrics
@@ -234,7 +268,12 @@ class Learner:
         return step > self.settings.frozen_actor_steps
 
     async def _train(
-        self, role: str, update: RoleUpdate, batch: ExperienceBatch, step: int
+        self,
+        role: str,
+        update: RoleUpdate,
+        batch: ExperienceBatch,
+        step: int,
+        point: DropPoint,
     ) -> dict[str, Metric]:
         group, computed = self._trained()[role], update.gradient_rows(batch)
         ranks, flags, spec = data_ranks(group), self.settings.batch, self.settings.batching
@@ -249,12 +288,12 @@ class Learner:
             computed,
         )
         mix = self.settings.ptx if role == "actor" else None
-        parts = [shares(batch, plan, update)]
+        parts = [shards_of(batch, plan, update)]
         if mix:
             parts.append(mix.rows_for(plan, ranks, flags.train_batch_size, spec))
         async with self.residency.stage("train", group.role):
-            reports = await update_rows(group, *parts)
-        self.guard.check(role, step, batch, plan, reports)
+            reports = await update_rows(group, point, *parts)
+        self.monitor.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
         own = {f"{role}/{n}": m for n, m in measured.items() if not n.startswith(COMPARED)}
         work: dict[str, Metric] = {}
@@ -279,6 +318,10 @@ class Learner:
         for name, group in self._trained().items():
             async with self.residency.stage("load", group.role):
                 await group.call("load", str(directory / name), parts)
+        self.load_state(state)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``."""
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
         if self.settings.ptx and "ptx" in state:  # missing if --ptx_data is new in this resume

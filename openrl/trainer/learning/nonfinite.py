@@ -1,4 +1,4 @@
-"""The guard against non-finite gradients: it ends a run with too many skipped steps in a row."""
+"""The monitor of non-finite gradients: it ends a run with too many skipped steps in a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reports = Sequence[Sequence[Mapping[str, Metric]]]
 """The engines' metrics, indexed [rank][optimizer step]."""
 
 
-class NonFiniteGuard:
+class NonFiniteMonitor:
     """Counts, for each trained role, the steps that the engines report as skipped. ``limit`` in a
     row (0 means 1) end the run; the batch of the last one is then written to ``run_dir``."""
 

@@ -11,8 +11,8 @@ from openrl.data.answers import SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.order import SeededStream
 from openrl.data.supervised import SupervisedBuilder, collate_rows, examples_fingerprint
-from openrl.trainer.learning.rows import BatchingSpec, shares
-from openrl.training_engine.updates import Share, SupervisedUpdate
+from openrl.trainer.learning.rows import BatchingSpec, shards_of
+from openrl.training_engine.updates import Shard, SupervisedUpdate
 
 
 def load_ptx(
@@ -47,10 +47,10 @@ class SupervisedMix:
 
     def rows_for(
         self, plan: TrainingPlan, dp_size: int, train_batch_size: int, spec: BatchingSpec
-    ) -> list[Share]:
+    ) -> list[Shard]:
         """Return what each rank trains: ``train_batch_size`` rows for each optimizer step of
         ``plan``, cut by the same micro-batch size."""
         rows = self.stream.take(len(plan.steps) * train_batch_size)
         batch = collate_rows(rows, self.pad_id)
         own_plan = plan_steps(batch, dp_size, train_batch_size, spec.train, cost=spec.cost)
-        return shares(batch, own_plan, self.update)
+        return shards_of(batch, own_plan, self.update)

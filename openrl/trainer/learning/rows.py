@@ -3,6 +3,8 @@ passes, optimizer steps, evaluations, and metrics of what the distribution costs
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -24,8 +26,9 @@ from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.experience import TokenBatch
 from openrl.metrics import Mean, Metric, merge_all
 from openrl.models.logits import Output
+from openrl.trainer.learning.dropping import DropPoint, next_count
 from openrl.trainer.learning.nonfinite import Reports
-from openrl.training_engine.updates import LossOf, Share
+from openrl.training_engine.updates import LossOf, Shard
 from openrl.workers.model_worker import ModelChoice
 
 
@@ -84,22 +87,47 @@ async def forward_outputs(
     model: ModelChoice,
     *outputs: Output,
     only: Tensor | None = None,
+    point: DropPoint | None = None,
 ) -> dict[str, Tensor]:
     """Run a forward-only pass. Returns the result of ``forward_rows`` as "output" and the further
     outputs, (B, T, ...), under their own names. Rows outside ``only`` (B,) bool are not
-    computed and hold 0."""
+    computed and hold 0.
+
+    With ``point`` the ranks work in pieces of a few micro-batches, and StepDropped is raised if the
+    run is asked to stop before one."""
     rows = None if only is None else only.nonzero()[:, 0].tolist()
     sizes = RowSizes.of(batch, spec.cost)
     shards, micro_batches = split_rows(sizes, data_ranks(group), spec.forward, rows)
-    ranks = zip(shards, micro_batches, strict=True)
-    work = [(batch.select(shard), micro, model, *outputs) for shard, micro in ranks]
-    parts = await group.scatter("forward", work)
+    total = len(micro_batches[0])
+    done, count = 0, 1 if point else total
+    pieces: list[list[int]] = []
+    parts: list[dict[str, Tensor]] = []
+    while done < total:
+        if point:
+            await point.check()
+        cut = [
+            piece_of(shard, of_rank[done : done + count])
+            for shard, of_rank in zip(shards, micro_batches, strict=True)
+        ]
+        work = [(batch.select(piece), micro, model, *outputs) for piece, micro in cut]
+        started = time.monotonic()
+        parts += await group.scatter("forward", work)
+        pieces += [piece for piece, _ in cut]
+        done, count = done + count, next_count(count, time.monotonic() - started)
     by_name = {name: [part[name] for part in parts] for name in parts[0]}
     shape = batch.loss_mask.shape
-    return {name: join_rows(shards, of_ranks, shape) for name, of_ranks in by_name.items()}
+    return {name: join_rows(pieces, of_ranks, shape) for name, of_ranks in by_name.items()}
 
 
-def shares(batch: TokenBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share]:
+def piece_of(shard: list[int], micro_batches: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Return the rows of a shard that some of its micro-batches hold, [-1] if none, and these
+    micro-batches with indices into them."""
+    used = sorted({row for rows in micro_batches for row in rows if row != DUMMY})
+    place = {row: n for n, row in enumerate(used)} | {DUMMY: DUMMY}
+    return [shard[row] for row in used] or [DUMMY], [[place[r] for r in m] for m in micro_batches]
+
+
+def shards_of(batch: TokenBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Shard]:
     """Return what each rank trains of a batch."""
     return [
         (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
@@ -107,10 +135,29 @@ def shares(batch: TokenBatch, plan: TrainingPlan, loss_of: LossOf) -> list[Share
     ]
 
 
-async def update_rows(group: RankGroup, *parts: list[Share]) -> Reports:
+async def update_rows(group: RankGroup, point: DropPoint, *parts: list[Shard]) -> Reports:
     """Take all optimizer steps and return metrics by rank and step. Each of ``parts`` is what the
-    ranks train of one batch; each step trains on the corresponding step of every part."""
-    return await group.scatter("update", [*zip(*parts, strict=True)])
+    ranks train of one batch; each step trains on the corresponding step of every part.
+
+    Raises StepDropped if the run is asked to stop before ``point``. Until then the ranks work in
+    pieces of a few micro-batches, afterwards in one."""
+    of_rank_0 = [plans for _, plans, _ in (shards[0] for shards in parts)]
+    sizes = [sum(len(p.micro_batches) for p in step) for step in zip(*of_rank_0, strict=True)]
+    await group.scatter("begin_update", [*zip(*parts, strict=True)])
+    reports: list[list[Mapping[str, Metric]]] = [[] for _ in range(data_ranks(group))]
+    done, count = 0, 1
+    while done < sum(sizes):
+        await point.check()
+        if done + count >= sizes[0]:
+            point.passes()
+        if point.passed:
+            count = sum(sizes) - done
+        started = time.monotonic()
+        answers = await group.call("advance", count)
+        for of_rank, metrics in zip(reports, answers[:: group.ranks_per_shard], strict=True):
+            of_rank += metrics
+        done, count = done + count, next_count(count, time.monotonic() - started)
+    return reports
 
 
 async def evaluate_rows(

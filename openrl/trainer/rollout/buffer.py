@@ -302,6 +302,10 @@ class RolloutBuffer:
 
     # -- leaving and returning ---------------------------------------------------------------------
 
+    def taken_before(self) -> None:
+        """Record that the groups of a step, taken before a resume, are trained on only now."""
+        self._unsent = True
+
     @property
     def unfinished(self) -> int:
         """Number of prompts that have started and are not complete."""

@@ -182,7 +182,7 @@ def failure_notes(groups: list[PromptGroup]) -> list[str]:
     return notes
 
 
-class UnplayedGuard:
+class UnplayedMonitor:
     """Watches groups as they arrive, over all batches, and stops the run as soon as no sample of
     ``most`` prompts in a row, and at least of UNPLAYED, could be played."""
 
@@ -195,10 +195,10 @@ class UnplayedGuard:
         if self.count >= self.most:
             problem = f"no sample of {self.count} prompts in a row could be played to its end"
             (why, *_) = attempt_notes([group])
-            raise UserError(f"{problem}; {why}", "mend what failed")
+            raise UserError(f"{problem}; {why}", "fix the failure above and restart")
 
 
-class FailureGuard:
+class FailureMonitor:
     """Watches the groups of a batch as they arrive, and stops the run as soon as too many rows have
     no reward. So a dead reward server is not queried for a whole data set."""
 

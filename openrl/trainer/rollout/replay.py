@@ -1,5 +1,5 @@
-"""Files that keep the complete rollouts of each step, and training on those of another run, without
-engines.
+"""The complete rollouts of a step as JSON: in files that another run can train on without engines,
+and in the checkpoint of a run that stopped before it trained on them.
 
 <--rollout_dump_dir>/
     step_000003.jsonl   the rollouts of step 3: a line about the step, then one line per group
@@ -13,61 +13,68 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.files import write_atomically
-from openrl.metrics import Metric
-from openrl.tracking.progress import Tell
-from openrl.trainer.rollout.buffer import RolloutBatch, RolloutBuffer
-from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.buffer import BufferLimits, RolloutBatch, RolloutBuffer
+from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
 from openrl.types import Prompt, PromptGroup
-from openrl.workers.residency import Residency
-from openrl.workers.weight_sync import CallEngines, WeightSync
 
 
-class Replay(Rollouts):
-    """Reads the groups of each step from its file instead of playing prompts."""
+class SavedRollouts(RolloutBuffer):
+    """A buffer whose steps another run has played: ``take`` reads the file of the step, and no
+    prompt starts."""
 
     def __init__(
         self,
         directory: Path,
-        pool: EnginePool,
-        buffer: RolloutBuffer,
-        residency: Residency,
-        settings: RolloutSettings,
+        prompts: SeededStream[Prompt],
+        limits: BufferLimits,
+        group_filter: DynamicFilter | None = None,
     ) -> None:
-        super().__init__(pool, buffer, residency, settings)
+        super().__init__(prompts, limits, group_filter)
         self.directory = directory
-        self.prompts = {prompt.id: prompt for prompt in buffer.prompts.items}
 
-    async def take(self, tell: Tell) -> RolloutBatch:
-        self.buffer.steps += 1
-        return read_rollout_batch(path_of(self.directory, self.buffer.steps), self.prompts)
+    def _admissible(self) -> None:
+        return None
+
+    async def take(self) -> RolloutBatch:
+        self.steps += 1
+        path = path_of(self.directory, self.steps)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            return batch_from_json([*map(json.loads, lines)], self.prompts.items)
+        except KeyError as error:
+            message = f"{path}: the data lacks prompt {error}"
+            raise UserError(message, "the same --prompt_data as in the run that wrote it") from None
 
     def state(self) -> dict[str, Any]:
-        return {"steps": self.buffer.steps}
+        return {"steps": self.steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.buffer.steps = state["steps"]
+        self.steps = state["steps"]
 
 
-class NoEngines(WeightSync):
-    """A weight_sync that counts versions but sends no weights."""
-
-    def notes(self) -> list[str]:
-        return ["weights travel nowhere: rollouts are replayed"]
-
-    async def sync(self, call_living: CallEngines | None = None) -> dict[str, Metric]:
-        self.version += 1
-        return {}
+def batch_to_json(batch: RolloutBatch) -> list[Any]:
+    """Return a line about the step, then one per group, as JSON values."""
+    number = {id(group): n for n, group in enumerate(batch.generated)}
+    trained = [number[id(group)] for group in batch.groups]
+    head = {"version": batch.version, "counts": batch.counts, "trained": trained}
+    return [head, *map(group_to_json, batch.generated)]
 
 
-def dump_rollouts(directory: Path, step: int, taken: RolloutBatch) -> None:
-    number = {id(group): n for n, group in enumerate(taken.generated)}
-    trained = [number[id(group)] for group in taken.groups]
-    head = {"version": taken.version, "counts": taken.counts, "trained": trained}
-    _write(path_of(directory, step), [head, *map(group_to_json, taken.generated)])
+def batch_from_json(lines: list[Any], prompts: Iterable[Prompt]) -> RolloutBatch:
+    """The inverse of ``batch_to_json``. Raises KeyError if ``prompts`` lack one."""
+    head, *rows = lines
+    known = {prompt.id: prompt for prompt in prompts}
+    generated = [group_from_json(row, known) for row in rows]
+    groups = [generated[index] for index in head["trained"]]
+    return RolloutBatch(groups, generated, head["version"], head["counts"])
+
+
+def dump_rollouts(directory: Path, step: int, batch: RolloutBatch) -> None:
+    _write(path_of(directory, step), batch_to_json(batch))
 
 
 def dump_evaluated(directory: Path, step: int, groups: list[PromptGroup]) -> None:
@@ -90,15 +97,3 @@ def check_steps_kept(directory: Path, first: int, last: int) -> None:
         raise UserError(
             f"--rollout_replay_dir {directory} has no rollouts of step {missing[0]}", fix
         )
-
-
-def read_rollout_batch(path: Path, prompts: dict[str, Prompt]) -> RolloutBatch:
-    """Read the rollouts of a step. Raises UserError if ``prompts``, by id, lack one."""
-    head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    try:
-        generated = [group_from_json(row, prompts) for row in rows]
-    except KeyError as error:
-        message = f"{path}: the data lacks prompt {error}"
-        raise UserError(message, "the same --prompt_data as in the run that wrote it") from None
-    groups = [generated[index] for index in head["trained"]]
-    return RolloutBatch(groups, generated, head["version"], head["counts"])

@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from openrl.tracking.progress import Tell
 from openrl.trainer.rollout.buffer import PendingPrompt, RolloutBatch, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.metrics import FailureGuard, UnplayedGuard
+from openrl.trainer.rollout.metrics import FailureMonitor, UnplayedMonitor
 from openrl.trainer.rollout.reward_models import RewardModels
 from openrl.types import Prompt, PromptGroup
 from openrl.vision.travel import with_pixels
 from openrl.waiting import all_or_first_error, cancel_all
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """How prompts are played for training."""
-
-    request: RolloutRequest
-    run_seed: int | None = None  # None: the engines choose seeds
-    max_failure_rate: float = 1.0  # share of a step's rewards that may fail
 
 
 class Rollouts:
@@ -37,17 +28,22 @@ class Rollouts:
         pool: EnginePool,
         buffer: RolloutBuffer,
         residency: Residency,
-        settings: RolloutSettings,
+        request: RolloutRequest,
         reward_models: RewardModels | None = None,
+        max_failure_rate: float = 1.0,
     ) -> None:
+        """``request`` says how prompts are played for training; if it has a seed, each prompt gets
+        one that depends on its step and its place in it. ``max_failure_rate`` is the share of a
+        step's rewards that may fail."""
         self.pool, self.buffer, self.residency = pool, buffer, residency
-        self.settings, self.reward_models = settings, reward_models
+        self.request, self.reward_models = request, reward_models
+        self.max_failure_rate = max_failure_rate
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
         self._playing: dict[PendingPrompt, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
-        self._guard = self._new_guard(buffer.limits.wanted)
-        self._unplayed = UnplayedGuard(buffer.limits.wanted)
+        self._failures = self._new_monitor(buffer.limits.wanted)
+        self._unplayed = UnplayedMonitor(buffer.limits.wanted)
         self._tell: Tell = lambda done, total: None
         self._users = 0
 
@@ -55,7 +51,7 @@ class Rollouts:
 
     async def take(self, tell: Tell) -> RolloutBatch:
         """Return the groups of the next step. Call it within ``generating``."""
-        self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
+        self._tell, self._failures = tell, self._new_monitor(self.buffer.limits.wanted)
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
         taken = await self.pool.replacing_lost(self.buffer.take())
@@ -76,12 +72,12 @@ class Rollouts:
             self._fail(error)
 
     async def _play_slot(self, slot: PendingPrompt) -> None:
-        request, run_seed = self.settings.request, self.settings.run_seed
-        if run_seed is not None and slot.draw is not None:
-            request = replace(request, seed=(run_seed, *slot.draw))
+        request = self.request
+        if request.seed is not None and slot.draw is not None:
+            request = replace(request, seed=(request.seed[0], *slot.draw))
         try:
-            guards = self._guard, self._unplayed
-            self.buffer.put(slot, await self.play(slot.prompt, request, *guards))
+            monitors = self._failures, self._unplayed
+            self.buffer.put(slot, await self.play(slot.prompt, request, *monitors))
         except Exception as error:
             self._fail(error)
         finally:
@@ -101,14 +97,14 @@ class Rollouts:
     # -- one prompt, many prompts ------------------------------------------------------------------
 
     async def play(
-        self, prompt: Prompt, request: RolloutRequest, *guards: Callable[[PromptGroup], None]
+        self, prompt: Prompt, request: RolloutRequest, *monitors: Callable[[PromptGroup], None]
     ) -> PromptGroup:
-        """Play a prompt and return its scored group. Raises UserError as the guards do."""
+        """Play a prompt and return its scored group. Raises UserError as the monitors do."""
         group = with_pixels(await self.pool.play(prompt, request), prompt)
         if self.reward_models is not None and request.scored:
             await self.reward_models(group)
-        for guard in guards:
-            guard(group)
+        for monitor in monitors:
+            monitor(group)
         return group
 
     async def play_all(
@@ -116,13 +112,13 @@ class Rollouts:
     ) -> list[PromptGroup]:
         """Play each prompt once and return the groups in the order of ``prompts``. The draw numbers
         in their seeds count from ``first``. Call it within ``generating``."""
-        guards = self._new_guard(len(prompts), request), UnplayedGuard(len(prompts))
+        monitors = self._new_monitor(len(prompts), request), UnplayedMonitor(len(prompts))
         done = 0
 
         async def one(number: int, prompt: Prompt) -> PromptGroup:
             nonlocal done
             seed = request.seed and (*request.seed[:2], first + number)
-            group = await self.play(prompt, replace(request, seed=seed), *guards)
+            group = await self.play(prompt, replace(request, seed=seed), *monitors)
             done += 1
             tell(done, len(prompts))
             return group
@@ -130,9 +126,9 @@ class Rollouts:
         playing = all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
         return await self.pool.replacing_lost(playing)
 
-    def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
-        samples = (request or self.settings.request).n_samples
-        return FailureGuard(prompts * samples, self.settings.max_failure_rate)
+    def _new_monitor(self, prompts: int, request: RolloutRequest | None = None) -> FailureMonitor:
+        samples = (request or self.request).n_samples
+        return FailureMonitor(prompts * samples, self.max_failure_rate)
 
     # -- when engines compute ----------------------------------------------------------------------
 
@@ -140,7 +136,8 @@ class Rollouts:
     async def generating(self) -> AsyncIterator[None]:
         """Let the engines answer inside the with block, which may be nested. If answers outlive a
         step, they wait outside the block and continue with the weights of the next one. Engines
-        that died are replaced first, so it must not be entered while the policy learns."""
+        that died are replaced first, with weights of the policy: the trainer enters the block only
+        while nothing is learnt."""
         await self.pool.replace_lost()
         self._users += 1
         try:
@@ -168,7 +165,7 @@ class Rollouts:
     @property
     def unfinished(self) -> int:
         """Number of episodes that start over if the run is resumed from its present state."""
-        return self.buffer.unfinished * self.settings.request.n_samples
+        return self.buffer.unfinished * self.request.n_samples
 
     def state(self) -> dict[str, Any]:
         return self.buffer.state()

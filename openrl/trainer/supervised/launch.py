@@ -39,7 +39,7 @@ from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, write_reports
-from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import supervised_batching
 from openrl.trainer.planning.prepare import check_models_split, check_training
 from openrl.trainer.planning.start_lines import split_lines, write_config
@@ -185,10 +185,10 @@ async def train_once(
         explain_end(progress, checkpoints, stop),
     ):
         async with start_ranks(config, inputs.launch, spec, progress.stage, stop) as group:
-            guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
+            monitor = NonFiniteMonitor(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
             model = SupervisedModel(
-                group, task, pad_id, supervised_batching(config, inputs.row_cost), guard
+                group, task, pad_id, supervised_batching(config, inputs.row_cost), monitor
             )
             examples = await start_model(config, inputs, model, progress.stage)
             trainer = SupervisedTrainer(

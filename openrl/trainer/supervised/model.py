@@ -17,12 +17,13 @@ from openrl.data.preference import PreferenceExample, add_ref_logprobs
 from openrl.experience import TokenBatch
 from openrl.metrics import merge_all, to_floats
 from openrl.tracking.progress import Tell
-from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.dropping import DropPoint, StepDropped
+from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import (
     BatchingSpec,
     evaluate_rows,
     forward_rows,
-    shares,
+    shards_of,
     update_rows,
     work_metrics,
 )
@@ -40,20 +41,31 @@ class SupervisedModel:
     ``add_reference``, which starts it with another model."""
 
     def __init__(
-        self, group: RankGroup, task: Task, pad_id: int, spec: BatchingSpec, guard: NonFiniteGuard
+        self,
+        group: RankGroup,
+        task: Task,
+        pad_id: int,
+        spec: BatchingSpec,
+        monitor: NonFiniteMonitor,
     ) -> None:
         self.group, self.task, self.pad_id = group, task, pad_id
-        self.batching, self.guard = spec, guard
+        self.batching, self.monitor = spec, monitor
 
     async def forward(self, batch: TokenBatch) -> Tensor:
         """Return the model's output for all rows."""
         return await forward_rows(self.group, batch, self.batching)
 
-    async def update(self, batch: TokenBatch, step: int) -> dict[str, float]:
-        """Take one optimizer step over the batch and return its metrics."""
+    async def update(self, batch: TokenBatch, step: int, point: DropPoint) -> dict[str, float]:
+        """Take one optimizer step over the batch and return its metrics. Raises StepDropped if the
+        run is asked to stop before it."""
         batch, plan = await self._planned(batch)
-        reports = await update_rows(self.group, shares(batch, plan, self.task.update))
-        self.guard.check("model", step, batch, plan, reports)
+        shards = shards_of(batch, plan, self.task.update)
+        try:
+            reports = await update_rows(self.group, point, shards)
+        except StepDropped:
+            await self.group.call("drop_update")
+            raise
+        self.monitor.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
         return to_floats(
             metrics | work_metrics(RowSizes.of(batch, self.batching.cost), plan, self.batching)

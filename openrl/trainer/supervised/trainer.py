@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
+from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.supervised.model import SupervisedModel
@@ -50,6 +52,7 @@ class SupervisedTrainer:
         data = examples_fingerprint(examples.train)
         self.stream = SeededStream(examples.train, seed, shuffle=shuffle, data=data)
         self.step, self.totals, self.stop = 0, Totals(), stop
+        self.save_seconds = 0.0  # of the last checkpoint
         self.measured: dict[str, float] = {}  # metrics of the last evaluation
 
     async def fit(self) -> RunSummary:
@@ -89,13 +92,20 @@ class SupervisedTrainer:
         raise self.stop.interrupted(what, how_to_resume(self.checkpoints))
 
     async def train_step(self) -> None:
-        step = self.step + 1
+        """Train, evaluate, log and save a step; or drop it, if a rank is asked to stop before its
+        optimizer step: a resumed run then takes it again."""
+        step, before = self.step + 1, self.stream.state()
+        point = DropPoint(self.asked_to_stop)
         with self.progress.stage("train"):
             examples = self.stream.take(self.batch.train_batch_size)
             batch = self.model.task.collate(examples, self.model.pad_id)
             async with self.profiling.step(step, [self.model.group]):
-                values = await self.model.update(batch, step)
-        self.step = step
+                try:
+                    values = await self.model.update(batch, step, point)
+                except StepDropped:
+                    self.stream.load_state(before)
+                    return
+        self.step, finishing = step, point.seconds_since
         evaluated = self.examples.evaluation
         if evaluated and is_due(step, self.evaluation.eval_steps, self.progress.total):
             with self.progress.stage("evaluation") as tell:
@@ -111,6 +121,8 @@ class SupervisedTrainer:
         if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
             await self.save()
         self.progress.advance(step, values)
+        if note := self.stop.too_short(finishing + self.save_seconds):
+            self.progress.note(note)
 
     # -- leaving and returning ---------------------------------------------------------------------
 
@@ -126,12 +138,14 @@ class SupervisedTrainer:
             raise
 
     async def save(self) -> None:
+        started = time.monotonic()
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
         with self.progress.stage("checkpoint"):
             try:
                 await self.checkpoints.save(self.step, state, self.model.save, self.export)
             except DiskFull as error:
                 self.progress.note(f"WARNING: {error.message}; training goes on")
+        self.save_seconds = time.monotonic() - started
 
     async def restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         """Restore weights, optimizer, random state and data position."""

@@ -44,6 +44,7 @@ class StopRequest:
         self._came_here = False  # whether this process has got a signal itself
         # True once there is something to save: the run then ends by itself within ``grace``
         self.saves = False
+        self._warned = False
         self._signalled = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,6 +103,19 @@ class StopRequest:
             return task.result() if task.done() else None
         finally:
             await cancel_all([task, came])
+
+    def too_short(self, seconds: float) -> str:
+        """Return a warning, once, if the grace is too short for ``seconds``: those of a step from its
+        first optimizer step, up to which a signal drops it, and of a checkpoint."""
+        if seconds <= self.grace or self._warned:
+            return ""
+        self._warned = True
+        return (
+            f"WARNING: a signal that comes after the first optimizer step of a training step is"
+            f" answered up to {seconds:.0f} s later, when the step is over and saved; after"
+            f" --grace_period {self.grace:g} the run ends without: --grace_period"
+            f" {math.ceil(1.5 * seconds)}, and as much wherever jobs are ended"
+        )
 
     def lift_deadline(self) -> None:
         """Give the clean-up all the time it needs, whatever signal came or comes: everything is

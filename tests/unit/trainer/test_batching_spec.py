@@ -29,6 +29,7 @@ from openrl.trainer.planning.start_lines import start_lines
 from openrl.workers.roles import Roles, model_specs
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
+from tests.loops import Updates, goes_on
 
 DYNAMIC = "--use_dynamic_batch"
 
@@ -112,7 +113,7 @@ def test_samples_need_not_divide_among_ranks():
     assert not said(SFTConfig, f"{SFT} {DYNAMIC} --train_batch_size 33")
 
 
-class Recorder:
+class Recorder(Updates):
     """A worker that checks what it is shipped: (lengths of each micro-batch, rows) of training and
     of forward passes."""
 
@@ -153,7 +154,7 @@ def test_caps_hold_in_every_worker():
     batch = random_batch(7)
     batch = batch.replace(advantages=torch.ones_like(batch.rollout_logprobs))
     lengths = sorted(batch.lengths[batch.valid].tolist())
-    metrics = asyncio.run(learner.update(batch, 1))
+    metrics = asyncio.run(learner.update(batch, 1, goes_on()))
     scores = asyncio.run(forward_rows(actor, batch, learner.settings.batching))
     assert scores.tolist() == batch.rewards.tolist()
     first, second = actor._workers

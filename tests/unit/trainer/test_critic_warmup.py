@@ -15,6 +15,7 @@ from openrl.trainer.launch import build_learner
 from openrl.workers.roles import Roles, model_specs
 from tests.batches import outcome_batch
 from tests.flags import ppo
+from tests.loops import Updates, goes_on
 
 WORDS = (
     "--pretrain m --prompt_data d --remote_rm_url r.py --rollout_batch_size 8 --train_batch_size 4 "
@@ -22,7 +23,7 @@ WORDS = (
 )
 
 
-class Recorder:
+class Recorder(Updates):
     """A worker that takes down how many optimizer steps it is asked for; ``skipped`` ones had no
     finite gradient."""
 
@@ -51,7 +52,7 @@ def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):
     actor, critic = groups()
     learner = learner_of(tmp_path, actor, critic)
     batch = outcome_batch([1.0] * 8, list(range(8)), advantages=torch.ones(8, 3))
-    found = [asyncio.run(learner.update(batch, step)) for step in (1, 2, 3)]
+    found = [asyncio.run(learner.update(batch, step, goes_on())) for step in (1, 2, 3)]
     of_roles = [{name for name in metrics if not name.startswith("perf/")} for metrics in found]
     assert of_roles == [
         {"critic/nonfinite_steps"},
@@ -70,11 +71,11 @@ def test_a_run_stops_without_finite_gradients(tmp_path):
     learner = learner_of(tmp_path, *groups(skipped=1.0), frozen=5)
     batch = outcome_batch([1.0] * 8, list(range(8)), advantages=torch.ones(8, 3))
     for step in (1, 2):  # two optimizer steps each; the fifth in a row is one too many
-        asyncio.run(learner.update(batch, step))
+        asyncio.run(learner.update(batch, step, goes_on()))
     with pytest.raises(
         UserError, match="step 3: the gradient of the critic was inf or NaN in 5 optimizer"
     ):
-        asyncio.run(learner.update(batch, 3))
+        asyncio.run(learner.update(batch, 3, goes_on()))
     assert (tmp_path / "nonfinite_step_3" / "critic_batch.safetensors").exists()
 
 

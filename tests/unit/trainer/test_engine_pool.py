@@ -13,7 +13,7 @@ from openrl.metrics import Last
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Sampling
 from openrl.workers.residency import Residency, ResidencyTable, RolePart
 from openrl.workers.roles import can_replace
@@ -102,7 +102,7 @@ class Learner:
         self.residency = Residency()
         self.steps = {}
 
-    async def learn(self, groups, version, step, stage):
+    async def learn(self, groups, version, step, stage, point):
         self.steps[step] = [group.prompt.id for group in groups]
         return {}
 
@@ -121,7 +121,7 @@ async def trained(run, deaths, engines=2, learner=None, limits=BufferLimits(4)):
             EnginePool(group, EngineRepair(deaths, weight_sync, progress) if deaths else None),
             RolloutBuffer(numbered_prompts(), limits),
             Residency(),
-            RolloutSettings(RolloutRequest(1, Sampling(1))),
+            RolloutRequest(1, Sampling(1)),
         ),
         learner,
         weight_sync,
@@ -161,10 +161,10 @@ def test_an_engine_that_dies_while_nothing_is_asked_of_it():
     run = Run()
 
     class Deadly(Learner):
-        async def learn(self, groups, version, step, stage):
+        async def learn(self, groups, version, step, stage, point):
             if step == 2:
                 run.engines[1].dead = True
-            return await super().learn(groups, version, step, stage)
+            return await super().learn(groups, version, step, stage, point)
 
     steps, logged = asyncio.run(trained(run, deaths=1, learner=Deadly()))
     assert steps == first_prompts() and run.happened("started") == [("started", 1)]

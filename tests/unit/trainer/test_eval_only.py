@@ -11,7 +11,7 @@ from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.evaluation import PASS_RATE
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Sampling
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
@@ -38,7 +38,7 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
                 EnginePool(SimpleNamespace(size=1)),
                 RolloutBuffer(None, BufferLimits(1)),
                 Residency(),
-                RolloutSettings(RolloutRequest(1, Sampling(1))),
+                RolloutRequest(1, Sampling(1)),
             ),
             SimpleNamespace(settings=SimpleNamespace(dtype="fp32")),
             Engines(SimpleNamespace(version=0, asked=asked)),

@@ -12,9 +12,10 @@ from openrl.trainer.launch import build_learner
 from openrl.workers.roles import Roles
 from tests.batches import outcome_batch
 from tests.flags import GRPO, ppo
+from tests.loops import Updates, goes_on
 
 
-class Recorder:
+class Recorder(Updates):
     """A worker that takes down the rewards of each optimizer step; each sample's is its place in
     the data's order."""
 
@@ -40,7 +41,7 @@ def steps_of(tmp_path, words, step=1):
     learner = build_learner(config, inputs, Roles(policy=actor, engines=actor))
     rewards, groups = [float(i) for i in range(16)], [0] * 8 + [1] * 8
     batch = outcome_batch(rewards, groups, advantages=torch.ones(16, 3))
-    asyncio.run(learner.update(batch, step))
+    asyncio.run(learner.update(batch, step, goes_on()))
     return actor._workers[0].steps
 
 

@@ -16,7 +16,7 @@ from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.trainer.rollout.reward_models import RewardModels
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Score, Segment, Trajectory
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
@@ -100,9 +100,9 @@ def rollouts(score, names, wanted, **limits):
     stream = SeededStream(prompts, seed=0, shuffle=False)
     chosen = limits.pop("group_filter", None)
     buffer = RolloutBuffer(stream, BufferLimits(wanted, **limits), chosen)
-    settings = RolloutSettings(RolloutRequest(2, Sampling(4)))
+    request = RolloutRequest(2, Sampling(4))
     engines = LocalGroup.create("vllm", 1, Engine)
-    return Rollouts(EnginePool(engines), buffer, Residency(), settings, models(score, 1))
+    return Rollouts(EnginePool(engines), buffer, Residency(), request, models(score, 1))
 
 
 def test_a_failing_model_ends_the_step():

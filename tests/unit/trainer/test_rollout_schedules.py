@@ -20,7 +20,7 @@ from openrl.data.order import SeededStream
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBatch, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import (
     FinishReason,
     Prompt,
@@ -211,9 +211,9 @@ class Trainer(RLTrainer):
 
         engines = LocalGroup.create("vllm", 2, Engine, run)
         pool = EnginePool(engines, interrupts=schedule.interrupts)
-        settings = RolloutSettings(RolloutRequest(2, Sampling(4)), run_seed=7)
+        request = RolloutRequest(2, Sampling(4), seed=(7, 0, 0))
         super().__init__(
-            Rollouts(pool, run.buffer, Residency(), settings),
+            Rollouts(pool, run.buffer, Residency(), request),
             Learner(run),
             Engines(run),
             SimpleNamespace(run=evaluate, answered=()),
@@ -228,16 +228,16 @@ class Trainer(RLTrainer):
         )
         self.step = run.done
 
-    async def learn(self, taken, step):
-        self.run.takes.append((taken, self.run.version))
-        return await super().learn(taken, step)
+    async def learn(self, batch, step, point):
+        self.run.takes.append((batch, self.run.version))
+        return await super().learn(batch, step, point)
 
 
 class Learner:
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 
-    async def learn(self, groups, version, step, stage):
+    async def learn(self, groups, version, step, stage, point):
         await self.run.seconds("learn", step)
         return {}
 

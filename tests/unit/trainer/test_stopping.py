@@ -16,7 +16,7 @@ from openrl.errors import Interrupted
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.watching.supervision import StopRequest
 from openrl.types import Sampling
@@ -49,7 +49,7 @@ async def stopped(directory, steps_ahead):
         EnginePool(LocalGroup.create("vllm", 1, Engine, turn_taken)),
         RolloutBuffer(numbered_prompts(), BufferLimits(1, running=1, steps_ahead=steps_ahead)),
         Residency(),
-        RolloutSettings(RolloutRequest(3, Sampling(1))),
+        RolloutRequest(3, Sampling(1)),
     )
     flags = RLCheckpointFlags(save_path=str(directory), ckpt_path=str(directory))
     trainer = RLTrainer(

@@ -13,7 +13,7 @@ from openrl.errors import UserError
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Sampling
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
@@ -43,7 +43,7 @@ class Learner:
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 
-    async def learn(self, groups, version, step, stage):
+    async def learn(self, groups, version, step, stage, point):
         self.run.weights = step if self.trains_actor(step) else self.run.weights
         return {}
 
@@ -95,7 +95,7 @@ def trainer_of(run, trackers, interval=1, count=9, eval_steps=-1, save_steps=-1,
             EnginePool(LocalGroup.create("vllm", 1, Engine, run)),
             RolloutBuffer(numbered_prompts(), BufferLimits(1)),
             Residency(),
-            RolloutSettings(RolloutRequest(1, Sampling(1))),
+            RolloutRequest(1, Sampling(1)),
         ),
         learner(run),
         Engines(run),
@@ -159,7 +159,7 @@ def test_weights_that_nobody_trained_are_not_sent():
 
 def test_a_step_that_fails_leaves_no_task_behind():
     class Failing(Learner):
-        async def learn(self, groups, version, step, stage):
+        async def learn(self, groups, version, step, stage, point):
             raise UserError("no finite gradient")
 
     async def scenario():
@@ -187,7 +187,7 @@ def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
         async def resume(self, finish_running): ...
 
     class Endless(Learner):
-        async def learn(self, groups, version, step, stage):
+        async def learn(self, groups, version, step, stage, point):
             training.set()
             await asyncio.Event().wait()
 

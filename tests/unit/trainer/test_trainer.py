@@ -22,7 +22,7 @@ from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.evaluation import best_metric, eval_metrics, metric_names
 from openrl.trainer.rollout.metrics import rollout_metrics
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import (
     FinishReason,
     Prompt,
@@ -348,7 +348,7 @@ def play(names: str, engines: int) -> tuple[list[PromptGroup], list[tuple[int, i
         request = RolloutRequest(2, Sampling(max_tokens=1))
         buffer = RolloutBuffer(None, BufferLimits(1))
         pool = EnginePool(players)
-        rollouts = Rollouts(pool, buffer, Residency(), RolloutSettings(request))
+        rollouts = Rollouts(pool, buffer, Residency(), request)
         try:
             tell = lambda done, total: told.append((done, total))  # noqa: E731
             return await rollouts.play_all(prompts, request, tell)

@@ -11,7 +11,7 @@ from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Segment, Trajectory
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
@@ -45,8 +45,8 @@ async def take_all(sound, steps):
     stream = SeededStream([Prompt(str(i), [1], "?") for i in range(40)], seed=0, shuffle=False)
     buffer = RolloutBuffer(stream, BufferLimits(2, steps_ahead=1, max_staleness=1))
     engines = LocalGroup.create("vllm", 1, Engine, sound)
-    settings = RolloutSettings(RolloutRequest(1, Sampling(4)))
-    played = Rollouts(EnginePool(engines, interrupts=True), buffer, Residency(), settings)
+    request = RolloutRequest(1, Sampling(4))
+    played = Rollouts(EnginePool(engines, interrupts=True), buffer, Residency(), request)
     try:
         for step in range(steps):
             async with played.generating():

@@ -24,6 +24,7 @@ from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Traj
 from openrl.workers.roles import Roles
 from tests.batches import loss_inputs, outcome_batch
 from tests.flags import GRPO, ppo
+from tests.loops import Updates, goes_on
 
 FOLLOW = [name for name in policy_losses.names() if "advantages" in policy_losses[name].needs]
 
@@ -154,7 +155,7 @@ def test_losses_of_a_step_count_the_rows_left_out():
 # -- which rows are scored before the update -------------------------------------------------------
 
 
-class Recorder:
+class Recorder(Updates):
     """A worker that takes down the first token of each row that it scores or trains."""
 
     def __init__(self, context):
@@ -211,7 +212,7 @@ def learned(tmp_path, words: str, rewards=FLAT_FIRST, reference: bool = True, ol
     assert config.kl.needs_reference == reference
     roles = Roles(policy=policy, engines=policy, reference=other if reference else None)
     learner = build_learner(config, inputs, roles)
-    metrics = asyncio.run(learner.learn(groups_of(*rewards, old=old), 5, 1, no_stage))
+    metrics = asyncio.run(learner.learn(groups_of(*rewards, old=old), 5, 1, no_stage, goes_on()))
     own, of_reference = policy._workers[0], other._workers[0]
     found = tuple(sorted(rows) for rows in (own.scored, of_reference.scored, own.trained))
     return found, {name: metric.value for name, metric in metrics.items()}

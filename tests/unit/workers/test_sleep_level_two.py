@@ -13,7 +13,7 @@ from openrl.rollout_engines.vllm_engine import TAGS, VLLMEngine
 from openrl.trainer.launch import build_weight_sync
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
-from openrl.trainer.rollout.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Segment, Trajectory
 from openrl.weights.transport import Route
 from openrl.workers.residency import Residency, ResidencyTable
@@ -133,13 +133,13 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
         weight_sync = build_weight_sync(config, roles)
         weight_sync.route = Route()
         buffer = RolloutBuffer(None, BufferLimits(1))
-        settings = RolloutSettings(RolloutRequest(1, Sampling(4), scored=False))
-        rollouts = Rollouts(EnginePool(roles.engines), buffer, residency, settings)
+        request = RolloutRequest(1, Sampling(4), scored=False)
+        rollouts = Rollouts(EnginePool(roles.engines), buffer, residency, request)
 
         async def answer():
             await weight_sync.resend_if_dropped()
             async with rollouts.generating():
-                await rollouts.play_all([PROMPT], settings.request, lambda done, total: None)
+                await rollouts.play_all([PROMPT], request, lambda done, total: None)
 
         async def train():
             async with residency.stage("train", "actor"):
