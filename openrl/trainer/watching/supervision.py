@@ -105,8 +105,8 @@ class StopRequest:
             await cancel_all([task, came])
 
     def too_short(self, seconds: float) -> str:
-        """Return a warning, once, if the grace is too short for ``seconds``: those of a step from its
-        first optimizer step, up to which a signal drops it, and of a checkpoint."""
+        """Return a warning, once, if the grace is shorter than ``seconds``: those of a step from
+        its first optimizer step, up to which a signal drops it, and of a checkpoint."""
         if seconds <= self.grace or self._warned:
             return ""
         self._warned = True
