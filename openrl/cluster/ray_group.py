@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, Heartbeat, Pl
 from openrl.cluster.ray_cluster import RayCluster
 from openrl.cluster.reservation import Reservation
 from openrl.config.groups.placement import ENGINES
-from openrl.waiting import result_beside
+from openrl.waiting import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more t
 CLOSE_S = 30.0  # timeout of the workers' close()
 SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a Ray object
 LONGEST_WORDS = 300  # characters kept of each line of last words
+HEADER = re.compile(r":(job_id|actor_name|task_name):|-- \S+-\d+, process \d+, ")
+"""The lines with which Ray, and ``begin_log``, begin the log of a worker."""
 
 
 class RayGroup(WorkerGroup):
@@ -62,9 +65,10 @@ class RayGroup(WorkerGroup):
         self._places: dict[int, tuple[str, int, int]] = {}
         self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
-        self._pulses = {rank: Heartbeat(settings.log_path(role, rank)) for rank in range(self.size)}
+        self._heartbeats = [Heartbeat(settings.log_path(role, rank)) for rank in range(self.size)]
         self._watcher: asyncio.Task[None] | None = None
-        self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
+        self._loss: Exception | None = None  # why no call is answered any more
+        self._under_way: set[asyncio.Future[Any]] = set()  # calls that wait for answers
 
     @classmethod
     async def create(
@@ -95,8 +99,7 @@ class RayGroup(WorkerGroup):
         try:
             await group._start(range(size))
             if settings.log_dir:
-                group._lost = asyncio.get_running_loop().create_future()
-                group._watcher = asyncio.create_task(group._watch(group._lost))
+                group._watcher = asyncio.create_task(group._watch())
         except BaseException:
             group._kill()
             raise
@@ -182,25 +185,25 @@ class RayGroup(WorkerGroup):
                 log.warning("%s did not close cleanly and was killed: %s", self.role, error)
         self._kill()
 
-    async def _watch(self, lost: asyncio.Future[None]) -> None:
-        """Watch the workers' signs of life until one is lost, then fail ``lost``."""
-        most, loss = self._settings.stall_timeout or math.inf, None
-        while loss is None:
+    async def _watch(self) -> None:
+        """Watch the workers' signs of life until one is lost, then fail all calls under way."""
+        most = self._settings.stall_timeout or math.inf
+        while self._loss is None:
             await asyncio.sleep(min(BEAT_S, most / 4))
-            loss = self._loss(most)
-        lost.set_exception(loss)
-        lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
+            self._loss = self._find_loss(most)
+        for waiting in self._under_way:
+            waiting.cancel()
 
-    def _loss(self, most: float) -> Exception | None:
+    def _find_loss(self, most: float) -> Exception | None:
         """Return the error if Ray died, or if it or a worker gave no sign of life for ``most``
         seconds."""
         self._cluster.end_stopped(most)
         if dead := self._cluster.dead():
             return WorkerDied(dead)
         for rank in {*range(self.size)} - self._dead:
-            quiet = self._pulses[rank].silence()
-            if quiet is not None and quiet > most:
-                hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
+            silence = self._heartbeats[rank].silence()
+            if silence is not None and silence > most:
+                hangs = f"{self.role} rank {rank} has not moved for {silence:.0f} s"
                 words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"
                 return WorkerTimeout(words + self._last_words(rank))
         return None
@@ -214,12 +217,26 @@ class RayGroup(WorkerGroup):
         self._actors.clear()
 
     async def _gather(self, method: str, pending: Pending) -> list[Any]:
-        answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)
+        gathering = gather_ranks(self.role, method, pending, self.timeout, self._describe)
+        # each call is noted here, since to wait for one future beside all others takes time in
+        # proportion to their number
+        answers = asyncio.ensure_future(gathering)
+        self._under_way.add(answers)
         try:
-            return await result_beside(answers, [self._lost] if self._lost else [])
+            if self._loss is not None:
+                await cancel_all([answers])
+                raise self._loss
+            return await answers
         except (WorkerDied, WorkerTimeout):
             self._broken = True
             raise
+        except asyncio.CancelledError:
+            if self._loss is None or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise  # the caller gave up
+            self._broken = True
+            raise self._loss from None
+        finally:
+            self._under_way.discard(answers)
 
     async def _answer(self, rank: int, method: str, ref: ray.ObjectRef) -> Any:
         """Return a call's result. Raises the worker's own exception, or WorkerDied."""
@@ -253,7 +270,8 @@ class RayGroup(WorkerGroup):
         return f"rank {rank}: {self._place(rank)}, not known to have died{self._last_words(rank)}"
 
     def _last_words(self, rank: int) -> str:
-        """Return the last lines of the worker's logs, if they are on this machine."""
+        """Return the last lines of the worker's logs that say something, if they are on this
+        machine."""
         if not self._places:
             return ""
         found = [
@@ -262,7 +280,12 @@ class RayGroup(WorkerGroup):
         own = Path(self._settings.log_path(self.role, rank))
         if own.is_file():
             found.append(own)
-        lines = [line for file in found for line in _tail(file).splitlines() if line.strip(" :")]
+        lines = [
+            line
+            for file in found
+            for line in _tail(file).splitlines()
+            if line.strip() and not HEADER.match(line)
+        ]
         where = f"\n  its log: {own}" if own.is_file() else ""
         return "".join(f"\n    {line[:LONGEST_WORDS]}" for line in lines[-5:]) + where
 

@@ -66,6 +66,14 @@ def end(session: str, raylet: int, driver: int) -> None:
         time.sleep(0.1)
 
 
+def remove_link(session: Path) -> None:
+    """Remove the link beside the session that Ray made to it, unless it leads to a later one."""
+    link = session.parent / "session_latest"
+    with suppress(OSError):
+        if link.readlink().name == session.name:
+            link.unlink()
+
+
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # meant for the driver, which may still be saving
@@ -73,3 +81,4 @@ if __name__ == "__main__":
     sys.stdin.read()
     end(sys.argv[1], int(sys.argv[2]), driver)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
+    remove_link(Path(sys.argv[1]))

@@ -77,6 +77,16 @@ class PlainWorker:
     def describe(self) -> tuple[WorkerContext, str | None, bool]:
         return self.context, os.environ.get("OMP_NUM_THREADS"), "group_test_plugin" in sys.modules
 
+    def die(self, rank: int, speaks: bool) -> None:
+        """On one rank: as the kernel ends a process that takes too much memory, perhaps after an
+        error in a thread."""
+        if self.context.rank == rank:
+            if speaks:
+                thread = threading.Thread(target=lambda: 1 / 0)
+                thread.start()
+                thread.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def die_or_hang(self, rank: int) -> None:
         if self.context.rank == rank:
             print("the last thing I said", file=sys.stderr, flush=True)
@@ -382,7 +392,23 @@ def test_a_killed_worker_is_named_at_once(cluster):
         WorkerDied, match=r"tester rank 1 died in die_or_hang \(process \d+ on 127"
     ) as caught:
         asyncio.run(scenario())
-    assert "the last thing I said" in str(caught.value)
+    assert str(caught.value).splitlines()[1:] == ["    the last thing I said"]
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_the_last_words_are_what_the_worker_said(cluster, tmp_path, speaks):
+    """Not the headers of logs, neither Ray's nor our own."""
+
+    async def scenario():
+        async with ray_group(cluster, PlainWorker, log_dir=str(tmp_path)) as group:
+            await group.call("die", 1, speaks)
+
+    with pytest.raises(WorkerDied) as caught:
+        asyncio.run(scenario())
+    _, *words, log = str(caught.value).splitlines()
+    assert log == f"  its log: {tmp_path / 'tester-1.log'}"
+    assert len(words) == (5 if speaks else 0)
+    assert not speaks or words[-1] == "    ZeroDivisionError: division by zero"
 
 
 def test_a_worker_that_died_is_made_anew_in_its_place(cluster):

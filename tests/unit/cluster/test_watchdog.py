@@ -45,8 +45,9 @@ time.sleep(600)
 
 
 def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
-    session = tmp_path / "session"
+    session, link = tmp_path / "session", tmp_path / "session_latest"
     (session / "logs").mkdir(parents=True)
+    link.symlink_to(session)
     with open(session / "logs/raylet.err", "w") as log:
         raylet = asleep(stderr=log)
     with open(session / "logs/raylet.err") as log:
@@ -65,9 +66,20 @@ def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
         driver.kill()
         care.wait(PATIENCE)  # it has seen the end of all that it killed
         assert {raylet.wait(10), agent.wait(10)} == {-signal.SIGKILL}
-        assert not session.exists() and other.poll() is reader.poll() is None
+        assert not session.exists() and not link.is_symlink()
+        assert other.poll() is reader.poll() is None
         assert not shared.exists()  # by Python's own cleaner, which knows what is left of it
     finally:
         for process in (raylet, agent, other, reader, sharing, driver):
             process.kill()
             process.wait()
+
+
+def test_the_link_to_a_later_session_stays(tmp_path):
+    link = tmp_path / "session_latest"
+    link.symlink_to("session_2")
+    watchdog.remove_link(tmp_path / "session_1")
+    assert link.is_symlink()
+    watchdog.remove_link(tmp_path / "session_2")
+    assert not link.is_symlink()
+    watchdog.remove_link(tmp_path / "session_2")  # gone already

@@ -423,6 +423,20 @@ def test_a_process_leaves_with_its_code_its_output_and_what_libraries_do_at_exit
     assert (done.returncode, done.stdout.split("\n")) == (3, ["output", "at exit", ""])
 
 
+@pytest.mark.parametrize("tool", ["cProfile", "trace"])
+def test_what_watches_a_program_hears_of_its_end(tmp_path, tool):
+    """A profiler writes its file when the program has ended, and so does a tracer of lines, which
+    is what coverage is."""
+    program, out = tmp_path / "program.py", tmp_path / "out"
+    program.write_text("from openrl.processes.leave import leave\nleave(3)\n")
+    words = {
+        "cProfile": ["-m", "cProfile", "-o", str(out)],
+        "trace": ["-m", "trace", "--count", "--file", str(out), "--coverdir", str(tmp_path)],
+    }
+    subprocess.run([sys.executable, *words[tool], str(program)], check=False, timeout=PATIENCE)
+    assert out.stat().st_size > 0
+
+
 @pytest.mark.parametrize("output", ["", ">&-"])
 def test_a_process_leaves_with_its_code_where_nobody_reads_its_output(output):
     program = "from openrl.processes.leave import leave; print('output'); leave(3)"
