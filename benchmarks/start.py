@@ -29,8 +29,8 @@ from benchmarks.step_breakdown import ROOT, make_task, task_flags
 # words of a command line -> the process; the first row that fits counts
 KINDS = {
     "benchmarks.marked_start": "command",
-    "AsyncHost": "rollout worker",
-    "PlainHost": "policy, reference",
+    "AsyncActorHost": "rollout worker",
+    "ActorHost": "policy, reference",
     "openrl.rollout_engines.vllm_imports": "engine, and the process it is forked from",
     "openrl.cluster.fork_server": "processes that workers are forked from, and the engine",
     "/ray/": "Ray",

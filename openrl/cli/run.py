@@ -86,9 +86,9 @@ def command(
             user_error = UserError(str(error), "free space, then the same command")
         if user_error is None:
             raise
-        said = printable(as_typed(str(user_error), collect_flags(config_type), argv))
-        said = f"apart from that: {said}" if misspelt else said
-        print(f"{prog}: {said}" + ("" if started else "\nnothing was started"), file=sys.stderr)
+        message = printable(as_typed(str(user_error), collect_flags(config_type), argv))
+        message = f"apart from that: {message}" if misspelt else message
+        print(f"{prog}: {message}" + ("" if started else "\nnothing was started"), file=sys.stderr)
         if isinstance(user_error, Interrupted):
             return 128 + user_error.number
         return 1 if started else 2

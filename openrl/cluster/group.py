@@ -24,7 +24,7 @@ class WorkerContext:
     master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
     master_port: int = 0
     plugins: tuple[str, ...] = ()  # modules to import before the worker is built
-    spans_nodes: bool = False  # its places lie on several nodes
+    spans_nodes: bool = False  # its bundles lie on several nodes
 
 
 class WorkerDied(RuntimeError):

@@ -26,7 +26,7 @@ from openrl.registry import load_plugins
 BEAT_S = 5.0  # seconds between two touches of the log file
 
 
-class PlainHost:
+class ActorHost:
     """The actor for a worker with plain methods: it runs one call at a time on the main thread."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class PlainHost:
         return result is not None, result
 
 
-class AsyncHost(PlainHost):
+class AsyncActorHost(ActorHost):
     """The actor for a worker with coroutine methods: many calls at a time on one event loop."""
 
     async def invoke(self, method: str, *args: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Where the ranks of a run live: the table of roles and places, and what a cluster lacks for it.
+"""Where the ranks of a run live: the table of roles and bundles, and what a cluster lacks for it.
 
 A rank occupies one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot.
+Messages to users call it a place.
 Ranks of colocated roles share bundles. An engine that spans several GPUs is one rank on several
 neighbouring bundles. The bundles of a *node group* lie on one node. This module is pure: nothing
 here knows about Ray."""
@@ -46,7 +47,7 @@ class PlacementPlan:
     device: str  # "cpu" or "cuda"
     # number of bundles in each node group; bundles are numbered consecutively across groups
     node_groups: tuple[int, ...]
-    rows: dict[str, tuple[int, ...]]
+    bundles_by_role: dict[str, tuple[int, ...]]
     # only for roles whose ranks have several bundles
     sizes: dict[str, ParallelSizes] = field(default_factory=dict)
 
@@ -69,13 +70,13 @@ class PlacementPlan:
     @cached_property
     def _tenants(self) -> Counter[int]:
         """How many ranks each bundle has."""
-        return Counter(chain.from_iterable(self.rows.values()))
+        return Counter(chain.from_iterable(self.bundles_by_role.values()))
 
     @cached_property
     def _roles(self) -> list[list[str]]:
         """The roles with a rank in each node group."""
         roles: list[list[str]] = [[] for _ in self.node_groups]
-        for role, row in self.rows.items():
+        for role, row in self.bundles_by_role.items():
             for group in self.groups_of(row):
                 roles[group].append(role)
         return roles
@@ -90,12 +91,12 @@ class PlacementPlan:
 
     def size(self, role: str) -> int:
         """Return the number of ranks of a role."""
-        return len(self.rows[role]) // self.width(role)
+        return len(self.bundles_by_role[role]) // self.width(role)
 
     def of_rank(self, role: str, rank: int) -> tuple[int, ...]:
         """Return the bundles of one rank."""
         width = self.width(role)
-        return self.rows[role][rank * width : (rank + 1) * width]
+        return self.bundles_by_role[role][rank * width : (rank + 1) * width]
 
     def share(self, bundle: int) -> float:
         """Return the share of a bundle that each rank on it takes. Ray counts in ten-thousandths;
@@ -127,7 +128,7 @@ class PlacementPlan:
                         parts[group] = joined
         return sorted(tuple(sorted(part)) for part in {id(part): part for part in parts}.values())
 
-    def show_places(self, role: str, rank: int) -> str:
+    def show_bundles(self, role: str, rank: int) -> str:
         """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
         by_group: dict[int, list[int]] = {}
         for bundle in self.of_rank(role, rank):
@@ -138,13 +139,17 @@ class PlacementPlan:
         """Return the names of the roles with a rank in this node group, joined by "and"."""
         return " and ".join(self._roles[group])
 
-    def places(self, role: str) -> frozenset[int]:
+    def bundles_of(self, role: str) -> frozenset[int]:
         """Return the bundles that a role's ranks occupy."""
-        return frozenset(self.rows[role])
+        return frozenset(self.bundles_by_role[role])
 
     def shared(self, role: str) -> bool:
         """Return whether another role has a rank on one of this role's bundles."""
-        return any(self.places(role) & self.places(other) for other in self.rows if other != role)
+        return any(
+            self.bundles_of(role) & self.bundles_of(other)
+            for other in self.bundles_by_role
+            if other != role
+        )
 
     def local_ranks(self, role: str) -> list[int]:
         """Return each rank's index among the role's ranks of the same node group."""
@@ -207,14 +212,14 @@ class PlacementPlan:
         """Return the plan as a text table with one row per role."""
         unit = UNIT[self.device]
         rows = []
-        for role, bundles in self.rows.items():
+        for role, bundles in self.bundles_by_role.items():
             ranks, width = self.size(role), self.width(role)
-            places = _ranges(bundles) + (f", {width} each" if width > 1 else "")
+            shown = _ranges(bundles) + (f", {width} each" if width > 1 else "")
             if width > 1 and ranks <= NAMED:
-                places = "; ".join(self.show_places(role, rank) for rank in range(ranks))
+                shown = "; ".join(self.show_bundles(role, rank) for rank in range(ranks))
             share = ", ".join(f"{share:g}" for share in sorted({*map(self.share, bundles)}))
             share = share if width == 1 else f"{width} x {share}"
-            rows.append((role, str(ranks), self._spread(role), places, share))
+            rows.append((role, str(ranks), self._spread(role), shown, share))
         unit_name = "GPU" if self.device == "cuda" else "worker slot"
         need = ", ".join(_count(amount, resource) for resource, amount in self.need.items())
         header = ("role", "ranks", "nodes x ranks", f"{unit_name}s", f"{unit} per rank")
@@ -223,7 +228,7 @@ class PlacementPlan:
     def _spread(self, role: str) -> str:
         """Return the nodes and the ranks on each, "2 x 4". If each rank spans several nodes, the
         second factor is a fraction: "2 x 1/2"."""
-        groups, ranks = self.groups_of(self.rows[role]), self.size(role)
+        groups, ranks = self.groups_of(self.bundles_by_role[role]), self.size(role)
         if ranks >= len(groups):
             return f"{len(groups)} x {ranks // len(groups)}"
         return f"{len(groups)} x 1/{len(groups) // ranks}"

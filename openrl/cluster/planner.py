@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from openrl.cluster.placement import Node, PlacementPlan
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, PlacementFlags
@@ -18,14 +19,14 @@ PROCESS = 256 * 2**20  # bytes of a rank's process before it loads a model
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """The places that one role wants: ``per_node`` on each of ``num_nodes``. A rank takes
-    ``sizes.width`` neighbouring places; if that is more than one, a "node" is one rank."""
+    """The bundles that one role wants: ``per_node`` on each of ``num_nodes``. A rank takes
+    ``sizes.width`` neighbouring bundles; if that is more than one, a "node" is one rank."""
 
     name: str
-    num_nodes: int | None  # None: as many as fill the places of ``shares_with``
+    num_nodes: int | None  # None: as many as fill the bundles of ``shares_with``
     per_node: int | None  # None: every GPU of a node
     shares_with: str | None = None  # an earlier role whose bundles this one uses
-    places: tuple[int, ...] | None = None  # explicit bundle numbers, counted across nodes
+    bundles: tuple[int, ...] | None = None  # explicit bundle numbers, counted across nodes
     sizes: ParallelSizes = ParallelSizes()
 
 
@@ -39,10 +40,12 @@ def role_requests(
     """Return the requests of the model roles ``roles``, then the engines', from flags. A flag left
     at None takes the actor's value. With ``engines_apart`` engines share no place with models."""
     roles, sizes = list(roles), engine.sizes
-    if places := placement.explicit_places:
-        told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
-        own = places[ENGINES]
-        return [*told, RoleRequest(ENGINES, 1, len(own), places=own, sizes=sizes)]
+    if bundles := placement.explicit_places:
+        of_models = [
+            RoleRequest(role, 1, len(bundles[role]), bundles=bundles[role]) for role in roles
+        ]
+        own = bundles[ENGINES]
+        return [*of_models, RoleRequest(ENGINES, 1, len(own), bundles=own, sizes=sizes)]
     follows = hybrid.leaders(roles, engines_apart)
     requests = [RoleRequest(role, *placement.shape(role), follows.get(role)) for role in roles]
     leader = follows.get(ENGINES)
@@ -57,18 +60,18 @@ def plan_placement(
 
     A request without ``per_node`` takes as many GPUs as the largest node has, or one worker slot
     on a CPU. Busy GPUs count too: ``PlacementPlan.problems`` checks what is free. A rank wider than
-    a node is cut into node groups of whole tensor-parallel groups. Explicit places are cut into
+    a node is cut into node groups of whole tensor-parallel groups. Explicit bundles are cut into
     node groups of the largest node's number of GPUs; on a CPU they all lie on one node.
 
-    Raises UserError if a role cannot share the places of another, or if an engine cannot run on the
-    places that it gets."""
+    Raises UserError if a role cannot share the bundles of another, or if an engine cannot run on
+    the bundles that it gets."""
     requests = list(requests)
     gpus = max((int(node.gpus) for node in cluster), default=0) if device == "cuda" else 0
     node_groups: list[int] = []
     bundles: dict[str, tuple[int, ...]] = {}
     for request in requests:
-        if request.places is not None:
-            bundles[request.name] = request.places
+        if request.bundles is not None:
+            bundles[request.name] = request.bundles
         elif request.shares_with is not None:
             bundles[request.name] = _shared(request, gpus, bundles[request.shares_with])
         else:
@@ -76,7 +79,7 @@ def plan_placement(
             node_groups += _own(request, gpus)
             bundles[request.name] = tuple(range(first, sum(node_groups)))
     if not node_groups:
-        count = 1 + max(place for places in bundles.values() for place in places)
+        count = 1 + max(chain.from_iterable(bundles.values()))
         width = gpus or count
         node_groups = [min(width, count - first) for first in range(0, count, width)]
     sizes = {r.name: r.sizes for r in requests if r.sizes.width > 1}
@@ -98,11 +101,11 @@ def _own(request: RoleRequest, gpus: int) -> list[int]:
     return ([on_node] * (size // on_node) + rest) * (request.num_nodes or 1)
 
 
-def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[int, ...]:
+def _shared(request: RoleRequest, gpus: int, bundles: tuple[int, ...]) -> tuple[int, ...]:
     if request.num_nodes is None:
-        return places
+        return bundles
     size = request.num_nodes * (max(gpus, 1) if request.per_node is None else request.per_node)
-    if size != len(places):
+    if size != len(bundles):
         name, leader, has = request.name, request.shares_with, f"{size} ranks"
         flag = "vllm_num_engines"
         if name != ENGINES:
@@ -110,25 +113,26 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
         if request.sizes.width > 1:
             has = f"{request.num_nodes} ranks of {request.sizes.width} places"
         raise UserError(
-            f"--{flag}: {name} has {has}, but shares the {len(places)} places of {leader}",
+            f"--{flag}: {name} has {has}, but shares the {len(bundles)} places of {leader}",
             f"as many places as {leader}",
         )
-    return places
+    return bundles
 
 
 def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
-    """Raise UserError if places do not divide into ranks, or if vLLM cannot use those of a rank."""
-    role, sizes, places = request.name, request.sizes, len(plan.rows[request.name])
-    if places % sizes.width:
+    """Raise UserError if bundles do not divide into ranks, or vLLM cannot use those of a rank."""
+    role, sizes = request.name, request.sizes
+    count = len(plan.bundles_by_role[role])
+    if count % sizes.width:
         raise UserError(
-            f"--vllm_tensor_parallel_size: {places} places cannot be divided into engines of"
+            f"--vllm_tensor_parallel_size: {count} places cannot be divided into engines of"
             f" {sizes.width} places ({sizes})",
-            f"sizes whose product divides {places}",
+            f"sizes whose product divides {count}",
         )
     for rank in range(plan.size(role)):
         if not plan.spans_nodes(role, rank):
             continue
-        where = plan.show_places(role, rank)
+        where = plan.show_bundles(role, rank)
         spans = f"{role} {rank} would span several nodes ({where})"
         if plan.device == "cpu":
             raise UserError(f"{spans}, but on a CPU an engine needs all its places on one node")
@@ -148,7 +152,7 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
 
 def check_room(plan: PlacementPlan, memory: int) -> None:
     """Raise UserError if a plan's processes need more memory than this, whatever the models."""
-    ranks = sum(map(plan.size, plan.rows))
+    ranks = sum(map(plan.size, plan.bundles_by_role))
     if ranks * PROCESS > memory:
         need, has = f"{ranks * PROCESS / 2**30:.0f} GiB", f"{memory / 2**30:.0f}"
         problem = f"{ranks} ranks are as many processes, which take at least {need} of memory"

@@ -25,7 +25,7 @@ from openrl.cluster.group import (
     is_async,
     raised_by,
 )
-from openrl.cluster.hosts import BEAT_S, AsyncHost, GroupSettings, Heartbeat, PlainHost
+from openrl.cluster.hosts import BEAT_S, ActorHost, AsyncActorHost, GroupSettings, Heartbeat
 from openrl.cluster.ray_cluster import RayCluster
 from openrl.cluster.reservation import Reservation
 from openrl.config.groups.placement import ENGINES
@@ -121,9 +121,9 @@ class RayGroup(WorkerGroup):
     def _actor(self, rank: int) -> Any:
         """Start a new process in this rank's place and return its actor."""
         options = self._reservation.actor_options(self.role, rank)
-        host: type = PlainHost
+        host: type = ActorHost
         if is_async(self._worker_class):
-            host, options = AsyncHost, options | {"max_concurrency": CONCURRENCY}
+            host, options = AsyncActorHost, options | {"max_concurrency": CONCURRENCY}
         environment = {"env_vars": self._envs[rank]}
         return ray.remote(host).options(runtime_env=environment, **options).remote()
 

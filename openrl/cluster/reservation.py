@@ -55,13 +55,13 @@ class Reservation:
             indices = ",".join(str(self.bundles[bundle][1]) for bundle in bundles)
             share = str(min(map(self.plan.share, bundles)))
             return {"VLLM_RAY_BUNDLE_INDICES": indices, "VLLM_RAY_PER_WORKER_GPUS": share}
-        asked = []
+        probes = []
         for bundle in bundles:
             taken = {"num_cpus": 0, "num_gpus": self.plan.share(bundle)}
             where = self._strategy(bundle)
             probe = ray.remote(ray.get_gpu_ids).options(scheduling_strategy=where, **taken)
-            asked.append(probe.remote())
-        gpus = [str(gpu) for found in await asyncio.gather(*asked) for gpu in found]
+            probes.append(probe.remote())
+        gpus = [str(gpu) for found in await asyncio.gather(*probes) for gpu in found]
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",

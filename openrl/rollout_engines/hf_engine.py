@@ -38,7 +38,7 @@ from openrl.rollout_engines.engine import (
 )
 from openrl.types import Completion, FinishReason, PlacedImage, Sampling, VersionSpan
 from openrl.vision.processor import VisionProcessor
-from openrl.weights.host import HostBuffer, Receiver
+from openrl.weights.host import HostBuffer, HostReceiver
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, received_tensors
 
@@ -246,7 +246,7 @@ class HFEngine(RolloutEngine):
         return SyncEndpoint(machine_id())
 
     async def connect(self, route: Route, first_rank: int) -> None:
-        self._receiver = Receiver(route, first_rank, torch.device("cpu"))
+        self._receiver = HostReceiver(route, first_rank, torch.device("cpu"))
         self._keeps_tower = route.keeps_tower
 
     async def load_bucket(self, sent: SentBucket) -> None:

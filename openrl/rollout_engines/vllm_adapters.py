@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from openrl.errors import UserError
-from openrl.weights.host import Receiver
+from openrl.weights.host import HostReceiver
 from openrl.weights.transport import Route, SentBucket, received_tensors
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -29,7 +29,7 @@ class AdapterSlot:
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self._receiver = Receiver(Route(), 0, torch.device("cpu"))
+        self._receiver = HostReceiver(Route(), 0, torch.device("cpu"))
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
         self.request: Any = None

@@ -197,6 +197,6 @@ def missing_features(
             missing.append(f"{module}.{path}")
             continue
         known = signature(found).parameters if parameters else {}
-        asked = parameters.split(", ") if parameters else []
-        missing += [f"{path}({name})" for name in asked if name not in known]
+        needed = parameters.split(", ") if parameters else []
+        missing += [f"{path}({name})" for name in needed if name not in known]
     return missing

@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Connection(WeightTransferInitInfo):
+class RouteInitInfo(WeightTransferInitInfo):
     """The arguments of a connection. ``first_rank`` is the rank of this engine's first worker in a
     broadcast group."""
 
@@ -50,11 +50,11 @@ class Buckets(WeightTransferUpdateInfo):
     messages: list[dict[str, Any]]  # see ``SentBucket.message``
 
 
-class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
+class BucketTransfer(WeightTransferEngine[RouteInitInfo, Buckets]):
     """The transfer engine of one worker. vLLM builds it when it loads the model, and sets
     ``model``, ``model_config`` and ``device``."""
 
-    init_info_cls = Connection
+    init_info_cls = RouteInitInfo
     update_info_cls = Buckets
     supports_draft_weight_update = False
 
@@ -66,7 +66,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     absent: tuple[str, ...] = ()
     """Parameters that got no weight in the last finished session. vLLM itself only logs them."""
 
-    def init_transfer_engine(self, init_info: Connection) -> None:
+    def init_transfer_engine(self, init_info: RouteInitInfo) -> None:
         rank, route = init_info.first_rank + self.parallel_config.rank, Route(**init_info.route)
         self._receiver = make_receiver(route, rank, self.device)
         self._kept = _of_tower(self.model) if route.keeps_tower else ()

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openrl.weights import transport
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Route, SentBucket
+from openrl.weights.transport import Route, Sender, SentBucket
 
 
 def _store(route: Route, listener: int | None = None) -> dist.TCPStore:
@@ -71,7 +70,7 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, limit: timedelta) -> 
         ) from error
 
 
-class Sender(transport.Sender):
+class BroadcastSender(Sender):
     """Only rank 0 packs, on its GPU."""
 
     def __init__(
@@ -93,8 +92,8 @@ class Sender(transport.Sender):
             torch.cuda.empty_cache()  # return the memory of the buckets
 
 
-class Receiver:
-    """A ``transport.Receiver`` that joins the broadcasts of rank 0."""
+class BroadcastReceiver:
+    """A ``Receiver`` that joins the broadcasts of rank 0."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._device = device

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from openrl.weights import transport
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Route, SentBucket
+from openrl.weights.transport import Route, Sender, SentBucket
 
 # Slices of the arguments of torch's rebuild_cuda_tensor that differ between buckets. All of them
 # are of builtin types.
@@ -45,7 +44,7 @@ def rebuild(fields: list[Any], device: torch.device) -> Tensor:
     )  # False: requires_grad
 
 
-class Sender(transport.Sender):
+class IpcSender(Sender):
     """All ranks pack. Rank 0 announces the memory of every rank that shares its GPU with an
     engine."""
 
@@ -69,8 +68,8 @@ class Sender(transport.Sender):
         torch.cuda.empty_cache()  # and return it to the device, for the engines to use
 
 
-class Receiver:
-    """A ``transport.Receiver`` that copies the bytes on the GPU. vLLM holds on to tensors until a
+class IpcReceiver:
+    """A ``Receiver`` that copies the bytes on the GPU. vLLM holds on to tensors until a
     layer is complete, and the trainer should not wait for that."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:

@@ -9,13 +9,12 @@ from socket import socket
 import torch
 from torch import Tensor
 
-from openrl.weights import transport
 from openrl.weights.buckets import Bucket
 from openrl.weights.shared_memory import Mapped, SharedSlots, machine_id
-from openrl.weights.transport import Route, SentBucket
+from openrl.weights.transport import Route, Sender, SentBucket
 
 
-class Sender(transport.Sender):
+class HostSender(Sender):
     """Writes the bytes once. Each engine on another machine gets a copy through the cluster."""
 
     def __init__(
@@ -36,8 +35,8 @@ class Sender(transport.Sender):
         self._slots.end()
 
 
-class Receiver:
-    """A ``transport.Receiver`` that maps the sender's memory."""
+class HostReceiver:
+    """A ``Receiver`` that maps the sender's memory."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._mapped = Mapped()

@@ -30,12 +30,12 @@ WORDS = {
 }
 """How logs and plans describe each transport."""
 
-_HOMES = {
-    "host": "openrl.weights.host",
-    "nccl": "openrl.weights.broadcast",
-    "ipc": "openrl.weights.cuda_ipc",
+_ENDS = {
+    "host": ("openrl.weights.host", "HostSender", "HostReceiver"),
+    "nccl": ("openrl.weights.broadcast", "BroadcastSender", "BroadcastReceiver"),
+    "ipc": ("openrl.weights.cuda_ipc", "IpcSender", "IpcReceiver"),
 }
-"""Transport -> the module with its ``Sender`` and ``Receiver``."""
+"""Transport -> the module with its ``Sender`` and ``Receiver``, and their names there."""
 
 
 def choose_transport(
@@ -175,13 +175,15 @@ def make_sender(
 ) -> Sender:
     """Build the sender of ``route``'s transport. ``rank`` is the rank within the actor. For a
     broadcast rank 0 gives the socket that listens where the members meet, at ``route.address``."""
-    return import_module(_HOMES[route.transport]).Sender(route, rank, device, listener)
+    module, sender, _ = _ENDS[route.transport]
+    return getattr(import_module(module), sender)(route, rank, device, listener)
 
 
 def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:
     """Build the receiver of ``route``'s transport. ``rank`` is the rank in the broadcast group,
     where the trainer is 0."""
-    return import_module(_HOMES[route.transport]).Receiver(route, rank, device)
+    module, _, receiver = _ENDS[route.transport]
+    return getattr(import_module(module), receiver)(route, rank, device)
 
 
 def corrupted_tensors(sent: SentBucket, bucket: Bucket) -> list[str]:

@@ -1,10 +1,10 @@
-"""Decides who is on a device when. Roles that share places take turns, as a table says, instead of
+"""Decides who is on a device when. Roles that share bundles take turns, as a table says, instead of
 by calls scattered over the training loop.
 
 A *part* of a role can leave a device by itself: the ``weights`` or ``cache`` of the engines,
 the ``param``, ``optim`` or ``grad`` of a model. A part has a row in the table if the flags let it
 sleep and its role shares a place with another role. Entering a stage wakes the parts that the
-stage needs, and puts the others on the shared places that it uses to sleep. A part without a row
+stage needs, and puts the others on the shared bundles that it uses to sleep. A part without a row
 never moves."""
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ Need = frozenset[RolePart]
 
 @dataclass(frozen=True)
 class ResidencyTable:
-    """The places of each role, and the parts that may sleep. Pure, for --dry_run's use."""
+    """The bundles of each role, and the parts that may sleep. Pure, for --dry_run's use."""
 
-    places: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    bundles: Mapping[str, frozenset[int]] = field(default_factory=dict)
     rows: tuple[RolePart, ...] = ()
 
     @classmethod
     def of(cls, plan: PlacementPlan, sleeping: Iterable[RolePart]) -> ResidencyTable:
         """Build the table. ``sleeping`` lists the parts that the flags let sleep; those whose
         roles share no place never need to and are left out."""
-        places = {role: plan.places(role) for role in plan.rows}
-        rows = tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
-        return cls(places, rows)
+        bundles = {role: plan.bundles_of(role) for role in plan.bundles_by_role}
+        rows = tuple(t for t in sleeping if t.role in plan.bundles_by_role and plan.shared(t.role))
+        return cls(bundles, rows)
 
     @property
     def count(self) -> int:
-        """Number of places of the run; 1 if none were planned."""
-        return len(frozenset().union(*self.places.values())) or 1
+        """Number of bundles of the run; 1 if none were planned."""
+        return len(frozenset().union(*self.bundles.values())) or 1
 
     def needs(self, stage: str, role: str = "") -> Need:
         """Return the parts that a stage needs, among the roles of this run."""
         named = (RolePart(*name.replace("*", role).split(".")) for name in STAGES[stage])
-        return frozenset(p for p in named if p.role in self.places)
+        return frozenset(p for p in named if p.role in self.bundles)
 
     def displaced(self, needs: Need) -> list[RolePart]:
-        """Return the rows that must sleep in a stage: all others on shared places that it uses."""
+        """Return the rows that must sleep in a stage: all others on shared bundles it uses."""
         others = [t for t in self.rows if t not in needs]
         return [t for t in others if any(self._share_a_place(t.role, n.role) for n in needs)]
 
     def _share_a_place(self, one: str, other: str) -> bool:
         """Return whether two roles share a place. A role conflicts with itself if any other role
-        shares its places."""
+        shares its bundles."""
         common = self._common_places(one, other)
         if one != other:
             return bool(common)
-        return any(common & places for role, places in self.places.items() if role != one)
+        return any(common & bundles for role, bundles in self.bundles.items() if role != one)
 
     def rounds(self, roles: Iterable[str]) -> list[list[str]]:
         """Group the roles into rounds that run one after the other. The roles of a round have no
@@ -102,7 +102,7 @@ class ResidencyTable:
 
     def _common_places(self, one: str, other: str) -> frozenset[int]:
         nowhere: frozenset[int] = frozenset()
-        return self.places.get(one, nowhere) & self.places.get(other, nowhere)
+        return self.bundles.get(one, nowhere) & self.bundles.get(other, nowhere)
 
     def moves(
         self, awake: Iterable[RolePart], needs: Need
@@ -113,9 +113,9 @@ class ResidencyTable:
         return [t for t in self.displaced(needs) if t in awake], to_wake
 
     def models_with_engines(self) -> list[str]:
-        """Return the models that share places with the engines. A model that stays awake keeps the
+        """Return the models that share bundles with the engines. A model that stays awake keeps the
         memory cached from its batches until it is told to give it back."""
-        models = (role for role in self.places if role != ENGINES)
+        models = (role for role in self.bundles if role != ENGINES)
         return [role for role in models if self._share_a_place(role, ENGINES)]
 
     def exclude(self, one: Need, other: Need) -> bool:

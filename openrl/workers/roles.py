@@ -136,7 +136,7 @@ def model_specs(
 def run_engine_spec(
     config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
 ) -> EngineSpec:
-    """Return the spec of each of the run's ``engines``; ``shared``: models share their places."""
+    """Return the spec of each of the run's ``engines``; ``shared``: models share their bundles."""
     return EngineSpec(
         config.model,
         config.engine,
@@ -163,8 +163,9 @@ def worker_arguments(
     table: dict[str, tuple[Any, ...]] = {}
     for role, specs in model_specs(config, device, optimizer_steps).items():
         table[role] = (ModelWorker, *specs)
-    places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and ENGINES in plan.rows else ()
-    engine = run_engine_spec(config, device, *places)
+    placed = plan is not None and ENGINES in plan.bundles_by_role
+    engines = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and placed else ()
+    engine = run_engine_spec(config, device, *engines)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
     limit, backend = config.collecting.vllm_max_inflight_per_engine, config.engine.rollout_backend
     of_engines = (backend, engine, agent_setup(config), rewards, limit)
@@ -211,7 +212,7 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
     """Return whether an engine can be restarted while the rest runs. It must find room, so it
     cannot share GPUs with models, and nothing may sleep. And it must get its weights from host
     memory, so it cannot span nodes."""
-    if ENGINES not in plan.rows:
+    if ENGINES not in plan.bundles_by_role:
         return False
     if plan.device == "cuda" and plan.shared(ENGINES):
         return False
@@ -219,8 +220,8 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
     return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
 
 
-def place_requests(config: PPOConfig) -> list[RoleRequest]:
-    """Return the places that every role wants. Engines want none if rollouts are replayed."""
+def role_bundles(config: PPOConfig) -> list[RoleRequest]:
+    """Return the bundles that every role wants. Engines want none if rollouts are replayed."""
     requests = role_requests(
         config.placement,
         config.hybrid,
@@ -242,10 +243,10 @@ async def start_roles(
     starts. If anything can sleep, roles start one after the other, and each goes to sleep before
     the next one needs its memory."""
     with stage("start"):
-        cluster, plan = open_cluster(config.placement, place_requests(config), device)
+        cluster, plan = open_cluster(config.placement, role_bundles(config), device)
     groups: dict[str, WorkerGroup] = {}
     try:
-        check_ranks(config, {role: len(plan.rows[role]) for role in config.model_roles})
+        check_ranks(config, {role: len(plan.bundles_by_role[role]) for role in config.model_roles})
         print(plan.render(), flush=True)
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
@@ -271,8 +272,8 @@ async def start_roles(
 
 def start_waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
     """Return the roles in waves, which start one after the other; those of one, side by side."""
-    engines = [role for role in plan.rows if role == ENGINES]
-    models = [role for role in plan.rows if role != ENGINES]
+    engines = [role for role in plan.bundles_by_role if role == ENGINES]
+    models = [role for role in plan.bundles_by_role if role != ENGINES]
     if table.rows:
         return [[role] for role in (*engines, *models)]
     return [engines, models] if engines and plan.shared(ENGINES) else [[*engines, *models]]

@@ -1,5 +1,5 @@
-"""Publishes the policy's weights to all engines: agrees on a route once, sends the weights at each
-publish, and keeps track of the version that the engines hold."""
+"""Sends the policy's weights to all engines: agrees on a route once, sends the weights at each sync,
+and keeps track of the policy version that the engines hold."""
 
 from __future__ import annotations
 
@@ -114,11 +114,13 @@ class WeightSync:
         self, trainer: Sequence[SyncEndpoint], engines: Sequence[SyncEndpoint]
     ) -> Route:
         config = await self.policy.call_one(0, "adapter_config") if self.adapter else None
-        ours, theirs = ([gpu for end in ends for gpu in end.gpus] for ends in (trainer, engines))
+        trainer_gpus, engine_gpus = (
+            [gpu for end in ends for gpu in end.gpus] for ends in (trainer, engines)
+        )
         if not all(engine.gpus for engine in engines):
-            theirs = []
+            engine_gpus = []
         backend = "gloo" if self.adapter else self.flags.vllm_sync_backend
-        transport = choose_transport(backend, ours, theirs)
+        transport = choose_transport(backend, trainer_gpus, engine_gpus)
         address, port = "", 0
         if transport == "nccl":
             address, port = await self.policy.call_one(0, "open_rendezvous")
@@ -127,10 +129,10 @@ class WeightSync:
             remote=any(engine.machine != trainer[0].machine for engine in engines),
             check=self.flags.check_weight_sync,
             adapter=config,
-            gpus=tuple(theirs),
+            gpus=tuple(engine_gpus),
             address=address,
             port=port,
-            world_size=1 + len(theirs),
+            world_size=1 + len(engine_gpus),
             timeout=self.timeout,
             keeps_tower=self.keeps_tower,
         )

@@ -324,7 +324,7 @@ def test_a_cluster_has_only_the_processes_that_a_run_needs(cluster):
     pids = watchdog.cluster_pids(str(cluster.session_dir), cluster.own["raylet"].pid)
     first_words = [psutil.Process(pid).cmdline()[0] for pid in pids if pid != os.getpid()]
     names = [Path(word.strip()).name for word in first_words]
-    workers = ("ray::PlainHost", "ray::AsyncHost", "ray::IDLE")
+    workers = ("ray::ActorHost", "ray::AsyncActorHost", "ray::IDLE")
     of_ray = sorted(name for name in names if not name.startswith(workers))
     assert of_ray == ["gcs_server", "ray::RuntimeEnvAgent", "raylet", "sleep"]
 
@@ -340,7 +340,7 @@ def test_a_signal_to_the_drivers_process_group_is_for_the_driver_alone(cluster):
     def in_group(process):
         return os.getpgid(process.pid) == os.getpgrp()
 
-    assert not asyncio.run(scenario()) & {"gcs_server", "raylet", "ray::PlainHost"}
+    assert not asyncio.run(scenario()) & {"gcs_server", "raylet", "ray::ActorHost"}
 
 
 def test_workers_of_one_environment_are_forked_from_one_process(cluster):

@@ -36,7 +36,7 @@ from openrl.trainer.saving.disk import format_bytes
 from openrl.training_engine.build import ModelSpec
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
 from openrl.workers.residency import ResidencyTable, RolePart
-from openrl.workers.roles import check_ranks, model_specs, place_requests, sleep_parts
+from openrl.workers.roles import check_ranks, model_specs, role_bundles, sleep_parts
 
 GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 
@@ -44,10 +44,10 @@ GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 def describe(config: PPOConfig, inputs: Inputs) -> str:
     """Describe a run: its placement, batch arithmetic and estimated memory. Raises UserError if a
     model's config does not load, or if batches do not divide among the ranks."""
-    plan = plan_placement(place_requests(config), inputs.device, [planned_node(inputs.device)])
+    plan = plan_placement(role_bundles(config), inputs.device, [planned_node(inputs.device)])
     steps = config.batch.total_optimizer_steps(len(inputs.prompts))
     models = model_specs(config, inputs.device, steps)
-    check_ranks(config, {role: len(plan.rows[role]) for role in models})
+    check_ranks(config, {role: len(plan.bundles_by_role[role]) for role in models})
     memory = memory_by_role(config, models, plan, inputs.device)
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
@@ -57,7 +57,9 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *placement_remarks(config.placement, plan),
         *transport_lines(config, plan),
         text_table("Batches", ("", "count", ""), batch),
-        memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
+        memory_table(
+            memory, {role: len(slots) for role, slots in plan.bundles_by_role.items()}, plan.device
+        ),
         *sleep_table(config, plan, memory),
         *room_remarks(
             memory_by_stage(config, plan, memory),
@@ -90,7 +92,7 @@ def planned_node(device: str) -> Node:
 
 
 def transport_lines(config: PPOConfig, plan: PlacementPlan) -> list[str]:
-    if ENGINES not in plan.rows:
+    if ENGINES not in plan.bundles_by_role:
         return [f"No engine is started: rollouts come from {config.collecting.rollout_replay_dir}."]
     way = transport_of(config, plan)
     warning = fallback_warning(config.engine.vllm_sync_backend, way)
@@ -102,7 +104,7 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
     reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
     if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
         return "host"
-    actor, engines = plan.rows["actor"], plan.rows[ENGINES]
+    actor, engines = plan.bundles_by_role["actor"], plan.bundles_by_role[ENGINES]
     return choose_transport(config.engine.vllm_sync_backend, actor, engines)
 
 
@@ -116,7 +118,7 @@ def batch_rows(
     batch = config.batch
     samples = batch.samples_per_step
     steps = batch.total_steps(n_prompts)
-    ranks, each = len(plan.rows["actor"]), config.parallel.ranks_per_shard
+    ranks, each = len(plan.bundles_by_role["actor"]), config.parallel.ranks_per_shard
     shared = [
         ("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")
     ]

@@ -156,7 +156,7 @@ def memory_by_role(
         result[role] = model_memory(
             own,
             held[own.path],
-            len(plan.rows[role]) // parallel.ds_tensor_parallel_size,
+            len(plan.bundles_by_role[role]) // parallel.ds_tensor_parallel_size,
             most_tokens(config, batching.train if own.optim else batching.forward)
             // parallel.sequence_size,
             [held[other.path] for other in others],
@@ -165,7 +165,7 @@ def memory_by_role(
             result[role] = in_size_classes(result[role])
         if own.streamed:
             result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
-    if ENGINES in plan.rows:
+    if ENGINES in plan.bundles_by_role:
         spec = run_engine_spec(config, device, plan.size(ENGINES), plan.shared(ENGINES))
         backend, gpu = config.engine.rollout_backend, gpu_memory(config.debug)
         result[ENGINES] = engine_memory(shapes[config.model.pretrain], spec, backend, gpu)

@@ -82,7 +82,7 @@ def simulate_stages(
         peak = max(bytes_on_place(table, place, awake, needs, sizes) for place in places)
         waiting = [p for p in table.rows if p not in awake and p.part not in dropped]
         host = max(
-            sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role])
+            sum(sizes[t.role][t.part] for t in waiting if place in table.bundles[t.role])
             for place in places
         )
         found.append(StageMemory(f"{name} {role}".strip(), slept, woken, peak, host))
@@ -92,7 +92,7 @@ def simulate_stages(
 def unlike_places(table: ResidencyTable) -> list[int]:
     """Return one place for each set of roles that share a place."""
     roles: dict[int, tuple[str, ...]] = {}
-    for role, places in table.places.items():
+    for role, places in table.bundles.items():
         for place in places:
             roles[place] = (*roles.get(place, ()), role)
     return list({shared: place for place, shared in roles.items()}.values())
@@ -103,7 +103,7 @@ def bytes_on_place(
 ) -> int:
     """Return the bytes on one place: of what is awake there, and of logits of models at work."""
     total = 0
-    for role in (role for role, places in table.places.items() if place in places):
+    for role in (role for role, places in table.bundles.items() if place in places):
         parts = ("weights", "cache") if role == ENGINES else ("param", "optim", "grad")
         total += sum(
             sizes[role][p]

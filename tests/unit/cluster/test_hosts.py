@@ -9,8 +9,8 @@ from openrl.cluster.hosts import Heartbeat
 
 BEGIN = """
 import sys
-from openrl.cluster.hosts import PlainHost
-PlainHost().begin(*sys.argv[1:], None)
+from openrl.cluster.hosts import ActorHost
+ActorHost().begin(*sys.argv[1:], None)
 """
 
 
@@ -28,12 +28,12 @@ def test_a_pulse_is_counted_by_our_own_clock(tmp_path, monkeypatch):
     """Not by the difference of two, which is hours after a sleep of the machine."""
     log, now = tmp_path / "actor-0.log", [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pulse = Heartbeat(str(log))
-    assert pulse.silence() is None
+    heartbeat = Heartbeat(str(log))
+    assert heartbeat.silence() is None
     log.touch()
     os.utime(log, (1.0, 1.0))  # by a clock that is decades behind
-    assert pulse.silence() == 0
+    assert heartbeat.silence() == 0
     now[0] += 7
-    assert pulse.silence() == 7
+    assert heartbeat.silence() == 7
     os.utime(log, (2.0, 2.0))
-    assert pulse.silence() == 0
+    assert heartbeat.silence() == 0

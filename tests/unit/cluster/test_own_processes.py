@@ -90,7 +90,7 @@ def test_without_locks_no_session_is_taken_for_dead(tmp_path, monkeypatch):
         assert session.exists()
 
 
-def test_a_caretaker_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch, caplog):
+def test_a_watchdog_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("openrl.cluster.ray_cluster.CARE_S", 0.1)
     beside = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     RayCluster(True, tmp_path / "session", watchdog=beside).close()

@@ -25,7 +25,7 @@ ROLES = ["actor", "critic", "reference", "reward"]
 def test_every_rank_gets_a_bundle_of_its_own():
     plan = plan_placement(requests(actor=(2, 2), reference=(1, 1), vllm=(2, 1)), "cuda", [])
     assert plan.node_groups == (2, 2, 1, 1, 1)
-    assert plan.rows == {
+    assert plan.bundles_by_role == {
         "actor": (0, 1, 2, 3),
         "reference": (4,),
         "vllm": (5, 6),
@@ -174,12 +174,14 @@ def test_colocated_roles_share_bundles_in_equal_parts(hybrid, need, shares, devi
     flags = HybridFlags(**hybrid)
     plan = planned(ROLES, EIGHT, device, engines=2, hybrid=flags, actor_num_gpus_per_node=2)
     assert plan.need["CPU"] == need
-    found = {role: plan.share(bundles[0]) for role, bundles in plan.rows.items()}
+    found = {role: plan.share(bundles[0]) for role, bundles in plan.bundles_by_role.items()}
     assert {role: share for role, share in found.items() if share < 1} == shares
-    assert [plan.shared(role) for role in plan.rows] == [role in shares for role in plan.rows]
+    assert [plan.shared(role) for role in plan.bundles_by_role] == [
+        role in shares for role in plan.bundles_by_role
+    ]
     for role in {"actor", "critic"} & shares.keys():
         partner = {"actor": "reference", "critic": "reward"}[role]
-        assert plan.rows[role] == plan.rows[partner]
+        assert plan.bundles_by_role[role] == plan.bundles_by_role[partner]
 
 
 def test_shares_of_a_bundle_never_exceed_it():
@@ -189,7 +191,7 @@ def test_shares_of_a_bundle_never_exceed_it():
         hybrid=HybridFlags(colocate_all_models=True),
         actor_num_gpus_per_node=1,
     )
-    assert plan.rows == {"actor": (0,), "reference": (0,), "vllm": (0,)}
+    assert plan.bundles_by_role == {"actor": (0,), "reference": (0,), "vllm": (0,)}
     assert plan.share(0) == 0.3333
 
 
@@ -203,7 +205,7 @@ def test_colocated_engines_on_several_nodes_lie_with_the_actor():
         actor_num_nodes=2,
     )
     assert plan.node_groups == (4, 4) and plan.problems(cluster) == []
-    assert plan.rows["vllm"] == plan.rows["actor"]
+    assert plan.bundles_by_role["vllm"] == plan.bundles_by_role["actor"]
 
 
 def test_engines_that_cannot_share_are_refused():
@@ -217,8 +219,8 @@ def test_explicit_places_are_counted_through_the_nodes():
     text = "actor=0-3; ref=0-3; vllm=4,5,6,7"
     plan = planned(["actor", "reference"], TWICE_FOUR, engines=4, placement=text)
     assert plan.node_groups == (4, 4)
-    assert plan.rows["actor"] == plan.rows["reference"] == (0, 1, 2, 3)
-    assert plan.rows["vllm"] == (4, 5, 6, 7)
+    assert plan.bundles_by_role["actor"] == plan.bundles_by_role["reference"] == (0, 1, 2, 3)
+    assert plan.bundles_by_role["vllm"] == (4, 5, 6, 7)
     assert [*map(plan.share, range(8))] == [0.5] * 4 + [1] * 4
     assert planned(["actor", "reference"], EIGHT, engines=4, placement=text).node_groups == (8,)
     assert planned(["actor", "reference"], [], "cpu", engines=4, placement=text).node_groups == (8,)
@@ -226,8 +228,8 @@ def test_explicit_places_are_counted_through_the_nodes():
 
 def test_roles_may_overlap_in_part():
     plan = planned(["actor"], EIGHT, engines=2, placement="actor=0-2;vllm=2-3")
-    assert [*map(plan.share, plan.rows["actor"])] == [1, 1, 0.5]
-    assert [*map(plan.share, plan.rows["vllm"])] == [0.5, 1]
+    assert [*map(plan.share, plan.bundles_by_role["actor"])] == [1, 1, 0.5]
+    assert [*map(plan.share, plan.bundles_by_role["vllm"])] == [0.5, 1]
 
 
 @pytest.mark.parametrize(

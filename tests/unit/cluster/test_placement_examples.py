@@ -31,8 +31,8 @@ def test_commands_fit_two_nodes_of_eight_gpus(command):
         NODES,
     )
     assert plan.problems(NODES) == []
-    assert plan.size("vllm") * config.engine.sizes.width == len(plan.rows["vllm"])
-    assert all(name in str(plan.render()) for name in plan.rows)
+    assert plan.size("vllm") * config.engine.sizes.width == len(plan.bundles_by_role["vllm"])
+    assert all(name in str(plan.render()) for name in plan.bundles_by_role)
 
 
 def test_the_page_shows_every_way():

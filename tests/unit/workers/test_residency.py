@@ -59,7 +59,7 @@ STEP = (
 
 async def start(table: ResidencyTable, log: list[str], broken: str = "") -> Residency:
     residency = Residency(table)
-    for role in sorted(table.places, key=lambda role: role != "vllm"):
+    for role in sorted(table.bundles, key=lambda role: role != "vllm"):
         await residency.started(role, Group(role, log, broken))
     return residency
 
@@ -71,7 +71,7 @@ def walk(table: ResidencyTable, stages=STEP, steps: int = 1) -> list[str]:
     async def scenario():
         residency = await start(table, log)
         log.append("started")
-        for name, role in [s for s in stages if not s[1] or s[1] in table.places] * steps:
+        for name, role in [s for s in stages if not s[1] or s[1] in table.bundles] * steps:
             async with residency.stage(name, role):
                 log.append(f"{name} {role}".strip())
 
