@@ -231,7 +231,8 @@ class RayGroup(WorkerGroup):
             self._broken = True
             raise
         except asyncio.CancelledError:
-            if self._loss is None or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            task = asyncio.current_task()
+            if self._loss is None or (task and task.cancelling()):
                 raise  # the caller gave up
             self._broken = True
             raise self._loss from None

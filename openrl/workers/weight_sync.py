@@ -1,5 +1,5 @@
-"""Sends the policy's weights to all engines: agrees on a route once, sends the weights at each sync,
-and keeps track of the policy version that the engines hold."""
+"""Sends the policy's weights to all engines: agrees on a route once, sends the weights at each
+sync, and keeps track of the policy version that the engines hold."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def engines_of(made: PlacementPlan) -> list[tuple[str, str]]:
     """(places, node groups) of each engine."""
     return [
         (
-            made.show_places("vllm", rank),
+            made.show_bundles("vllm", rank),
             "".join(map(str, made.groups_of(made.of_rank("vllm", rank)))),
         )
         for rank in range(made.size("vllm"))
@@ -125,8 +125,8 @@ def test_where_engines_lie(cluster, options, node_groups, engines):
 
 def test_engines_of_several_places_share_each_of_them():
     made = plan(TWO_NODES, COLOCATED, sizes=(4, 1, 1), actor_num_nodes=2)
-    assert {*map(made.share, made.rows["actor"])} == {0.5}
-    assert made.rows["vllm"] == made.rows["actor"]
+    assert {*map(made.share, made.bundles_by_role["actor"])} == {0.5}
+    assert made.bundles_by_role["vllm"] == made.bundles_by_role["actor"]
     assert made.size("vllm") == 4 and made.size("actor") == 16
     assert made.local_ranks("vllm") == [0, 1, 0, 1]
 
