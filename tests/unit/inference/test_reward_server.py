@@ -297,7 +297,9 @@ def serve_while(conversation, monkeypatch, head_timeout=15.0):
     app = build_app(scorer_of(lambda texts, images: [Scalar(1.0, False)] * len(texts)))
 
     async def main():
-        config = uvicorn.Config(app, http=serve.TimedConnection, log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            app, http=serve.TimedConnection, log_level="warning", access_log=False
+        )
         ready = asyncio.Event()
         running = serve.ReadyServer(config, ready.set)
         serving = asyncio.create_task(running.serve([listener]))
