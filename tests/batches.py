@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.collate import turn_ids
-from openrl.algorithms.credit import CreditPlan, compute_advantages
+from openrl.algorithms.credit import CreditSettings, compute_advantages
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.experience import ExperienceBatch, LossInputs
@@ -81,7 +81,9 @@ def measured_credit(
     plan fields."""
     entry = advantage_estimators[name]
     suggests = entry.suggests
-    own = {key: changes.pop(key) for key in list(changes) if key in CreditPlan.__dataclass_fields__}
+    own = {
+        key: changes.pop(key) for key in list(changes) if key in CreditSettings.__dataclass_fields__
+    }
     shaping = RewardShapingFlags(**changes)
     plan = {
         "estimator": entry,
@@ -94,7 +96,7 @@ def measured_credit(
         "whiten_advantages": suggests.get("whiten_advantages", False),
         "max_new_tokens": 16,
     }
-    return compute_advantages(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())
+    return compute_advantages(batch, CreditSettings(**(plan | own)), kl_coef, RunningMoments())
 
 
 def outcome_batch(

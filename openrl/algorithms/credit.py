@@ -51,7 +51,7 @@ COLUMN_OF_NEED = {"values": "values", "greedy_rewards": "greedy_rewards", "steps
 
 
 @dataclass(frozen=True)
-class CreditPlan:
+class CreditSettings:
     """The settings that decide how rewards become advantages; fixed for a run."""
 
     estimator: Entry[Estimator]
@@ -66,7 +66,7 @@ class CreditPlan:
 
 
 def compute_advantages(
-    batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
+    batch: ExperienceBatch, plan: CreditSettings, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
     """Fill the columns from ``shaped`` to ``loss_weights``; return the batch and metrics.
 
@@ -110,7 +110,7 @@ def compute_advantages(
 
 
 def _scores(
-    outcomes: TrajectoryRewards, plan: CreditPlan, running: RunningMoments
+    outcomes: TrajectoryRewards, plan: CreditSettings, running: RunningMoments
 ) -> tuple[Tensor, dict[str, float]]:
     """Do steps 6 and 7."""
     limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
@@ -132,7 +132,7 @@ def _scores(
     return scores, metrics
 
 
-def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[str, float]]:
+def _finished(batch: ExperienceBatch, plan: CreditSettings) -> tuple[Tensor, dict[str, float]]:
     """Do steps 13 and 14."""
     advantages = batch.advantages.masked_fill(~batch.loss_mask, 0)
     mask = batch.loss_mask

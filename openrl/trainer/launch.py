@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from openrl.algorithms.collate import collate
-from openrl.algorithms.credit import CreditPlan
+from openrl.algorithms.credit import CreditSettings
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.order import SeededStream
@@ -24,7 +24,7 @@ from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, write_reports
-from openrl.trainer.learning.credit import Credit
+from openrl.trainer.learning.credit import CreditAssignment
 from openrl.trainer.learning.learner import Learner, LearningSettings
 from openrl.trainer.learning.losses import Losses
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
@@ -142,7 +142,7 @@ def build_trainer(
 
 
 def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
-    plan = CreditPlan(
+    plan = CreditSettings(
         estimator=config.algorithm.estimator,
         options=config.options["advantage_estimator"],
         shaping=config.shaping,
@@ -168,7 +168,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         roles,
         inputs.tokenizer,
         settings,
-        Credit(plan, config.kl),
+        CreditAssignment(plan, config.kl),
         config.correction,
         Losses.from_config(config),
         NonFiniteMonitor(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from openrl.algorithms.credit import CreditPlan, compute_advantages
+from openrl.algorithms.credit import CreditSettings, compute_advantages
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_metrics
 from openrl.algorithms.off_policy import correct_rollouts, mismatch_figures
@@ -22,10 +22,10 @@ from openrl.training_engine.updates import COMPARED
 LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 
 
-class Credit:
+class CreditAssignment:
     """Turns rewards into advantages, step after step. ``kl`` holds the current KL coefficient."""
 
-    def __init__(self, plan: CreditPlan, flags: KLFlags) -> None:
+    def __init__(self, plan: CreditSettings, flags: KLFlags) -> None:
         self.plan, self.flags = plan, flags
         self.running = RunningMoments()
         self.kl = KLCoefficient(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)

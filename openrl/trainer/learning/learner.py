@@ -24,7 +24,7 @@ from openrl.extension_points import policy_losses
 from openrl.metrics import Last, Mean, Metric, merge_all
 from openrl.models.logits import Output
 from openrl.tracking.progress import Stage
-from openrl.trainer.learning.credit import Credit, correct_mismatch, mismatch_of_update
+from openrl.trainer.learning.credit import CreditAssignment, correct_mismatch, mismatch_of_update
 from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.learning.losses import Losses
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
@@ -80,7 +80,7 @@ class Learner:
         roles: Roles,
         tokenizer: PreTrainedTokenizerBase,
         settings: LearningSettings,
-        credit: Credit,
+        credit: CreditAssignment,
         correction: RolloutCorrectionFlags,
         losses: Losses,
         monitor: NonFiniteMonitor,

@@ -3,7 +3,7 @@ given."""
 
 import pytest
 
-from openrl.algorithms.credit import CreditPlan, compute_advantages
+from openrl.algorithms.credit import CreditSettings, compute_advantages
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
@@ -76,7 +76,7 @@ def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
 def test_raft_trains_on_right_answers_alone(wrong):
     config, _ = settle(PPOConfig, f"{LEAST} --algo_preset raft_pp")
     options, scopes = config.options["advantage_estimator"], config.reward_norm_scopes
-    plan = CreditPlan(
+    plan = CreditSettings(
         config.algorithm.estimator, options, config.shaping, scopes, config.algorithm.whitens, 1024
     )
     batch, _ = compute_advantages(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())

@@ -9,14 +9,14 @@ import threading
 import pytest
 import torch
 
-from openrl.algorithms.credit import CreditPlan
+from openrl.algorithms.credit import CreditSettings
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.config.groups.algorithm import KLFlags
 from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.metrics import Mean, Sum, to_floats
-from openrl.trainer.learning.credit import Credit
+from openrl.trainer.learning.credit import CreditAssignment
 from openrl.trainer.rl_trainer import is_due
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
@@ -181,9 +181,9 @@ def test_majorities_are_counted_where_answers_can_be_compared():
 # -- credit and the KL controller ------------------------------------------------------------------
 
 
-def plan() -> CreditPlan:
+def plan() -> CreditSettings:
     """Rewards are taken as they are."""
-    return CreditPlan(
+    return CreditSettings(
         estimator=advantage_estimators["group_norm"],
         options=None,
         shaping=RewardShapingFlags(),
@@ -202,7 +202,7 @@ def scored_batch():
 
 
 def test_kl_counts_in_the_reward_and_is_measured():
-    credit = Credit(plan(), KLFlags(init_kl_coef=0.5))
+    credit = CreditAssignment(plan(), KLFlags(init_kl_coef=0.5))
     batch, metrics = credit(scored_batch())
     expected = torch.tensor([[0.0, -0.05, 1 - 0.15], [0.0, -0.1, -0.1]], dtype=torch.float64)
     torch.testing.assert_close(batch.token_rewards, expected)
@@ -216,9 +216,9 @@ def test_kl_counts_in_the_reward_and_is_measured():
 
 
 def test_kl_in_the_loss_leaves_the_reward_alone():
-    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator="k2"))(
-        scored_batch()
-    )
+    batch, metrics = CreditAssignment(
+        plan(), KLFlags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator="k2")
+    )(scored_batch())
     assert batch.token_rewards.tolist() == [[0, 0, 1], [0, 0, 0]]
     assert metrics["kl_coef"].value == 0.5
 
@@ -226,7 +226,7 @@ def test_kl_in_the_loss_leaves_the_reward_alone():
 def test_the_controller_steers_with_each_steps_samples():
     """KL 0.2 at a target of 0.19: the error of 1/19 is inside the clip of 0.2; at 0.1 it would be 1
     and is clipped."""
-    credit = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.19, kl_horizon=10))
+    credit = CreditAssignment(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.19, kl_horizon=10))
     _, metrics = credit(scored_batch())
     credit.adapt(metrics | {"actor/kl": Mean(0.8, 4)}, 2)
     assert credit.kl.coef == pytest.approx(0.5 * (1 + 1 / 19 * 2 / 10))
@@ -234,15 +234,15 @@ def test_the_controller_steers_with_each_steps_samples():
     assert metrics["kl_coef"].value == credit.kl.coef  # in force from the next step
     assert batch.token_rewards[1, 1] == pytest.approx(-0.2 * credit.kl.coef)
 
-    steep = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1, kl_horizon=10))
+    steep = CreditAssignment(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1, kl_horizon=10))
     steep.adapt({"actor/kl": Mean(0.8, 4)}, 2)
     assert steep.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
 
 
 def test_a_fixed_coefficient_stays_and_nothing_measured_moves_nothing():
-    fixed = Credit(plan(), KLFlags(init_kl_coef=0.5))
+    fixed = CreditAssignment(plan(), KLFlags(init_kl_coef=0.5))
     fixed.adapt({"actor/kl": Mean(9.0, 1)}, 2)
-    adaptive = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1))
+    adaptive = CreditAssignment(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1))
     adaptive.adapt({}, 2)
     adaptive.adapt({"actor/kl": Mean(0.0, 0)}, 2)
     assert fixed.kl.coef == adaptive.kl.coef == 0.5
