@@ -1,7 +1,8 @@
 """Rows with given answers become texts, and texts become tokens with a mask on what is learned.
 
 A text is tokenised once, whole; offsets say which of its tokens belong to the answer. A token that
-straddles the border is learned. The end-of-text token is learned only if the answer was not cut.
+straddles the border is learned. The end-of-text token is learned, once, only if the answer was not
+cut.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import load_blend
+from openrl.data.conversations import TRAIN
 from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import require_column
+from openrl.data.rows import as_text, require_column
 from openrl.data.templates import Templates
+from openrl.data.turns import MarkedText, mark_turns
 from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage
 from openrl.vision.placing import spread
@@ -39,16 +42,6 @@ class SupervisedRow:
     def rows(self) -> tuple[SupervisedRow, ...]:
         """The rows of a batch that this example becomes."""
         return (self,)
-
-
-@dataclass(frozen=True)
-class MarkedText:
-    """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
-    ``ends`` says that the end-of-text token follows the last character and is learned."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
-    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,8 +136,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             )
         return chunk
 
-    @staticmethod
-    def _has_answer(example: TokenisedRow) -> bool:
+    def _has_answer(self, example: TokenisedRow) -> bool:
         return all(any(row.loss_mask) for row in example.rows)
 
     def _is_usable(self, example: TokenisedRow) -> bool:
@@ -173,61 +165,23 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def mark_answer(self, given: Any, answer: str) -> MarkedText:
-        """Return the prompt, text or chat list, with its answer. Raises BadRow."""
+    def mark_answer(
+        self, given: Any, answer: str | Message, variables: dict[str, Any]
+    ) -> MarkedText:
+        """Return the prompt, text or chat list, with its answer, a text or a whole message.
+        ``variables`` are the chat template's. Raises BadRow."""
         if self.templates.chat:
-            prompt, answer = self._chat_texts(
-                self.templates.wrap_last_user(self.templates.dialogue(given)), answer
-            )
-        else:
-            prompt = self.templates.prompt(given).text()
+            messages = self.templates.wrap_last_user(self.templates.dialogue(given))
+            if isinstance(answer, str):
+                answer = {"role": "assistant", "content": answer}
+            # of a dialogue, the answer alone is learned, whatever the row says of its message
+            said = {key: value for key, value in answer.items() if key != TRAIN}
+            (marked,) = mark_turns(self.templates, [*messages, said], variables, len(messages))
+            return marked
+        if not isinstance(answer, str):
+            answer = as_text(answer["content"])
+        prompt = self.templates.prompt(given).text()
         return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
-
-    def _chat_texts(self, messages: list[Message], answer: str) -> tuple[str, str]:
-        """Return the prompt, and the answer as the chat template writes it, up to its end of text.
-
-        Some templates rewrite the prompt once there is an answer (they drop an opened <think>). The
-        answer is then taken unchanged, so that training sees the same prompt as sampling.
-        """
-        prompt = self.templates.render(messages, generate=True)
-        whole = self.templates.render(
-            [*messages, {"role": "assistant", "content": answer}], generate=False
-        )
-        if not whole.startswith(prompt):
-            return prompt, answer
-        return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
-
-    def mark_assistant_turns(self, given: Any) -> MarkedText:
-        """Mark the assistant's turns in a dialogue as learned, each with its end-of-text token.
-
-        Raises BadRow if the assistant says nothing, or if the template rewrites earlier turns (some
-        drop thoughts): then no single text holds every turn as it was sampled.
-        """
-        messages = self.templates.dialogue(given)
-        whole = self.templates.render(messages, generate=False)
-        spans = [
-            self._turn(messages, i, whole)
-            for i, m in enumerate(messages)
-            if m["role"] == "assistant"
-        ]
-        if not spans:
-            raise BadRow("the dialogue has no assistant message")
-        end = spans[-1][1]
-        return MarkedText(
-            whole[:end], tuple(spans), ends=not whole[:end].endswith(self.tokenizer.eos_token)
-        )
-
-    def _turn(self, messages: list[Message], i: int, whole: str) -> tuple[int, int]:
-        """Return the range of message i, with its end of text, in the whole dialogue."""
-        before = self.templates.render(messages[:i], generate=True)
-        after = self.templates.render(messages[: i + 1], generate=False)
-        if not (whole.startswith(after) and after.startswith(before)):
-            raise BadRow(
-                "the chat template rewrites earlier turns: split the dialogue, one row for each"
-                " answer"
-            )
-        end = after.rfind(self.tokenizer.eos_token, len(before))
-        return len(before), len(after.rstrip()) if end < 0 else end + len(self.tokenizer.eos_token)
 
     # -- tokens ------------------------------------------------------------------------------------
 
@@ -258,10 +212,13 @@ class ExampleBuilder(ABC, Generic[Example]):
         for text, ids, offsets in zip(
             texts, encoded.input_ids, encoded.offset_mapping, strict=True
         ):
-            end = [self.tokenizer.eos_token_id] if text.ends else []
-            token_ids = [*leading, *ids, *end]
+            eos, before = self.tokenizer.eos_token_id, leading
+            if ids[: len(before)] == before:  # the text begins with it
+                before = []
+            end = [eos] if text.ends and ids[-1:] != [eos] else []
+            token_ids = [*before, *ids, *end]
             mask = [
-                *(False for _ in leading),
+                *(False for _ in before),
                 *(_overlaps(o, text.spans) for o in offsets),
                 *(True for _ in end),
             ]

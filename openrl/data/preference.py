@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
-from openrl.data.answers import ExampleBuilder, MarkedText, SupervisedRow, TokenisedRow
-from openrl.data.rows import as_chat, as_messages, as_number, as_text, column, value_of
+from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
+from openrl.data.conversations import as_chat, as_messages, has_content
+from openrl.data.rows import as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
+from openrl.data.turns import MarkedText
 from openrl.errors import BadRow, UserError
 from openrl.experience import PreferenceBatch
 
@@ -48,14 +50,17 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         --prompt_key is learned as a whole. Raises BadRow."""
         answer = as_chat(value_of(row, key))
         given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
+        variables = self.templates.variables(row)
         if isinstance(answer, list):
             dialogue = as_messages(answer)
             if dialogue[-1]["role"] != "assistant":
                 raise BadRow(f"{key} does not end with an assistant message")
+            if not has_content(dialogue[-1]):
+                raise BadRow("empty")
             before = [] if given is None else as_messages(given)
-            return self.mark_answer([*before, *dialogue[:-1]], as_text(dialogue[-1]["content"]))
+            return self.mark_answer([*before, *dialogue[:-1]], dialogue[-1], variables)
         if given is not None:
-            return self.mark_answer(given, as_text(answer))
+            return self.mark_answer(given, as_text(answer), variables)
         if self.templates.chat:
             raise BadRow(
                 f"{key} is text: give --prompt_key, or chat lists that end with an assistant"

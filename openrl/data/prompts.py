@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
+from openrl.data.conversations import as_chat, as_messages
 from openrl.data.images import RowImages, flatten_parts, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import MISSING, as_chat, as_messages, as_number, column, value_of
+from openrl.data.rows import MISSING, as_number, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import BadRow, UserError
@@ -168,10 +169,11 @@ class PromptBuilder:
         if label is None:
             raise BadRow(f"{columns.label_key}: no label")
         cells: list[Any] = []
+        variables = self.templates.variables(row)
         try:
             if self.templates.sees and isinstance(as_chat(value), list):
                 value, cells = flatten_parts(as_messages(value))
-            parts = self.templates.prompt(value)
+            parts = self.templates.prompt(value, variables)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
         text, messages = parts.around(parts.content)
@@ -189,8 +191,9 @@ class PromptBuilder:
         return _Draft(number, prompt, parts, images)
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
+        leading = self.templates.leading  # which a text may begin with
         return [
-            self.templates.leading + ids
+            ids if ids[: len(leading)] == leading else leading + ids
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 

@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
@@ -112,9 +111,9 @@ def _parsed(lines: Dataset) -> Dataset:
     """Return the rows that the lines hold, without empty lines."""
     if not len(lines):
         return lines
-    empty = pc.equal(pc.utf8_trim_whitespace(lines.data.column(LINE)), "")
-    if pc.any(empty).as_py():
-        lines = lines.select(pc.indices_nonzero(pc.invert(empty)).to_pylist())
+    held = [number for number, line in enumerate(lines[LINE]) if line.strip()]
+    if len(held) < len(lines):
+        lines = lines.select(held)
     return lines.with_transform(_parse_lines)
 
 

@@ -1,9 +1,8 @@
-"""Reading columns from rows: nested keys, text, chat messages."""
+"""Reading columns from rows: nested keys, text, numbers."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from openrl.config.groups.data import JINJA_SUFFIXES
 from openrl.errors import BadRow, UserError
 from openrl.files import expanded, read_text
-from openrl.types import Message
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -83,38 +81,6 @@ def as_number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def as_chat(value: Any) -> Any:
-    """Parse chat messages that a column holds as JSON text; return any other value unchanged."""
-    if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
-        with contextlib.suppress(json.JSONDecodeError):
-            parsed = json.loads(value)
-            if all(isinstance(message, dict) and "role" in message for message in parsed):
-                return parsed
-    return value
-
-
-def as_messages(value: Any) -> list[Message]:
-    """Return a chat list, perhaps from JSON; other text becomes a user message. Raises BadRow.
-
-    Keys without a value are left out: Arrow gives every message all keys that any message has.
-    """
-    value = as_chat(value)
-    if not isinstance(value, list):
-        return [{"role": "user", "content": as_text(value)}]
-    if not value:
-        raise BadRow("empty")
-    for message in value:
-        if not (
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and "content" in message
-        ):
-            raise BadRow("a chat message is not of the form {role, content}")
-    return [
-        {k: v for k, v in message.items() if v is not None or k == "content"} for message in value
-    ]
 
 
 def text_or_file(given: str, flag: str) -> str:

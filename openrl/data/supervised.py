@@ -9,9 +9,11 @@ import torch
 
 from openrl.algorithms.collate import length_mask, pad
 from openrl.config.groups.data import SupervisedDataFlags
-from openrl.data.answers import ExampleBuilder, MarkedText, SupervisedRow, TokenisedRow
+from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
+from openrl.data.conversations import as_chat, as_messages, has_content
 from openrl.data.order import fingerprint
-from openrl.data.rows import as_chat, as_text, value_of
+from openrl.data.rows import as_text, value_of
+from openrl.data.turns import MarkedText, mark_turns
 from openrl.errors import BadRow
 from openrl.experience import TokenBatch
 from openrl.types import Message
@@ -32,17 +34,32 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         if flags.pretrain_mode:
             text = "".join(as_text(value) for value in [given, *answers])
             return (MarkedText(text, ((0, len(text)),)),), 0.0
+        variables = self.templates.variables(row)
         if flags.multiturn:
             dialogue = [
                 *_as_chat_list(given, "user"),
                 *(m for answer in answers for m in _as_chat_list(answer, "assistant")),
             ]
-            return (self.mark_assistant_turns(dialogue),), 0.0
-        given, answer = (given, answers[0]) if answers else _last_answer(given)
-        return (self.mark_answer(given, as_text(answer)),), 0.0
+            return mark_turns(self.templates, self.templates.dialogue(dialogue), variables), 0.0
+        given, answer = (given, _answer(answers[0])) if answers else _last_answer(given)
+        return (self.mark_answer(given, answer, variables),), 0.0
+
+    def _has_answer(self, example: TokenisedRow) -> bool:
+        return any(any(row.loss_mask) for row in example.rows)
+
+    def _is_usable(self, example: TokenisedRow) -> bool:
+        return self._has_answer(example)
 
     def examples(self, tokenised: list[TokenisedRow]) -> list[SupervisedRow]:
-        return [example.rows[0] for example in tokenised]
+        """Return the rows of all; a dialogue whose earlier turns the template rewrites has
+        several. Those whose learned turns were all cut are left out."""
+        return [row for example in tokenised for row in example.rows if any(row.loss_mask)]
+
+    def _report(self, source: str, tokenised: list[TokenisedRow], flag: str) -> str:
+        text = super()._report(source, tokenised, flag)
+        kept = [example for example in tokenised if self._is_usable(example)]
+        rows = len(self.examples(kept))
+        return text if rows == len(kept) else f"{text}; {len(kept)} dialogues became {rows} rows"
 
 
 def _as_chat_list(value: Any, role: str) -> list[Message]:
@@ -50,10 +67,19 @@ def _as_chat_list(value: Any, role: str) -> list[Message]:
     return value if isinstance(value, list) else [{"role": role, "content": as_text(value)}]
 
 
-def _last_answer(chat: Any) -> tuple[Any, Any]:
+def _answer(value: Any) -> str | Message:
+    """Return the answer in a cell: a text, or the last message of a chat list. Raises BadRow."""
+    return as_messages(value)[-1] if isinstance(value, list) else as_text(value)
+
+
+def _last_answer(chat: Any) -> tuple[Any, Message]:
     """Split a chat that ends with the assistant into prompt and answer. Raises BadRow."""
-    if isinstance(chat, list) and chat and chat[-1].get("role") == "assistant":
-        return chat[:-1], chat[-1].get("content")
+    if isinstance(chat, list) and chat:
+        messages = as_messages(chat)
+        if messages[-1]["role"] == "assistant" and len(messages) > 1:
+            if not (has_content(messages[-1])):
+                raise BadRow("empty")
+            return messages[:-1], messages[-1]
     raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -13,9 +13,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
+from openrl.data.conversations import as_chat, as_messages, as_schemas
 from openrl.data.images import split_into_parts
-from openrl.data.rows import as_chat, as_messages, as_text, text_or_file
-from openrl.data.tokenizer import leading_ids, require_chat_template
+from openrl.data.rows import MISSING, as_text, column, text_or_file
+from openrl.data.template_forms import TemplateForms, find_forms
+from openrl.data.tokenizer import leading_ids, require_chat_template, stop_texts
 from openrl.errors import BadRow, UserError
 from openrl.types import Message
 
@@ -57,7 +59,39 @@ class Templates:
         self.leading = [] if self.chat else leading_ids(tokenizer)
         """Token ids before plain text; a chat template writes them itself."""
 
-    def prompt(self, value: Any) -> PromptParts:
+    @cached_property
+    def forms(self) -> TemplateForms:
+        """The forms of messages that the chat template reads."""
+        return find_forms(lambda messages: self._render(messages, False, {}))
+
+    @cached_property
+    def stops(self) -> tuple[str, ...]:
+        """The texts of the tokens that engines stop at."""
+        return stop_texts(self.tokenizer)
+
+    def variables(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return what a row gives to the chat template: the schemas of tools in --tools_key, and
+        its columns "documents" and "chat_template_kwargs". Raises BadRow."""
+        if not self.chat:
+            return {}
+        found = {
+            name: value
+            for name in ("documents", "chat_template_kwargs")
+            if (value := column(row, name)) is not MISSING and value
+        }
+        kwargs = found.pop("chat_template_kwargs", {})
+        if not isinstance(kwargs, dict):
+            raise BadRow("chat_template_kwargs: not an object")
+        key = self.flags.tools_key
+        tools = column(row, "tools" if key is None else key)
+        if tools is not MISSING and tools:
+            try:
+                found["tools"] = as_schemas(tools)
+            except BadRow as reason:
+                raise BadRow(f"{key or 'tools'}: {reason}") from reason
+        return {**kwargs, **found}
+
+    def prompt(self, value: Any, variables: dict[str, Any] | None = None) -> PromptParts:
         """Return the prompt in a cell: text, chat messages, or these as JSON. Raises BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
@@ -74,8 +108,9 @@ class Templates:
             chat = messages
             if last is not None:
                 chat = _with_content(messages, last, self.wrap(content))
+            chat = self.forms.apply(chat)
             chat = split_into_parts(chat) if self.sees else chat
-            return self.render(chat, generate=True), chat
+            return self._render(chat, True, variables or {}), chat
 
         return PromptParts("" if last is None else messages[last]["content"], around)
 
@@ -93,14 +128,18 @@ class Templates:
             return messages
         return _with_content(messages, last, self.wrap(messages[last]["content"]))
 
-    def render(self, messages: list[Message], *, generate: bool) -> str:
+    def render(self, messages: list[Message], *, generate: bool, variables: dict[str, Any]) -> str:
         """Render the dialogue; with ``generate``, up to where an answer begins. Raises BadRow."""
+        chat = self.forms.apply(messages)
+        return self._render(split_into_parts(chat) if self.sees else chat, generate, variables)
+
+    def _render(self, messages: list[Message], generate: bool, variables: dict[str, Any]) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                split_into_parts(messages) if self.sees else messages,
+                messages,
                 tokenize=False,
                 add_generation_prompt=generate,
-                **self.flags.chat_template_kwargs,
+                **{**self.flags.chat_template_kwargs, **variables},
             )
         except jinja2.TemplateSyntaxError as error:
             where = f"line {error.lineno}: {error.message}"

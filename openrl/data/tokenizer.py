@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from textwrap import shorten
@@ -108,3 +109,15 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]:
         return ids[:1]
     return []
+
+
+def stop_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the texts of the tokens that engines stop at: the tokenizer's end of text, and those
+    that generation_config.json beside it lists."""
+    from transformers import GenerationConfig
+
+    ids = [tokenizer.eos_token_id]
+    with contextlib.suppress(OSError, ValueError):  # there is none
+        listed = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+        ids += listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(tokenizer.convert_ids_to_tokens([i for i in ids if i is not None])))

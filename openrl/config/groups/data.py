@@ -151,6 +151,11 @@ class TemplateFlags:
     system_prompt: str | None = of_chats(
         None, "System message, as text or file, for every dialogue that has none."
     )
+    tools_key: str | None = of_chats(
+        None,
+        "Column with the schemas of tools that the chat template shows, a list or JSON text. None:"
+        " the column tools, if there is one.",
+    )
     input_template: str | None = flag(
         None,
         "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"

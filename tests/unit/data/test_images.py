@@ -216,7 +216,7 @@ def test_a_row_that_cannot_be_shown_is_named(build, row, reason):
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        ("a text", "a part of the chat is not of the form {type, ...}"),
+        (5, "a part of the chat is not of the form {type, ...}"),
         ({"type": "text"}, "the chat has a part of type 'text' without a text"),
         ({"type": "video", "video": "a.mp4"}, "the chat has a part of type 'video', which is"),
     ],

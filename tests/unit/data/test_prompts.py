@@ -120,7 +120,7 @@ def test_bad_rows_are_all_named_by_number_and_reason():
     with pytest.raises(UserError, match="row 0: input: the chat ends with an assistant message"):
         build([{"input": [{"role": "assistant", "content": "1"}]}], chat=True)
     with pytest.raises(UserError, match="row 0: input: a chat message is not of the form"):
-        build([{"input": [{"from": "user", "value": "1"}]}], chat=True)
+        build([{"input": [{"role": "user"}]}], chat=True)
 
 
 def test_the_report_of_bad_rows_is_long_enough_and_no_longer():

@@ -169,16 +169,21 @@ def test_multiturn_without_an_end_in_the_template_gets_one_at_the_end():
     assert learned(row) == "245<eos>"
 
 
-def test_multiturn_refuses_what_it_cannot_mark():
+def test_multiturn_splits_a_dialogue_whose_earlier_turns_the_template_rewrites():
     forgetful = CHAT.replace(
         "{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}"
     )
-    for template, turns, message in (
-        (forgetful, DIALOGUE, "row 0: the chat template rewrites earlier turns"),
-        (CHAT, DIALOGUE[:1], "row 0: the dialogue has no assistant message"),
-    ):
-        with pytest.raises(UserError, match=message):
-            build([{"input": dialogue(turns)}], template=template, output_key=None, multiturn=True)
+    rows, report = build(
+        [{"input": dialogue()}], template=forgetful, output_key=None, multiturn=True
+    )
+    assert [text(row) for row in rows] == ["u(1)a(2<eos>", "u(1)a(<eos>\nu(3)a(45<eos>"]
+    assert [learned(row) for row in rows] == ["2<eos>", "45<eos>"]
+    assert report == "rows.jsonl: 1 examples, 5 tokens to train on; 1 dialogues became 2 rows"
+
+
+def test_multiturn_needs_an_assistant_message():
+    with pytest.raises(UserError, match="row 0: the dialogue has no assistant message"):
+        build([{"input": dialogue()[:1]}], template=CHAT, output_key=None, multiturn=True)
 
 
 def test_pretraining_learns_every_token_that_has_one_before_it():

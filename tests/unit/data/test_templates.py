@@ -118,7 +118,6 @@ def test_chats_as_json_text_and_keys_without_a_value():
             [user("1"), {"role": "assistant", "content": "2"}],
             "the chat ends with an assistant message",
         ),
-        ([{"from": "user", "value": "1"}], "not of the form {role, content}"),
         ([{"content": "1"}], "not of the form {role, content}"),
         ([{"role": None, "content": "1"}], "not of the form {role, content}"),
     ],

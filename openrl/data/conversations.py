@@ -1,0 +1,174 @@
+"""Conversations as files hold them, read into one form: OpenAI's messages, whose calls have their
+arguments as objects.
+
+Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as JSON text, calls
+without an outer ``function`` or with arguments as JSON text, the older ``function_call``, content
+as a list of texts, and a call or reasoning without content."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.data.rows import as_text
+from openrl.errors import BadRow
+from openrl.types import Message
+
+SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""ShareGPT's names of roles that differ from OpenAI's."""
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which messages hold what was thought before the content; the first is used here."""
+
+UNTRAINED = {"weight": 0, "train": False, "loss": False}
+"""Keys and values by which a row says that a message of the assistant is not learned."""
+
+TRAIN = "train"
+"""Our key of a message; False says that it is not learned. No template sees it."""
+
+
+def as_chat(value: Any) -> Any:
+    """Parse a conversation that a column holds as JSON text; return any other value unchanged."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            parsed = json.loads(value)
+            if parsed and all(
+                isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in parsed
+            ):
+                return parsed
+    return value
+
+
+def as_messages(value: Any) -> list[Message]:
+    """Return the messages of a conversation; a text becomes a user message. Raises BadRow."""
+    value = as_chat(value)
+    if not isinstance(value, list):
+        return [{"role": "user", "content": as_text(value)}]
+    if not value:
+        raise BadRow("empty")
+    return [_message(turn) for turn in value]
+
+
+def _message(turn: Any) -> Message:
+    """Return one message: "role" and "content", and perhaps "tool_calls", "reasoning_content",
+    "train" and further keys as they are. Raises BadRow."""
+    if isinstance(turn, dict) and "from" in turn and "role" not in turn:
+        turn = _from_sharegpt(turn)
+    if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
+        raise BadRow("a chat message is not of the form {role, content}")
+    message = {key: cell for key, cell in turn.items() if cell is not None or key == "content"}
+    message["role"] = "tool" if message["role"] == "function" else message["role"]
+    if call := message.pop("function_call", None):
+        message["tool_calls"] = [call]
+    if "tool_calls" in message:
+        message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    for key in REASONING:
+        if key in message and message["role"] == "assistant":
+            message[REASONING[0]] = message.pop(key)
+    if message.get("content") is None:
+        if not (message.get("tool_calls") or message.get(REASONING[0])):
+            if "content" not in turn:
+                raise BadRow("a chat message is not of the form {role, content}")
+            return _marked(message)
+        message["content"] = ""
+    content = message["content"]
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        message["content"] = "".join(p if isinstance(p, str) else p["text"] for p in content)
+    return _marked(message)
+
+
+def _marked(message: Message) -> Message:
+    """Return the message with our key in the place of others' that say it is not learned."""
+    untrained = [
+        key for key, no in UNTRAINED.items() if message.get(key) in (no, float(no), str(no).lower())
+    ]
+    message = {key: cell for key, cell in message.items() if key not in UNTRAINED}
+    return {**message, TRAIN: False} if untrained else message
+
+
+def _is_text(part: Any) -> bool:
+    if isinstance(part, dict):
+        return part.get("type") == "text" and isinstance(part.get("text"), str)
+    return isinstance(part, str)
+
+
+def _from_sharegpt(turn: Mapping[str, Any]) -> Message:
+    role = SHAREGPT.get(str(turn["from"]), turn["from"])
+    rest = {key: cell for key, cell in turn.items() if key not in ("from", "value")}
+    if turn["from"] == "function_call":
+        calls = _from_json(turn.get("value"))
+        return rest | {"role": role, "tool_calls": calls if isinstance(calls, list) else [calls]}
+    return rest | {"role": role, "content": turn.get("value")}
+
+
+def _from_json(value: Any) -> Any:
+    """Parse JSON text that holds an object or a list; return any other value unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Return a call as {id, type, function: {name, arguments}}. Raises BadRow."""
+    call = _from_json(call)
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRow("a tool call is not of the form {name, arguments}")
+    arguments = _from_json(function.get("arguments"))
+    own = {"id": call["id"]} if call.get("id") else {}
+    arguments = {} if arguments in (None, "") else arguments
+    return own | {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def as_schemas(value: Any) -> list[dict[str, Any]]:
+    """Return the schemas of tools, a list or its JSON text, each with its outer "function". Raises
+    BadRow."""
+    value = _from_json(value)
+    schemas = [_from_json(item) for item in value] if isinstance(value, list) else [value]
+    for schema in schemas:
+        function = schema.get("function", schema) if isinstance(schema, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRow("not schemas of tools, {name, description, parameters}")
+    return [
+        schema if "function" in schema else {"type": "function", "function": schema}
+        for schema in schemas
+    ]
+
+
+def has_content(message: Message) -> bool:
+    """Return whether a message says, thinks or calls anything."""
+    return any(message.get(key) for key in ("content", "tool_calls", REASONING[0]))
+
+
+def is_learned(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get(TRAIN, True)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return the value without the keys that are null in the objects of its lists: Arrow gives each
+    object of a column all keys that any of them has."""
+    if isinstance(value, dict):
+        return {key: without_nulls(cell) for key, cell in value.items()}
+    if isinstance(value, list):
+        return [_object_without_nulls(item) for item in value]
+    return value
+
+
+def _object_without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _object_without_nulls(v) for k, v in value.items() if v is not None}
+    return [_object_without_nulls(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,128 @@
+"""Which characters of a conversation are learned: the assistant's turns, as sampling would end
+them after the prompt that sampling would show.
+
+The rows are those that ``agents.conversation`` records for the same turns. A turn begins where the
+chat template lets the assistant write, and ends with a token that engines stop at. If a template
+rewrites earlier turns (many drop reasoning), no single text holds every turn as it was sampled:
+then the turn starts another row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.data.conversations import REASONING, is_learned
+from openrl.data.templates import Templates
+from openrl.errors import BadRow
+from openrl.types import Message
+
+OPEN_THINK = re.compile(r"<(\w+)>\s*$")  # what a prompt may end with, to begin the reasoning
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
+    ``ends`` says that the end-of-text token follows the last character and is learned."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A turn of the assistant, after the text that sampling would show."""
+
+    before: str
+    said: str
+    ends: bool  # ``said`` ends with a text that engines stop at
+
+
+def mark_turns(
+    templates: Templates, messages: Sequence[Message], variables: dict[str, Any], first: int = 0
+) -> tuple[MarkedText, ...]:
+    """Return the rows in which every learned turn of the assistant from message ``first`` on is
+    learned once, as few as hold them. ``variables`` are the template's. Raises BadRow if the
+    assistant says nothing there."""
+    learned = [i for i, m in enumerate(messages) if i >= first and is_learned(m)]
+    if not learned:
+        raise BadRow("the dialogue has no assistant message to learn")
+    rows: list[MarkedText] = []
+    for i in learned:
+        turn = _turn(templates, [*messages], i, variables)
+        at = next((n for n, row in enumerate(rows) if turn.before.startswith(row.text)), None)
+        spans = () if at is None else rows[at].spans
+        text = turn.before + turn.said
+        row = MarkedText(text, (*spans, (len(turn.before), len(text))), ends=not turn.ends)
+        if at is None:
+            rows.append(row)
+        else:
+            rows[at] = row
+    return tuple(rows)
+
+
+def _turn(
+    templates: Templates, messages: list[Message], i: int, variables: dict[str, Any]
+) -> _Turn:
+    """Return the turn of message ``i``. Raises BadRow."""
+    before = templates.render(messages[:i], generate=True, variables=variables)
+    after = templates.render(messages[: i + 1], generate=False, variables=variables)
+    if after.startswith(before):
+        said = after[len(before) :]
+    else:
+        said = _said_otherwise(templates, messages, i, variables, before, after)
+    ends = [said.rfind(stop) + len(stop) for stop in templates.stops if stop in said]
+    if ends:
+        return _Turn(before, said[: max(ends)], True)
+    if mark := _next_mark(templates, messages, i, variables, after):
+        return _Turn(before, said + mark, True)
+    return _Turn(before, said.rstrip(), False)
+
+
+def _said_otherwise(
+    templates: Templates,
+    messages: list[Message],
+    i: int,
+    variables: dict[str, Any],
+    before: str,
+    after: str,
+) -> str:
+    """Return what the assistant says in a turn that the template, once it is said, begins in
+    another way than it lets the assistant write: it drops a <think> that it opens for sampling."""
+    shown = templates.render(messages[:i], generate=False, variables=variables)
+    if after.startswith(shown) and before.startswith(shown):
+        opened, written = before[len(shown) :], after[len(shown) :]
+    else:  # it changes even what stands before: then a turn that says something else shows where
+        # this one begins
+        other: Message = {"role": "assistant", "content": "\N{REPLACEMENT CHARACTER}"}
+        opened = templates.render([*messages[:i], other], generate=False, variables=variables)
+        written = after
+    pairs = enumerate(zip(opened, written, strict=False))
+    common = next((n for n, (a, b) in pairs if a != b), min(len(opened), len(written)))
+    said = written[common:]
+    thought = messages[i].get(REASONING[0])
+    tag = OPEN_THINK.search(opened[common:])
+    if thought and tag and thought not in said:
+        said = f"{thought}\n</{tag[1]}>\n\n{said}"
+    return said
+
+
+def _next_mark(
+    templates: Templates, messages: list[Message], i: int, variables: dict[str, Any], after: str
+) -> str:
+    """Return the mark with which the template begins the message after turn ``i``, if engines stop
+    there; else empty."""
+    call = next(iter(messages[i].get("tool_calls", [])), None)
+    if call:
+        result = {"name": call["function"]["name"], "tool_call_id": call.get("id", "call00000")}
+        reply: Message = {"role": "tool", "content": "Done.", **result}
+    else:
+        reply = {"role": "user", "content": "Go on."}
+    try:
+        whole = templates.render([*messages[: i + 1], reply], generate=False, variables=variables)
+    except BadRow:
+        return ""
+    rest = whole[len(after) :] if whole.startswith(after) else ""
+    return next((stop for stop in templates.stops if rest.startswith(stop)), "")

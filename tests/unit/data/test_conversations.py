@@ -1,0 +1,305 @@
+"""Conversations as people have them, rendered by the templates of eight families; the learned tokens
+are those that an agent's conversation records for the same turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from datasets import Dataset
+
+from openrl.agents.conversation import Conversation, EpisodeConfig
+from openrl.config.groups.data import (
+    PreferenceDataFlags,
+    PromptDataFlags,
+    SupervisedDataFlags,
+    TemplateFlags,
+)
+from openrl.data.conversations import as_messages, as_schemas
+from openrl.data.loading import RowSource
+from openrl.data.preference import PairBuilder
+from openrl.data.prompts import PromptBuilder
+from openrl.data.supervised import SupervisedBuilder
+from openrl.errors import BadRow, UserError
+from openrl.types import Completion, FinishReason, Prompt, Sampling, VersionSpan
+from tests.chat_templates import FAMILIES, TOOLS, chat_of, family_tokenizer
+
+CHAT = TemplateFlags(apply_chat_template=True)
+ASKS = {"role": "user", "content": "2 and 2?"}
+AGAIN = {"role": "user", "content": "Sure?"}
+CALLS = {
+    "role": "assistant",
+    "tool_calls": [
+        {
+            "id": "call_x1",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_x1", "name": "add", "content": "4"}
+ANSWERS = {"role": "assistant", "content": "It is 4."}
+THINKS = {**ANSWERS, "reasoning_content": "Two and two."}
+WITH_CALLS = [name for name in FAMILIES if name not in ("chatml", "gemma3", "phi3")]
+WITH_TOOLS = ["qwen2.5", "qwen3", "llama3", "glm4"]
+
+
+def build(rows, family, templates=CHAT, **flags):
+    flags = {"input_key": "messages", "output_key": None, "max_len": 10_000} | flags
+    builder = SupervisedBuilder(
+        SupervisedDataFlags(dataset="data", **flags), templates, family_tokenizer(family)
+    )
+    (examples,), (report,) = builder.build([source(rows)])
+    return [texts(row, family) for row in examples], report
+
+
+def source(rows):
+    return RowSource("rows.jsonl", "default", rows if isinstance(rows, Dataset) else in_json(rows))
+
+
+def in_json(rows):
+    """Rows as a file of JSON lines gives them: without the keys that only other rows have."""
+    from openrl.data.row_files import LINE, _parsed
+
+    return _parsed(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
+
+
+def texts(row, family):
+    """A row's text, and that of its learned tokens."""
+    tokenizer = family_tokenizer(family)
+    learned = [t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
+    return tokenizer.decode(row.token_ids), tokenizer.decode(learned)
+
+
+@pytest.mark.parametrize("family", WITH_TOOLS)
+@pytest.mark.parametrize("form", ["list", "text", "without the outer function", "arrow"])
+def test_tools_of_a_row_are_shown(family, form):
+    bare = [schema["function"] for schema in TOOLS]
+    tools = {"list": TOOLS, "arrow": TOOLS, "text": json.dumps(TOOLS)}.get(form, bare)
+    rows = [{"messages": [ASKS, ANSWERS], "tools": tools}]
+    if form == "arrow":  # every schema has all keys that any of them has
+        other = [
+            {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"x": 1}}}
+        ]
+        rows = Dataset.from_list([*rows, {"messages": [ASKS, ANSWERS], "tools": other}])
+    ((text, learned), *_), _ = build(rows, family)
+    expected = chat_of(family).render([ASKS, ANSWERS], TOOLS, to_reply=False)
+    assert text.rstrip().startswith(expected.rstrip()) and "It is 4." in learned
+    assert "Adds two numbers" in text and "Adds two numbers" not in learned
+
+
+def test_tools_in_prompts_and_in_preferences():
+    tokenizer = family_tokenizer("qwen2.5")
+    prompts = PromptBuilder(
+        PromptDataFlags(prompt_data="d", input_key="messages"), CHAT, tokenizer, 10_000
+    )
+    ((prompt,),), _ = prompts.build(
+        [source([{"messages": [ASKS], "tools": TOOLS}])], flag="prompt_data", kind="train"
+    )
+    assert "Adds two numbers" in prompt.text
+    pairs = PairBuilder(PreferenceDataFlags(dataset="d", max_len=10_000), CHAT, tokenizer)
+    row = {"chosen": [ASKS, CALLS], "rejected": [ASKS, ANSWERS], "tools": TOOLS}
+    ((pair,),), _ = pairs.build([source([row])])
+    assert all("Adds two numbers" in texts(r, "qwen2.5")[0] for r in pair.rows)
+    assert '"arguments": {"a": 2, "b": 2}' in texts(pair.rows[0], "qwen2.5")[1]
+
+
+def test_tools_of_another_column_and_what_is_no_schema():
+    rows = [{"messages": [ASKS, ANSWERS], "tools": ["add"], "functions": TOOLS}]
+    with pytest.raises(UserError, match="row 0: tools: not schemas of tools"):
+        build(rows, "qwen2.5")
+    templates = TemplateFlags(apply_chat_template=True, tools_key="functions")
+    (((text, _),), _) = build(rows, "qwen2.5", templates)
+    assert "Adds two numbers" in text
+
+
+@pytest.mark.parametrize("family", WITH_CALLS)
+@pytest.mark.parametrize("arguments", [{"a": 2, "b": 2}, '{"a": 2, "b": 2}'])
+def test_a_last_call_is_the_answer_and_its_arguments_are_encoded_once(family, arguments):
+    function = {"name": "add", "arguments": arguments}
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    (((_, learned),), _) = build([{"messages": [ASKS, call], "tools": TOOLS}], family)
+    assert "add" in learned and '\\"' not in learned and "{'" not in learned
+    end = FAMILIES[family].after_call or FAMILIES[family].end
+    stops = (end, FAMILIES[family].end)
+    assert learned.endswith(stops), learned
+
+
+def test_a_template_without_calls_says_so():
+    with pytest.raises(UserError, match="row 0: the chat template has no place for calls of tools"):
+        build([{"messages": [ASKS, CALLS]}], "chatml")
+
+
+def test_reasoning_is_part_of_the_answer():
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        message = {**ANSWERS, key: "Two and two."}
+        (((_, learned),), _) = build([{"messages": [ASKS, message]}], "qwen3")
+        assert learned == "<think>\nTwo and two.\n</think>\n\nIt is 4.<|im_end|>"
+        (((_, learned),), _) = build([{"messages": [ASKS, message]}], "chatml")
+        assert learned == "<think>\nTwo and two.\n</think>\n\nIt is 4.<|im_end|>"
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}])
+def test_messages_that_are_not_to_be_learned(mark):
+    rows = [{"messages": [ASKS, {**ANSWERS, "content": "5.", **mark}, AGAIN, ANSWERS]}]
+    (((text, learned),), _) = build(rows, "chatml", multiturn=True)
+    assert "5." in text and learned == "It is 4.<|im_end|>"
+    with pytest.raises(UserError, match="no assistant message to learn"):
+        build([{"messages": [ASKS, {**ANSWERS, **mark}]}], "chatml", multiturn=True)
+
+
+def test_a_dialogue_is_split_where_the_template_drops_reasoning():
+    dialogue = [ASKS, THINKS, AGAIN, {**THINKS, "content": "Yes."}]
+    rows, report = build([{"messages": dialogue}], "qwen3", multiturn=True)
+    assert [learned for _, learned in rows] == [
+        "<think>\nTwo and two.\n</think>\n\nIt is 4.<|im_end|>",
+        "<think>\nTwo and two.\n</think>\n\nYes.<|im_end|>",
+    ]
+    assert rows[1][0].count("Two and two.") == 1
+    assert report.endswith("; 1 dialogues became 2 rows")
+
+
+def test_a_turn_that_ends_with_the_next_roles_mark(tmp_path):
+    """GLM's calls end where the tool's result begins: with a mark that generation_config lists."""
+    tokenizer = family_tokenizer("glm4")
+    ends = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer = type(tokenizer).from_pretrained(tmp_path)
+    flags = SupervisedDataFlags(
+        dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
+    )
+    rows = [{"messages": [ASKS, CALLS, RESULT, ANSWERS], "tools": TOOLS}]
+    ((row,),), _ = SupervisedBuilder(flags, CHAT, tokenizer).build([source(rows)])
+    learned = [i for i, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
+    assert [i for i in learned if i in ends] == [ends[1], ends[0]]
+
+
+def test_sharegpt_is_read_as_it_is():
+    value = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "2 and 2?"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2, "b": 2}}'},
+        {"from": "observation", "value": "4"},
+        {"from": "gpt", "value": "It is 4."},
+    ]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    expected = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 and 2?"},
+        {"role": "assistant", "tool_calls": [call], "content": ""},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    assert as_messages(value) == expected == as_messages(json.dumps(value))
+    (((_, learned),), _) = build([{"messages": value}], "qwen2.5", multiturn=True)
+    assert learned.startswith('<tool_call>\n{"name": "add"') and "It is 4." in learned
+
+
+def test_older_and_shorter_forms():
+    old = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "add", "arguments": "{}"},
+    }
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    assert as_messages([ASKS, old])[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert as_messages([{"role": "function", "name": "add", "content": "4"}])[0]["role"] == "tool"
+    parts = [{"type": "text", "text": "2 and "}, "2?"]
+    assert as_messages([{"role": "user", "content": parts}]) == [ASKS]
+    for bad in ([{"role": "user"}], [{"content": "x"}], ["x"], [{"role": 1, "content": "x"}]):
+        with pytest.raises(BadRow, match="not of the form"):
+            as_messages(bad)
+    with pytest.raises(BadRow, match="a tool call is not of the form"):
+        as_messages([ASKS, {"role": "assistant", "tool_calls": [{"type": "function"}]}])
+    with pytest.raises(BadRow, match="not schemas"):
+        as_schemas("add")
+
+
+def test_a_developer_is_the_system_where_there_is_no_developer():
+    rows = [{"messages": [{"role": "developer", "content": "Be brief."}, ASKS, ANSWERS]}]
+    (((text, _),), _) = build(rows, "qwen2.5")
+    assert text.startswith("<|im_start|>system\nBe brief.") and "developer" not in text
+
+
+def test_variables_of_a_row_reach_the_template():
+    rows = [{"messages": [ASKS, ANSWERS], "chat_template_kwargs": {"enable_thinking": False}}]
+    tokenizer = family_tokenizer("qwen3")
+    prompts = PromptBuilder(
+        PromptDataFlags(prompt_data="d", input_key="messages"), CHAT, tokenizer, 999
+    )
+    rows[0]["messages"] = [ASKS]
+    ((prompt,),), _ = prompts.build([source(rows)], flag="prompt_data", kind="train")
+    assert prompt.text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_an_end_that_the_text_has_already_is_learned_once(tmp_path):
+    """Without a chat template; a text that begins with the beginning of text gets no second."""
+    tokenizer = family_tokenizer("chatml")
+    flags = SupervisedDataFlags(dataset="d", max_len=100, output_key="output")
+    rows = [{"input": "2", "output": "4<|im_end|>"}, {"input": "2", "output": "4"}]
+    ((first, second),), _ = SupervisedBuilder(flags, TemplateFlags(), tokenizer).build(
+        [source(rows)]
+    )
+    assert first == second
+
+
+# -- one truth -------------------------------------------------------------------------------------
+
+
+def played(family, says):
+    """A conversation with a policy that writes these texts."""
+    chat, at = chat_of(family), iter(says)
+
+    async def generate(token_ids, sampling, images=()):
+        ids = chat.tokenizer(next(at), add_special_tokens=False).input_ids
+        return Completion(ids, [0.0] * len(ids), FinishReason.STOP, (VersionSpan(0, len(ids), 0),))
+
+    return Conversation(
+        EpisodeConfig(chat), Prompt("p", [], ""), generate, Sampling(max_tokens=10_000)
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["answers", "thinks"])
+def test_what_training_learns_is_what_sampling_records(family, kind):
+    """Two turns: the learned tokens of --multiturn are those of the rows of an episode in which the
+    policy writes what the template makes of the same messages."""
+    second = {"role": "assistant", "content": "Yes."}
+    messages = [ASKS, ANSWERS, AGAIN, second]
+    if kind == "thinks":
+        messages = [ASKS, THINKS, AGAIN, {**second, "reasoning_content": "I added."}]
+    flags = SupervisedDataFlags(
+        dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
+    )
+    tokenizer = family_tokenizer(family)
+    builder = SupervisedBuilder(flags, CHAT, tokenizer)
+    (rows,), _ = builder.build([source([{"messages": messages}])])
+    learned = [run for row in rows for run in runs_of(row.token_ids, row.loss_mask)]
+    says = [tokenizer.decode(run) for run in learned]
+    conversation = played(family, says)
+
+    async def play():
+        for n in (1, 3):
+            history = builder.templates.forms.apply(as_messages(messages[:n]))
+            await conversation.reply(history)
+        return conversation.trajectory(FinishReason.STOP)
+
+    segments = asyncio.run(play()).segments
+    recorded = [run for s in segments for run in runs_of(s.token_ids, s.loss_mask)]
+    assert recorded == learned
+    contexts = [s.token_ids[: len(r.token_ids)] for s, r in zip(segments, rows, strict=True)]
+    assert contexts == [r.token_ids for r in rows]
+
+
+def runs_of(token_ids, mask):
+    """The runs of learned tokens."""
+    found, last = [], False
+    for token, learned in zip(token_ids, mask, strict=True):
+        if learned and not last:
+            found.append([])
+        if learned:
+            found[-1].append(token)
+        last = learned
+    return found
