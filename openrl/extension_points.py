@@ -48,6 +48,10 @@ environments: Registry[Any] = Registry(
 )
 tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
 trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")
+agent_interfaces: Registry[Any] = Registry("agent_interface", "openrl.agents.files.own", COMPAT)
+"""``AgentInterface`` of openrl/agents/interfaces.py."""
+agent_servers: Registry[Any] = Registry("agent_server", COMPAT)
+"""``AgentServer`` of openrl/agents/interfaces.py."""
 
 # -- entries are called by the name of a system ----------------------------------------------------
 
@@ -59,3 +63,7 @@ reward_signatures: Registry[Any] = Registry(
 )
 row_shapes: Registry[Sequence[tuple[str, ...]]] = Registry("rows of system", COMPAT)
 """(column of the prompt, column of the label, *others that tell rows apart), for each shape."""
+stand_ins: Registry[Mapping[str, str]] = Registry("modules of system", COMPAT)
+"""{module that its files import: module here with the same names}, where it is not installed."""
+tool_files: Registry[Any] = Registry("tools of system", COMPAT)
+"""``ToolFiles`` of openrl/agents/interfaces.py."""

@@ -1,44 +1,49 @@
-"""Builds, from flags, the agent that plays the episodes of one engine."""
+"""Opens the agent that the flags choose, and checks it before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.base import Agent
-from openrl.agents.chat import ChatFormat
+from openrl.agents.checks import (
+    Check,
+    check_file,
+    check_nothing,
+    check_server,
+    check_tags,
+    check_tools,
+)
 from openrl.agents.command_agent import AgentCommand
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.endpoint.server import serve
+from openrl.agents.endpoint.server import AgentEndpoint, serve
 from openrl.agents.environments.tags import open_tag_agent
-from openrl.agents.foreign.build import agent_file, open_file_agent
-from openrl.agents.openenv import OpenEnvAgent, find_server
+from openrl.agents.files.build import agent_file, open_file_agent
+from openrl.agents.interfaces import AgentServer
+from openrl.agents.setup import AgentSetup, play_settings
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.calls import parse_no_calls
-from openrl.agents.tools.parsers import detect, parser_for
-from openrl.agents.verifiers import open_verifiers
-from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
-from openrl.config.groups.data import TemplateFlags
-from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
+from openrl.extension_points import agent_servers
+from openrl.registry import resolve
 
-PROGRAM_TIMEOUT = 3600.0  # seconds for an episode that is played elsewhere, perhaps forever
+Serve = Callable[[], AbstractAsyncContextManager[AgentEndpoint]]
+"""Opens the endpoint of the engine."""
+Open = Callable[[AgentSetup, EpisodeConfig, Serve], AbstractAsyncContextManager[Agent]]
 
 
 @dataclass(frozen=True)
-class AgentSetup:
-    """What a process needs to know to build its agent."""
+class AgentKind:
+    """A way to choose an agent by flag."""
 
-    flags: AgentFlags
-    environments: EnvironmentTagFlags
-    templates: TemplateFlags
-    vision: ImageFlags = ImageFlags()
-    plugins: tuple[str, ...] = ()  # modules that register environments
+    asked: Callable[[AgentSetup], object]  # whether the flags choose it
+    open: Open
+    check: Check
 
 
 @asynccontextmanager
@@ -50,45 +55,86 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """Open the agent of the engine ``rank``. Its processes and servers end with the context.
     Without ``images``, conversations hold only text."""
-    flags, play = setup.flags, play_settings(setup, tokenizer, images)
-    kind, address = flags.server
-    port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank  # 0: any free one
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        if flags.agent_command is not None:
-            yield AgentCommand(flags.agent_command, await enter(serve(play, port)))
-        elif kind == "openenv":
-            yield OpenEnvAgent(await find_server(address), play)
-        elif kind == "verifiers":
-            yield await enter(open_verifiers(address, await enter(serve(play, port))))
-        elif flags.agent_func_path is not None:
-            endpoint = await enter(serve(play, port)) if flags.agent_endpoint else None
-            file = agent_file(flags.agent_func_path)
-            yield await enter(open_file_agent(file, play, endpoint))
-        elif setup.environments.env_tags:
-            yield await enter(open_tag_agent(setup.environments, setup.plugins, play))
-        elif flags.tools is not None:
-            toolbox = await open_toolbox(flags.tools, flags.env_step_timeout)
-            yield ToolAgent(toolbox, play)
-        else:
-            yield SingleTurn(tokenizer.decode)
+    play, first = play_settings(setup, tokenizer, images), setup.flags.agent_endpoint_port
+    port = first and first + rank  # 0: any free one
+    async with kind_of(setup).open(setup, play, partial(serve, play, port)) as agent:
+        yield agent
 
 
-def play_settings(
-    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
-) -> EpisodeConfig:
-    """Return how the flags want episodes to be played. Raises UserError for an unknown
-    --tool_parser."""
-    flags, templates = setup.flags, setup.templates
-    served = flags.agent_command or flags.agent_endpoint or flags.server[0] == "verifiers"
-    if served and not flags.episode_timeout:
-        flags = replace(flags, episode_timeout=PROGRAM_TIMEOUT)  # type: ignore[type-var]
-    chat = ChatFormat(
-        tokenizer,
-        chat=templates.apply_chat_template,
-        kwargs=templates.chat_template_kwargs,
-        images=images,
-    )
-    parser = flags.tool_parser or detect(tokenizer.chat_template or "")
-    parse = parser_for(parser, None) if parser else parse_no_calls
-    return EpisodeConfig(chat, parse, flags, flags.agent_sample_unit == "step")
+def check_agents(
+    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None, longest: int
+) -> None:
+    """Check the agent that the flags choose. ``source`` is the flag of a reward source, if there is
+    one, and ``longest`` the most tokens of a row.
+
+    This loads an agent's file in a separate process, and the tools. Raises UserError for anything
+    that cannot be played."""
+    chat = play_settings(setup, tokenizer).chat
+    kind_of(setup).check(setup, chat, source, longest)
+
+
+@asynccontextmanager
+async def _open_command(
+    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+) -> AsyncIterator[Agent]:
+    async with serve() as endpoint:
+        yield AgentCommand(str(setup.flags.agent_command), endpoint)
+
+
+@asynccontextmanager
+async def _open_server(
+    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+) -> AsyncIterator[Agent]:
+    name, address = setup.flags.server
+    server: AgentServer = agent_servers[name].component
+    if server.plays_alone:
+        async with serve() as endpoint, resolve(server.open)(address, play, endpoint) as agent:
+            yield agent
+    else:
+        async with resolve(server.open)(address, play, None) as agent:
+            yield agent
+
+
+@asynccontextmanager
+async def _open_file(setup: AgentSetup, play: EpisodeConfig, serve: Serve) -> AsyncIterator[Agent]:
+    file = agent_file(str(setup.flags.agent_func_path), setup.plugins)
+    if setup.flags.agent_endpoint:
+        async with serve() as endpoint, open_file_agent(file, play, endpoint) as agent:
+            yield agent
+    else:
+        async with open_file_agent(file, play) as agent:
+            yield agent
+
+
+def _open_tags(
+    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+) -> AbstractAsyncContextManager[Agent]:
+    return open_tag_agent(setup.environments, setup.plugins, play)
+
+
+@asynccontextmanager
+async def _open_tools(setup: AgentSetup, play: EpisodeConfig, serve: Serve) -> AsyncIterator[Agent]:
+    toolbox = await open_toolbox(str(setup.flags.tools), setup.flags.env_step_timeout)
+    yield ToolAgent(toolbox, play)
+
+
+@asynccontextmanager
+async def _open_single_turn(
+    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+) -> AsyncIterator[Agent]:
+    yield SingleTurn(play.chat.tokenizer.decode)
+
+
+KINDS = (
+    AgentKind(lambda setup: setup.flags.agent_command, _open_command, check_nothing),
+    AgentKind(lambda setup: setup.flags.server[0], _open_server, check_server),
+    AgentKind(lambda setup: setup.flags.agent_func_path, _open_file, check_file),
+    AgentKind(lambda setup: setup.environments.env_tags, _open_tags, check_tags),
+    AgentKind(lambda setup: setup.flags.tools, _open_tools, check_tools),
+    AgentKind(lambda setup: True, _open_single_turn, check_nothing),
+)
+"""The first that the flags ask for plays. A rule refuses several."""
+
+
+def kind_of(setup: AgentSetup) -> AgentKind:
+    return next(kind for kind in KINDS if kind.asked(setup))

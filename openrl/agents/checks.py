@@ -3,65 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from openrl.agents.build import AgentSetup, play_settings
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.environments.agent import as_messages
 from openrl.agents.environments.tags import first_observation, tag_settings
-from openrl.agents.foreign.build import agent_file, recognise
-from openrl.agents.foreign.calls import Facts
-from openrl.agents.openenv import find_server
-from openrl.agents.probe import QUESTION, probe, require_tools
+from openrl.agents.files.build import agent_file, agent_info
+from openrl.agents.setup import AgentSetup
 from openrl.agents.tools.build import open_toolbox
+from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms, result_message
 from openrl.agents.tools.parsers import parser_for
-from openrl.agents.verifiers import check_address
 from openrl.errors import UserError
+from openrl.extension_points import agent_servers
+from openrl.registry import resolve
 from openrl.types import Message
 from openrl.vision.parts import with_pictures
 
+Check = Callable[[AgentSetup, ChatFormat, str | None, int], None]
+"""Takes the flag of a reward source, if there is one, and the most tokens of a row. Raises
+UserError for what cannot be played."""
 
-def check_agents(
-    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None, longest: int
-) -> list[str]:
-    """Check the agent that the flags choose. Return sentences about what the chat template makes of
-    several turns. ``source`` is the flag of a reward source, if there is one, and ``longest`` the
-    most tokens of a row.
 
-    This loads an agent's file in a separate process, and the tools. Raises UserError for anything
-    that cannot be played."""
-    flags, chat, schemas = setup.flags, play_settings(setup, tokenizer).chat, None
-    kind, address = flags.server
-    if kind and source is not None:
-        message = f"{kind}: environments give rewards themselves, but --{source} is given too"
+def check_nothing(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
+    """Rules of flags have said all."""
+
+
+def check_server(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
+    """Raise UserError if the server does not answer, or if it is not the only one to judge."""
+    name, address = setup.flags.server
+    if source is not None:
+        message = f"{name}: environments give rewards themselves, but --{source} is given too"
         raise UserError(message, f"leave --{source} out")
-    if setup.environments.env_tags:
-        check_tags(setup, chat, longest)
-    if flags.tools is not None:
-        parser_for(flags.tool_parser, tokenizer.chat_template)
-        make_toolbox = asyncio.run(open_toolbox(flags.tools, flags.env_step_timeout))
-        schemas = make_toolbox().schemas
-        require_tools(chat, schemas)
-        require_room(
-            "--tools: a question with their descriptions", chat, QUESTION, schemas, longest
-        )
-    if kind == "openenv":
-        asyncio.run(find_server(address))
-    elif kind == "verifiers":
-        check_address(address)
-    elif flags.agent_func_path is not None:
-        facts = check_file(setup, chat, source)
-        if facts.kind in ("turns", "executor"):
-            return []  # these write what stands between their turns themselves
-        schemas = facts.schemas or schemas
-    plays = flags.agent_command or flags.agent_func_path or schemas or setup.environments.env_tags
-    return probe(chat, schemas) if plays else []
+    found = resolve(agent_servers[name].component.check)(address)
+    if inspect.iscoroutine(found):
+        asyncio.run(found)
 
 
-def check_tags(setup: AgentSetup, chat: ChatFormat, longest: int) -> None:
+def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
+    """Raise UserError for a file that ``agent_info`` refuses and for a class that this run cannot
+    play."""
+    flags, file = setup.flags, agent_file(str(setup.flags.agent_func_path), setup.plugins)
+    info = agent_info(file)
+    interface, name = info.interface, info.class_name
+    if info.schemas:
+        parser_for(flags.tool_parser, chat.tokenizer.chat_template)
+        require_tools(chat, info.schemas)
+    if interface.builds_rows and flags.agent_sample_unit == "step":
+        message = f"{file}: {name} builds the training rows itself, a row per episode"
+        raise UserError(message, "--agent_sample_unit trajectory")
+    if interface.plays_alone and flags.turn_timeout:
+        message = f"{file}: only {name} knows when a turn begins"
+        raise UserError(message, "--episode_timeout instead of --turn_timeout")
+    if interface.needs_endpoint and not flags.agent_endpoint:
+        raise UserError(f"{file}: {name} calls a chat endpoint", "--agent_endpoint")
+    if flags.agent_endpoint and not interface.needs_endpoint:
+        raise UserError(f"{file}: {name} calls no chat endpoint", "leave --agent_endpoint out")
+    if info.rewards is False and source is None:
+        message = f"{file}: {name} has no get_reward, and no other reward is given"
+        raise UserError(message, "add get_reward, or --remote_rm_url FILE.py")
+    if info.rewards and source is not None:
+        message = f"{file}: {name} returns rewards itself, but --{source} is given too"
+        raise UserError(message, f"leave --{source} out")
+
+
+def check_tags(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
     """Raise UserError for settings that an environment does not know or cannot begin a game with,
     and as ``check_beginning`` does."""
     settings = tag_settings(setup.environments)
@@ -105,31 +112,49 @@ def require_room(
         raise UserError(message, f"--prompt_max_len {tokens}, or a larger --max_len")
 
 
-def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Facts:
-    """Return what the file brings. Raises UserError for a file that ``recognise`` refuses and for a
-    class that this run cannot play."""
-    flags, file = setup.flags, agent_file(str(setup.flags.agent_func_path))
-    facts = recognise(file)
-    if facts.kind == "trl":
-        parser_for(flags.tool_parser, chat.tokenizer.chat_template)
-        require_tools(chat, facts.schemas)
-    if facts.kind == "executor" and flags.agent_sample_unit == "step":
-        message = f"{file}: {facts.class_name} builds the training rows itself, a row per episode"
-        raise UserError(message, "--agent_sample_unit trajectory")
-    if facts.kind in ("executor", "agent") and flags.turn_timeout:
-        message = f"{file}: only {facts.class_name} knows when a turn begins"
-        raise UserError(message, "--episode_timeout instead of --turn_timeout")
-    if facts.kind == "program" and not flags.agent_endpoint:
-        raise UserError(f"{file}: {facts.class_name} calls a chat endpoint", "--agent_endpoint")
-    if facts.kind != "program" and flags.agent_endpoint:
-        message = f"{file}: {facts.class_name} calls no chat endpoint"
-        raise UserError(message, "leave --agent_endpoint out")
-    if facts.rewards is False and source is None:
-        message = f"{file}: {facts.class_name} has no get_reward, and no other reward is given"
-        raise UserError(message, "add get_reward, or --remote_rm_url FILE.py")
-    if facts.rewards and source is not None:
+# -- tools -----------------------------------------------------------------------------------------
+
+_ASKS: Message = {"role": "user", "content": "What is two and two?"}
+_RESULT, _ID = "The result is four.", "000000001"
+
+
+def check_tools(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
+    """Raise UserError for tools that cannot be opened, or that the policy would not see."""
+    flags = setup.flags
+    parser_for(flags.tool_parser, chat.tokenizer.chat_template)
+    make_toolbox = asyncio.run(open_toolbox(str(flags.tools), flags.env_step_timeout))
+    schemas = make_toolbox().schemas
+    require_tools(chat, schemas)
+    what = "--tools: a question with their descriptions"
+    require_room(what, chat, [_ASKS], schemas, longest)
+
+
+def require_tools(chat: ChatFormat, tools: Schemas) -> None:
+    """Raise UserError if the policy would not see the tools or their results."""
+    if not chat.chat:
         raise UserError(
-            f"{file}: {facts.class_name} returns rewards itself, but --{source} is given too",
-            f"leave --{source} out",
+            "--tools needs a chat template, which tells the model about them",
+            "--apply_chat_template",
         )
-    return facts
+    remedy = "--tokenizer_chat_template FILE with a template that does"
+    try:
+        asked = chat.render([_ASKS], tools)
+    except TemplateError as error:
+        raise UserError(
+            f"--tools: a question with tools cannot be shown: {error}", remedy
+        ) from error
+    for schema in tools:
+        if schema["function"]["name"] not in asked:
+            name = schema["function"]["name"]
+            raise UserError(f"--tools: the chat template does not describe {name}", remedy)
+    why = "the chat template leaves out the results of tools"
+    name = tools[0]["function"]["name"]
+    call = ToolCall(name, {"text": "two and two"}, _ID)
+    result = result_message(name, _ID, _RESULT)
+    for form in message_forms({}, ParsedReply("", (call,)))[:-1]:
+        try:
+            if _RESULT in chat.render([_ASKS, form, result], tools):
+                return
+        except TemplateError as error:
+            why = f"a tool's result cannot be shown: {error}"
+    raise UserError(f"--tools: {why}", remedy)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import AgentSetup
-from openrl.agents.checks import check_agents
+from openrl.agents.build import check_agents
+from openrl.agents.setup import AgentSetup
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config import derived
 from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, EvaluateConfig
@@ -124,8 +124,7 @@ def read_inputs(config: AnsweringConfig, reward_models: str | None, limit: int) 
     check_prompts(config.reward, plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)
     longest = config.sampling.lengths.both
-    for line in check_agents(agent_setup(config), tokenizer, plan.flag, longest):
-        print(printable(line))
+    check_agents(agent_setup(config), tokenizer, plan.flag, longest)
     return AnsweringInputs(device, tokenizer, plan, builder, prompts, reports)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openrl.agents.build import AgentSetup
+from openrl.agents.setup import AgentSetup
 from openrl.cluster.fork_server import Preload
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.cluster.hosts import GroupSettings

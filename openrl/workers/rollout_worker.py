@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.build import open_agent
 from openrl.agents.episode import (
     ATTEMPTS,
     EngineError,
@@ -18,6 +18,7 @@ from openrl.agents.episode import (
     known_prompt,
     play_episode,
 )
+from openrl.agents.setup import AgentSetup
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason
-from tests.foreign_files import CHAT, play, policy_of
+from tests.agent_files import CHAT, play, policy_of
 
 PACKAGES = os.environ.get("OPENRL_GEM_PATH", "")
 GAME = """

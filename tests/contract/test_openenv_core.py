@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.openenv import OpenEnvAgent, find_server
+from openrl.compat.openenv.agent import OpenEnvAgent, find_server
 from openrl.types import FinishReason
-from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
+from tests.agent_files import CHAT, PROMPT, ROOM, policy_of
 from tests.patience import PATIENCE
 
 PACKAGES = os.environ.get("OPENRL_OPENENV_PATH", "")

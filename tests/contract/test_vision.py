@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from openrl.agents.build import AgentSetup
+from openrl.agents.setup import AgentSetup
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext

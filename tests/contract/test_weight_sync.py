@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from openrl.agents.build import AgentSetup
+from openrl.agents.setup import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags

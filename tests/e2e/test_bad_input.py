@@ -16,7 +16,7 @@ import datasets
 import pytest
 from transformers import GPT2Config
 
-from openrl.agents.build import AgentSetup
+from openrl.agents.setup import AgentSetup
 from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup

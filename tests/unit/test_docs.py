@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.build import open_agent
+from openrl.agents.setup import AgentSetup
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags

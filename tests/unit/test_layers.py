@@ -67,7 +67,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "prometheus_client": {"inference"},
     "peft": {"models", "lazy"},
     "mcp": {"agents"},
-    "websockets": {"agents"},
+    "websockets": {"compat"},
 }
 
 OPTIONAL = {
@@ -162,6 +162,35 @@ def unsafe_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "shell=True"
 
 
+SYSTEMS = {path.stem for path in (ROOT / "openrl/compat").iterdir()} - {"__init__", "__pycache__"}
+SYSTEM = re.compile(
+    "(?<![a-z])(" + "|".join(name.partition("_")[0] for name in SYSTEMS) + ")(?![a-z])", re.I
+)
+OWN_WORDS = {("openrl/models/logprobs.py", "roll")}  # of tensors
+
+
+def names_of_systems(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where code outside of compat depends on the name of another system. Docstrings and the texts
+    of flags may cite one."""
+    citations = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):  # docstrings, also of attributes
+            citations.add(id(node.value))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("flag", "Condition"):
+            citations.update(map(id, ast.walk(node)))
+    for node in ast.walk(tree):
+        for word in words_of(node) if id(node) not in citations else ():
+            if SYSTEM.search(word) and (path.as_posix(), word) not in OWN_WORDS:
+                line = getattr(node, "lineno", 1)
+                yield line, f"{word[:60]!r} knows another system, which is for openrl/compat"
+
+
+def words_of(node: ast.AST) -> list[str]:
+    """The names in a node, and its text."""
+    names = [getattr(node, key, None) for key in ("id", "attr", "name", "arg", "module", "value")]
+    return [name for name in names if isinstance(name, str)]
+
+
 def problems(path: Path, source: str) -> list[str]:
     """Every offence in one file, as ``path:line: what``. ``path`` is relative to the repository."""
     tree = ast.parse(source)
@@ -173,6 +202,7 @@ def problems(path: Path, source: str) -> list[str]:
             if part in LEVEL
             else [(1, f"{part} has no place in the table of layers")]
         )
+        found += names_of_systems(path, tree) if part != "compat" else []
         if part == "trainer":
             inner = path.parts[2].removesuffix(".py")
             found += (
@@ -254,6 +284,9 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/models/x.py", "from torch.utils.tensorboard import S", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from torch.utils import tensorboard", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from . import y", "x.py:1: relative import"),
+        ("openrl/agents/x.py", "def play_openrlhf(): pass", "x.py:1: 'play_openrlhf' knows another system"),
+        ("openrl/agents/x.py", "def f(kind):\n    return kind == 'trl'", "x.py:2: 'trl' knows another system"),
+        ("openrl/agents/x.py", "raise E('not one of verl files')", "x.py:1: 'not one of verl files' knows"),
         ("openrl/surprise.py", "", "surprise has no place"),
         ("openrl/trainer/launch.py", "from openrl.compat.verl import tools", "launch.py:1: openrl.compat is found by its registries"),
         ("openrl/models/__init__.py", "from openrl.models.y import z", "__init__ files stay empty"),
@@ -286,6 +319,7 @@ def test_an_offence_is_named_with_its_line(path, source, offence):
             "torch.load(p, weights_only=True)\nf(trust_remote_code=flags.trust_remote_code)",
         ),
         ("openrl/cluster/x.py", "import openrl\nimport ray"),
+        ("openrl/agents/x.py", '"""As TRL has it."""\nx = flag("as in verl")  # and in verl'),
     ],
 )
 def test_what_is_allowed_passes(path, source):

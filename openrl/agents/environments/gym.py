@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrl.agents.base import REDUCTIONS, Environment, Step
-from openrl.agents.foreign import user_code
+from openrl.agents.files import user_code
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings

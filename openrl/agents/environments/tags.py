@@ -14,15 +14,16 @@ from openrl.agents.base import Agent, Environment, Generate
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.environments.gym import make_environment
-from openrl.agents.foreign.build import FileAgent, open_pool, process_limits
-from openrl.agents.foreign.calls import Call, Facts
-from openrl.agents.foreign.environments import EnvironmentPlayer
+from openrl.agents.files.build import FileAgent, open_pool, process_limits
+from openrl.agents.files.calls import AgentInfo, MethodCall
+from openrl.agents.files.environments import EnvironmentAdapter
 from openrl.config.groups.agent import (
     EnvironmentTagFlags,
     TurnFlags,
     needs_process,
     read_env_config,
 )
+from openrl.extension_points import agent_interfaces
 from openrl.processes.child import ChildProcess
 from openrl.processes.worker import Loaded
 from openrl.registry import load_plugins
@@ -44,13 +45,8 @@ class TagTarget:
 
     def load(self) -> Loaded:
         load_plugins(self.plugins)
-        return Loaded(TagPlayer(self.settings).call, Facts("gym", "", rewards=True))
-
-
-class TagPlayer(EnvironmentPlayer):
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(None)
-        self.settings = settings
+        adapter = EnvironmentAdapter(self.make)
+        return Loaded(adapter.call, AgentInfo(agent_interfaces["gym"].component, ""))
 
     def make(self, prompt: Prompt, sampling: Sampling) -> Environment:
         return make_environment(prompt.source, self.settings[prompt.source])
@@ -106,5 +102,5 @@ async def first_observation(
         return await make_environment(tag, settings[tag]).reset(0, prompt)
     target = TagTarget({tag: settings[tag]}, plugins)
     with ChildProcess(target, process_limits(limits), "environment") as process:
-        first, _ = process.call(Call("reset", (0, prompt, Sampling(1))))
+        first, _ = process.call(MethodCall("reset", (0, prompt, Sampling(1))))
         return first

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from jsonschema import SchemaError
 
 from openrl.agents.base import Toolset
-from openrl.agents.foreign.shims import install_shims
-from openrl.agents.tools import verl_modules
+from openrl.agents.files.stand_ins import install_stand_ins
+from openrl.agents.interfaces import ToolFiles
 from openrl.agents.tools.functions import SHAPE, FunctionTools, functions_of, load_file
 from openrl.agents.tools.sandbox import python
 from openrl.agents.tools.toolbox import Toolbox, validator_of
-from openrl.agents.tools.verl import VerlTools, tools_of_config, tools_of_module
 from openrl.errors import UserError
+from openrl.extension_points import tool_files
 from openrl.files import expanded
+from openrl.registry import resolve
 
 OpenToolset = Callable[[], Toolset]
 
@@ -49,31 +49,42 @@ async def toolsets(part: str) -> list[OpenToolset]:
         from openrl.agents.tools.mcp import find_tools  # its library takes a second to import
 
         return [await find_tools(part)]
-    install_shims(verl_modules.MODULES)
+    install_stand_ins()
     path = expanded(part)
-    if path.suffix in (".py", ".yaml", ".yml"):
-        if not path.is_file():
-            raise UserError(f"--tools: there is no file {part}")
-        if path.suffix == ".py":
-            return _toolsets_of_file(path)
-        return [partial(VerlTools, tools_of_config(path))]
-    raise UserError(
-        f"--tools: {part!r} is not a source of tools",
-        "FILE.py, http://HOST:PORT/mcp, python, or verl's FILE.yaml",
-    )
+    readers = {".py": _toolsets_of_file} | {
+        ending: _reader(files) for files in _files_elsewhere() for ending in files.endings
+    }
+    if path.suffix not in readers:
+        *known, last = ["FILE.py", "http://HOST:PORT/mcp", "python"] + [
+            files.example for files in _files_elsewhere()
+        ]
+        remedy = f"{', '.join(known)}, or {last}"
+        raise UserError(f"--tools: {part!r} is not a source of tools", remedy)
+    if not path.is_file():
+        raise UserError(f"--tools: there is no file {part}")
+    return readers[path.suffix](path)
+
+
+def _files_elsewhere() -> list[ToolFiles]:
+    return [entry.component for entry in tool_files.entries()]
+
+
+def _reader(files: ToolFiles) -> Callable[[Path], list[OpenToolset]]:
+    return lambda path: [resolve(files.read_file)(path)]
 
 
 def _toolsets_of_file(path: Path) -> list[OpenToolset]:
-    """Return a file's classes of verl and its functions. If there are classes, functions count only
-    if they are marked as tools."""
+    """Return a file's functions and the classes of other systems. If there are classes, functions
+    count only if they are marked as tools."""
     module = load_file(path)
-    classes, functions = tools_of_module(module), functions_of(module)
+    read = [resolve(files.read_module)(module) for files in _files_elsewhere()]
+    classes = [toolset for toolset in read if toolset is not None]
+    functions = functions_of(module)
     if classes:
         functions = [function for function in functions if hasattr(function, "tool_mark")]
     if not classes and not functions:
         raise UserError(f"--tools: {path} defines no public function", SHAPE)
-    of_classes: list[OpenToolset] = [partial(VerlTools, classes)] if classes else []
-    return [*of_classes, *([_function_toolset(functions)] if functions else [])]
+    return [*classes, *([_function_toolset(functions)] if functions else [])]
 
 
 def _function_toolset(functions: Sequence[Callable[..., object]]) -> OpenToolset:

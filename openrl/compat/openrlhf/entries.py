@@ -1,7 +1,18 @@
-"""OpenRLHF: its flags and metrics."""
+"""OpenRLHF: its flags, metrics and agent files.
 
-from openrl.extension_points import flag_names, metric_names
+    AgentInstance   reset(states), step(states) -> {"rewards", "environment_feedback", "done",
+                    "scores"?, "extra_logs"?, "sampling_params"?, "images"?}, whose texts are
+                    concatenated as they are
+    AgentExecutor   execute(prompt, label, ...), which asks an engine for tokens
+
+Its executors may name the AgentInstance that they would play."""
+
+from typing import Any
+
+from openrl.agents.interfaces import AgentInterface, has_base
+from openrl.extension_points import agent_interfaces, flag_names, metric_names, stand_ins
 from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.processes.interfaces import Signature, parameters
 
 TRAINING = ("train_ppo_ray", "train_sft", "train_rm", "train_dpo")
 NEVER_READ = MissingFlag("OpenRLHF itself never reads it")
@@ -62,4 +73,49 @@ metric_names.add(
         "train/response_length": "rollout/response_length",
         "train/truncated": "rollout/truncated_share",
     },
+)
+
+HOME = "openrl.compat.openrlhf.stand_ins"
+stand_ins.add("OpenRLHF", {"openrlhf.utils.agent": HOME, "openrlhf.utils.logging_utils": HOME})
+
+EXECUTE = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine")
+
+
+def executes(made: Any) -> bool:
+    """Whether ``execute`` is its own. That of a base class plays what the class names."""
+    return made.execute.__module__ == made.__module__
+
+
+def takes_states(made: Any) -> bool:
+    if has_base(made, "openrlhf", "AgentInstanceBase"):
+        return True
+    first = [*parameters(made.step)][1:2]
+    return first != [] and first[0] in ("states", "state", "state_dict")
+
+
+agent_interfaces.add(
+    "openrlhf_executor",
+    AgentInterface(
+        f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
+        "openrl.compat.openrlhf.executor:ExecutorAdapter",
+        "openrl.compat.openrlhf.executor_agent:play_executor",
+        {"execute": (Signature(1, EXECUTE), Signature(1, (*EXECUTE, "images")))},
+        known_by=executes,
+        main_classes=("AgentExecutor",),
+        plays_alone=True,
+        builds_rows=True,
+    ),
+)
+agent_interfaces.add(
+    "openrlhf_instance",
+    AgentInterface(
+        "OpenRLHF's AgentInstance: async reset(states), async step(states)",
+        "openrl.compat.openrlhf.instance:adapt",
+        "openrl.agents.files.build:play_environment",
+        {"reset": (Signature(2),), "step": (Signature(2),)},
+        known_by=takes_states,
+        main_classes=("AgentInstance",),
+        runner=("AgentExecutor", "agent_instance_cls"),
+        raw_text=True,
+    ),
 )

@@ -1,4 +1,4 @@
-"""verl: its names of algorithms, flags and metrics, its rows and reward functions.
+"""verl: its names of algorithms, flags and metrics, its rows, reward functions and tools.
 
 ``compute_score(data_source, solution_str, ground_truth, extra_info)`` scores one answer at a time,
 coroutine or not. Answers are passed without special tokens. ``extra_info`` is the data's column of
@@ -7,6 +7,7 @@ that name, or else all other columns."""
 from functools import partial
 from typing import Any
 
+from openrl.agents.interfaces import ToolFiles
 from openrl.extension_points import (
     advantage_estimators,
     flag_names,
@@ -14,6 +15,8 @@ from openrl.extension_points import (
     policy_losses,
     reward_signatures,
     row_shapes,
+    stand_ins,
+    tool_files,
 )
 from openrl.flags.elsewhere import FlagNames, MissingFlag
 from openrl.rewards.reward_rows import RewardRows
@@ -111,4 +114,25 @@ reward_signatures.add(
         RewardSignature("", {"predict_str": "texts"} | LABEL, read=SCORES, by_row=True),
         RewardSignature("", {"model_output": "texts"} | LABEL, read=SCORES, by_row=True),
     ],
+)
+
+HOME = "openrl.compat.verl.stand_ins"
+stand_ins.add(
+    "verl",
+    {
+        "verl.tools.base_tool": HOME,
+        "verl.tools.function_tool": HOME,
+        "verl.tools.schemas": HOME,
+        "verl.utils.rollout_trace": HOME,
+    },
+)
+
+tool_files.add(
+    "verl",
+    ToolFiles(
+        (".yaml", ".yml"),
+        "verl's FILE.yaml",
+        read_file="openrl.compat.verl.tools:read_config",
+        read_module="openrl.compat.verl.tools:read_module",
+    ),
 )

@@ -9,21 +9,18 @@ from functools import partial
 from typing import Any, Literal
 
 from openrl.errors import UserError
-from openrl.extension_points import environments
+from openrl.extension_points import agent_servers, environments
 from openrl.flags.schema import Condition, absent, flag, given, group
 from openrl.flags.sources import read_table
 from openrl.flags.values import SECONDS_OR_0
 
-SERVERS = {"openenv": ("ws://", "wss://", "http://", "https://"), "verifiers": ("tcp://",)}
-"""Kinds of servers that --agent_func_path may name -> the schemes of their addresses."""
-
-
-def server(kind: str) -> Condition:
-    """Return the condition that --agent_func_path names a server of this kind."""
-    words = f"with --agent_func_path {kind}:..."
-    return Condition(lambda config: config.agents.server[0] == kind, words)
-
-
+SERVED = Condition(
+    lambda config: bool(config.agents.server[0]) and not config.agents.server_plays_alone,
+    "with --agent_func_path openenv:...",
+)
+SERVED_ALONE = Condition(
+    lambda config: config.agents.server_plays_alone, "with --agent_func_path verifiers:..."
+)
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
 FILE = Condition(
     lambda config: bool(config.agents.agent_func_path) and not config.agents.server[0],
@@ -48,8 +45,8 @@ EVALUATED = Condition(
     lambda config: not hasattr(config, "evaluation") or config.evaluation.asked_for,
     "with --eval_steps, --eval_before_train or --eval_only",
 )
-STEPS = FILE | server("openenv") | given("env_tags") | given("tools")
-"""We play the turns; programs and the servers of verifiers play them alone."""
+STEPS = FILE | SERVED | given("env_tags") | given("tools")
+"""openrl runs the turn loop for these; programs and some servers run their own."""
 
 
 @group("Agent")
@@ -102,7 +99,7 @@ class TurnFlags:
         " each environment or agent from a file or --plugin. For other environments, most steps at"
         " a time. The rest waits. 0: 64 processes, any number of steps.",
         bounds=">= 0",
-        only_if=FILE | server("openenv") | given("agent_command") | given("env_tags"),
+        only_if=FILE | SERVED | given("agent_command") | given("env_tags"),
     )
 
     @property
@@ -141,14 +138,14 @@ class AgentFlags(TurnFlags):
         "Give the class of --agent_func_path a chat endpoint on 127.0.0.1 that records the tokens"
         " of each rollout; its run(data, base_url, api_key) plays one episode. --agent_command"
         " and verifiers: always have one.",
-        only_if=FILE | server("verifiers") | given("agent_command"),
+        only_if=FILE | SERVED_ALONE | given("agent_command"),
     )
     agent_endpoint_port: int = flag(
         0,
         "Port of the first engine's endpoint; each further engine uses the next port. 0: any free"
         " ports.",
         bounds="[0, 65000]",
-        only_if=given("agent_endpoint") | server("verifiers") | given("agent_command"),
+        only_if=given("agent_endpoint") | SERVED_ALONE | given("agent_command"),
     )
     tools: str | None = flag(
         None,
@@ -161,7 +158,7 @@ class AgentFlags(TurnFlags):
         None,
         "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None:"
         " the one that the chat template writes.",
-        only_if=given("tools") | FILE | server("verifiers") | given("agent_command"),
+        only_if=given("tools") | FILE | SERVED_ALONE | given("agent_command"),
     )
     agent_sample_unit: Literal["trajectory", "step"] = flag(
         "trajectory",
@@ -180,7 +177,17 @@ class AgentFlags(TurnFlags):
     def server(self) -> tuple[str, str]:
         """Kind and address of the server that --agent_func_path names; empty texts without one."""
         kind, _, address = (self.agent_func_path or "").partition(":")
-        return (kind, address) if address.startswith(SERVERS.get(kind, ())) else ("", "")
+        if kind in agent_servers.names() and address.startswith(
+            agent_servers[kind].component.schemes
+        ):
+            return kind, address
+        return "", ""
+
+    @property
+    def server_plays_alone(self) -> bool:
+        """Whether that server plays episodes against the chat endpoint."""
+        kind, _ = self.server
+        return bool(kind) and agent_servers[kind].component.plays_alone
 
 
 @group("Agent")

@@ -17,7 +17,7 @@ from openrl.config.derived import (
 from openrl.config.groups.agent import read_env_config, split_command
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
-from openrl.extension_points import environments, verifiers
+from openrl.extension_points import agent_servers, environments, verifiers
 from openrl.files import file_and_name
 from openrl.flags.checks import (
     Given,
@@ -115,7 +115,9 @@ def agents_exist(config: Playing) -> Problems:
     if path is not None and not config.agents.server[0]:
         file, _ = file_and_name(path)
         if not file.endswith(".py"):
-            fix = BUILT_IN.get(path, "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT")
+            servers = [entry.component.example for entry in agent_servers.entries()]
+            *known, last = ["PATH.py[:CLASS]", *servers]
+            fix = BUILT_IN.get(path, f"{', '.join(known)} or {last}" if known else last)
             yield problem(("agent_func_path",), f"{path} is not a Python file", fix)
         elif not Path(file).expanduser().is_file():
             yield problem(("agent_func_path",), f"no such file: {file}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from openrl.agents.checks import check_agents
+from openrl.agents.build import check_agents
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import check_address
@@ -109,13 +109,12 @@ def prepare(config: PPOConfig) -> Inputs:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag
         longest = config.sampling.lengths.both
-        lines = check_agents(agent_setup(config), inputs.tokenizer, source, longest)
+        check_agents(agent_setup(config), inputs.tokenizer, source, longest)
         check_steps(config, len(inputs.prompts))
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     collector.raise_all()
-    reports = [*lines, *inputs.reports]
-    inputs = replace(inputs, row_cost=row_cost(path, trusted), reports=reports)
+    inputs = replace(inputs, row_cost=row_cost(path, trusted))
     for prompts in (inputs.prompts, inputs.eval_prompts):
         check_prompts(config.reward, rewards, prompts)
         check_labels(config.reward, rewards, prompts, config.debug.plugin)

@@ -10,9 +10,9 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from openrl.agents.build import AgentSetup, open_agent
-from openrl.agents.checks import check_agents
+from openrl.agents.build import check_agents, open_agent
 from openrl.agents.environments.agent import EnvironmentFailure
+from openrl.agents.setup import AgentSetup
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags, needs_process
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
@@ -148,7 +148,7 @@ def test_one_that_never_begins_is_found_before_the_start(plugin, tmp_path):
     how = setup(plugin, tmp_path, "{begins: false}")
     with pytest.raises(UserError, match=r"cannot start an episode: .*nothing came back within 4 s"):
         check_agents(how, hermes_chat().tokenizer, None, 1000)
-    assert check_agents(setup(plugin, tmp_path), hermes_chat().tokenizer, None, 1000) == []
+    check_agents(setup(plugin, tmp_path), hermes_chat().tokenizer, None, 1000)
 
 
 def test_which_of_ours_run_other_peoples_code():

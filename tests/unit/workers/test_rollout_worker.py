@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from openrl.agents.base import Step
-from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.environments.agent import EnvironmentAgent
+from openrl.agents.setup import AgentSetup
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext, WorkerDied

@@ -1,0 +1,53 @@
+"""Plays a user's file in its process. This module uses the standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrl.agents.files.calls import AgentInfo, MethodCall
+from openrl.agents.files.detect import find_class
+from openrl.agents.files.stand_ins import install_stand_ins
+from openrl.processes.worker import AskParent, Loaded, load_module
+from openrl.registry import load_plugins, resolve
+
+
+@dataclass(frozen=True)
+class AgentFile:
+    """A Python file and the name of the class in it; None means one with a known interface."""
+
+    path: Path  # absolute
+    class_name: str | None = None
+    plugins: tuple[str, ...] = ()  # modules that may register interfaces
+
+    def __str__(self) -> str:
+        return f"--agent_func_path {self.path}" + (f":{self.class_name}" if self.class_name else "")
+
+    def load(self) -> Loaded:
+        """Load the file. What it says about itself is an ``AgentInfo``."""
+        load_plugins(self.plugins)
+        install_stand_ins()
+        made, interface = find_class(load_module(self.path, "agent_file"), self.class_name)
+        adapter: Adapter = resolve(interface.adapter)(made)
+        info = AgentInfo(interface, made.__name__, adapter.schemas, adapter.rewards)
+        return Loaded(adapter.call, info)
+
+
+class Adapter:
+    """Plays the episodes of a class. ``MethodCall`` names a method of a subclass; this class alone
+    stands for an agent that plays in the engine's process."""
+
+    schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
+    rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
+    ask: AskParent
+
+    def __init__(self, made: Any) -> None:
+        self._class = made
+        self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
+
+    def call(self, asked: MethodCall, ask: AskParent) -> Any:
+        self.ask = ask
+        return self._runner.run(getattr(self, asked.method)(*asked.arguments))

@@ -1,0 +1,99 @@
+"""How the process of a user's file calls it, and reads what it returns.
+
+This module and what it imports use the standard library only, so that the process does not import
+torch unless the file does."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.agents.base import EpisodeResult
+from openrl.processes.interfaces import takes
+from openrl.processes.worker import WrongValueError
+from openrl.rewards.protocol import read_verdict
+from openrl.types import Message, Prompt, Sampling
+
+
+async def construct(made: Any, **offered: Any) -> Any:
+    """Make an object. Its ``__init__``, perhaps a coroutine, gets what it takes of ``offered``."""
+    agent = made.__new__(made)
+    if made.__init__ is not object.__init__:
+        given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
+        await result(agent.__init__(**given))
+    return agent
+
+
+async def result(value: Any) -> Any:
+    """Return the result of a function that may be a coroutine."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def sampling_values(sampling: Sampling) -> dict[str, Any]:
+    """Return the values of vLLM's ``SamplingParams``."""
+    return {**vars(sampling), "stop": list(sampling.stop), "logprobs": 1}
+
+
+def chat_for_clients(prompt: Prompt) -> list[Message]:
+    """Return the prompt as a chat that OpenAI's clients can send unchanged."""
+    if not prompt.images:
+        return prompt.chat
+    from openrl.vision.parts import messages_for_clients  # rows of text do not need PIL
+
+    return messages_for_clients(prompt)
+
+
+def pictures(prompt: Prompt) -> list[Any]:
+    """Return the row's images as PIL images."""
+    if not prompt.images:
+        return []
+    from openrl.vision.pictures import open_image  # rows of text do not need PIL
+
+    return [open_image(placed.image) for placed in prompt.images]
+
+
+# -- reading what it returns -----------------------------------------------------------------------
+
+
+def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
+    """Read {"reward", "scores"?, "extra_logs"?}."""
+    reward = None if found.get("reward") is None else scalar(found["reward"], "the reward")
+    return EpisodeResult(
+        reward, verdict(found.get("scores"), reward), numbers(found.get("extra_logs"))
+    )
+
+
+def scalar(value: Any, name: str) -> float:
+    """Return a finite number, or a tensor or list that holds one, as a float. Raises TypeError, and
+    WrongValueError for a number that is not finite: a reward of NaN would stand for a trajectory to
+    drop."""
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+    except OverflowError:  # integers can have any length
+        raise WrongValueError(f"{name} is an integer that no float can hold") from None
+    if not math.isfinite(number):
+        raise WrongValueError(f"{name} is {number}, not a finite number")
+    return number
+
+
+def verdict(value: Any, reward: float | None) -> float | None:
+    """Return ``scores`` as a verdict; None if there is none. Raises like ``scalar`` and
+    ``read_verdict``."""
+    return None if value is None else read_verdict(scalar(value, "the score"), reward)
+
+
+def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    found = {}
+    for name, value in (values or {}).items():
+        try:
+            found[name] = scalar(value, name)
+        except (TypeError, ValueError):
+            continue
+    return found

@@ -1,0 +1,49 @@
+"""What a process needs to know to build its agent, and how episodes are played by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import EpisodeConfig
+from openrl.agents.tools.calls import parse_no_calls
+from openrl.agents.tools.parsers import detect, parser_for
+from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
+from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.vision import ImageFlags
+from openrl.data.images import RowImages
+
+PROGRAM_TIMEOUT = 3600.0  # seconds for an episode that is played elsewhere, perhaps forever
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """What a process needs to know to build its agent."""
+
+    flags: AgentFlags
+    environments: EnvironmentTagFlags
+    templates: TemplateFlags
+    vision: ImageFlags = ImageFlags()
+    plugins: tuple[str, ...] = ()  # modules that register environments and interfaces
+
+
+def play_settings(
+    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
+) -> EpisodeConfig:
+    """Return how the flags want episodes to be played. Raises UserError for an unknown
+    --tool_parser."""
+    flags, templates = setup.flags, setup.templates
+    served = flags.agent_command or flags.agent_endpoint or flags.server_plays_alone
+    if served and not flags.episode_timeout:
+        flags = replace(flags, episode_timeout=PROGRAM_TIMEOUT)  # type: ignore[type-var]
+    chat = ChatFormat(
+        tokenizer,
+        chat=templates.apply_chat_template,
+        kwargs=templates.chat_template_kwargs,
+        images=images,
+    )
+    parser = flags.tool_parser or detect(tokenizer.chat_template or "")
+    parse = parser_for(parser, None) if parser else parse_no_calls
+    return EpisodeConfig(chat, parse, flags, flags.agent_sample_unit == "step")
