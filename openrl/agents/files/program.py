@@ -1,4 +1,4 @@
-"""Agents that ask the chat endpoint, ``run(data, base_url, api_key)``, in the process of the file."""
+"""Agents that ask the chat endpoint, in their file's process: ``run(data, base_url, api_key)``."""
 
 from __future__ import annotations
 
