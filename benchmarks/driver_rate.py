@@ -8,13 +8,15 @@ ranks. Engines answer at once, with answers of one length; nothing is trained. W
 carry answers between processes is left out, and so is the time in which engines build them here.
 One thread; seconds are those of the processor, so that other work on the machine does not count.
 Prints means of the steps, whose number is even: engines play two steps' prompts in every second
-one."""
+one. Then what it takes to wait for one answer of a group of Ray's, whose signs of life are watched,
+while few or many other calls are under way."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import time
+from collections import deque
 from itertools import pairwise
 from statistics import mean
 
@@ -26,6 +28,8 @@ from benchmarks.options import parser_of
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.hosts import GroupSettings
+from openrl.cluster.ray_group import RayGroup
 from openrl.data.order import SeededStream
 from openrl.models.process_memory import freeze_gc_heap
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
@@ -41,6 +45,7 @@ from openrl.types import (
     Trajectory,
     VersionSpan,
 )
+from openrl.waiting import cancel_all
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest
 
@@ -101,6 +106,30 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     return steps[1:]  # the first one warms up
 
 
+async def wait_for_answers(under_way: int, calls: int) -> float:
+    """Processor seconds of a call, from one answer to the next, with ``under_way`` calls that
+    wait. Nothing is sent: the answers are made here."""
+    group = RayGroup(None, None, "vllm", GroupSettings(), Engine, (), [{}])  # type: ignore[arg-type]
+    answers: deque[asyncio.Future[int]] = deque()
+    tasks: deque[asyncio.Task[list[int]]] = deque()
+
+    async def call() -> None:
+        answers.append(asyncio.get_running_loop().create_future())
+        tasks.append(asyncio.create_task(group._gather("play", {0: answers[-1]})))
+        await asyncio.sleep(0)
+
+    for _ in range(under_way):
+        await call()
+    started = time.process_time()
+    for _ in range(calls):
+        answers.popleft().set_result(0)
+        await tasks.popleft()
+        await call()
+    seconds = time.process_time() - started
+    await cancel_all(tasks)
+    return seconds / calls
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=int, default=256, help="of a step")
@@ -119,6 +148,9 @@ def main() -> None:
         seconds = mean(sum(s.values()) if name == "all" else s[name] for s in steps)
         table.add_row(name, f"{seconds:.3f}", f"{trajectories / seconds:,.0f}")
     Console(width=100).print(table)
+    for under_way in (64, 8192):
+        seconds = asyncio.run(wait_for_answers(under_way, calls=4096))
+        print(f"{under_way} calls under way: {1e6 * seconds:.0f} us for a call")
 
 
 if __name__ == "__main__":

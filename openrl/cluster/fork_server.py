@@ -2,8 +2,8 @@
 
 Ray starts each worker as a new Python process, which would then import torch, transformers and
 DeepSpeed or vLLM for seconds. Instead, one process per kind of worker imports them once. When Ray
-starts a worker, ``worker_start`` asks this process to fork it. It starts no threads (numpy's end
-when it forks) and does not import Ray, whose settings are read at import, from the environment of
+starts a worker, ``worker_start`` asks this process to fork it. It starts no threads (numpy's stop
+at a fork) and does not import Ray, whose settings are read at import, from the environment of
 the worker."""
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class ForkServer:
     def close(self) -> None:
         """End the process with everything that it forked, and warn if it had ended before."""
         if (code := self._process.poll()) is not None:
-            said = self._log.read_text(errors="replace").strip().splitlines()
-            last = f": {said[-1]}" if said else ""
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            last = f": {lines[-1]}" if lines else ""
             log.warning("the process that forks workers had ended, exit code %d%s", code, last)
         try:
             self._process.communicate(timeout=CLOSE_S)  # closes its stdin
@@ -127,8 +127,8 @@ def answer(asking: socket.socket, listening: socket.socket, early: Early | None)
         code = 1
         try:
             asking.send(b"forked")
-            for ours in (asking, listening):
-                ours.close()
+            for inherited in (asking, listening):
+                inherited.close()
             words, environ = json.loads(request)
             become_worker(words, environ, outputs, early)
             code = 0

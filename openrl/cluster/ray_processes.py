@@ -47,8 +47,8 @@ def fewest_processes() -> Iterator[None]:
 
     def start_process(command: list[str], kind: str, **options: Any) -> Any:
         if kind == ray_constants.PROCESS_TYPE_RAYLET:
-            ours = worker_start.__file__
-            command = [word.replace(RAYS_WORKER_START, ours) for word in command]
+            own_start = worker_start.__file__
+            command = [word.replace(RAYS_WORKER_START, own_start) for word in command]
             command += RAYLET_OPTIONS
         return start(command, kind, **options)
 

@@ -87,7 +87,8 @@ def model_spec(
 
 
 def model_paths(config: PPOConfig) -> dict[str, list[str]]:
-    """Return the paths of each role's models: its own, then those evaluated in turn with it."""
+    """Return the paths of each role's models: its own, then further frozen models that the same
+    ranks evaluate in turn."""
     others, policy, roles = config.others, config.model.pretrain, config.model_roles
     paths = {
         "actor": [policy],
@@ -101,7 +102,8 @@ def model_paths(config: PPOConfig) -> dict[str, list[str]]:
 def model_specs(
     config: PPOConfig, device: Device, optimizer_steps: int
 ) -> dict[str, list[ModelSpec]]:
-    """Return the models of each role: its own, then those that are evaluated in turn with it."""
+    """Return the models of each role: its own, then further frozen models that the same ranks
+    evaluate in turn."""
     frozen = config.algorithm.frozen_actor_steps * config.batch.optimizer_steps_per_rollout
     rate, steps = config.actor_optim.learning_rate, optimizer_steps - frozen
     average = config.checkpoint.ema_beta if config.checkpoint.enable_ema else None
