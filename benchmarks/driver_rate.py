@@ -92,7 +92,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
             times.append(time.process_time())
             plan_steps(batch, args.ranks, len(batch), 8)
             times.append(time.process_time())
-            await rollouts.published(version)
+            await rollouts.set_policy_version(version)
             times.append(time.process_time())
             take, collating, planning, publish = (b - a for a, b in pairwise(times))
             steps.append(

@@ -266,7 +266,7 @@ class ModelledRun:
                 ages = await self.train([group.prompt.id for group in taken.groups])
                 if step % self.work.steps_per_sync == 0:
                     await self.sync()
-                await self.rollouts.published(self.version)
+                await self.rollouts.set_policy_version(self.version)
                 busy = sum(engine.busy for engine in self.engines) * self.work.engine_gpus
                 now = asyncio.get_running_loop().time()
                 reports.append(_Report(now, busy, self.train_busy, ages))

@@ -28,14 +28,14 @@ def check_engine(model: str, engine: OneEngineFlags, device: str, trust_remote_c
     """Raise UserError with every reason why vLLM cannot run ``model`` this way on ``device``."""
     collector = ErrorCollector()
     sizes, expert = engine.sizes, getattr(engine, "vllm_enable_expert_parallel", False)
-    asked = {
+    requested = {
         "vllm_pipeline_parallel_size": sizes.pipeline > 1,
         "vllm_enable_expert_parallel": expert,
         "vllm_data_parallel_size": sizes.data > 1,
         "vllm_quantization": engine.vllm_quantization is not None,
     }
     for flag, reason in ON_A_CPU.items():
-        if asked[flag] and device == "cpu":
+        if requested[flag] and device == "cpu":
             with collector:
                 raise UserError(f"--{flag} needs GPUs: {reason}", "leave it out")
     size, unit = engine.vllm_block_size or 0, BLOCKS[device]

@@ -1,7 +1,7 @@
 """The loop of a reinforcement-learning run.
 
     SeededStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [PromptGroup]
-    -> RolloutBuffer.take -> Learner.learn -> WeightSync.sync -> RolloutBuffer.published
+    -> RolloutBuffer.take -> Learner.learn -> WeightSync.sync -> RolloutBuffer.set_policy_version
 
 The buffer decides when prompts are played, so on-policy and asynchronous training share this
 loop."""
@@ -117,7 +117,7 @@ class RLTrainer:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > self.checkpoints.saved:
             if await self.sync():  # a resumed run's first publish sends the saved weights
-                await self.rollouts.published(self.weight_sync.version)
+                await self.rollouts.set_policy_version(self.weight_sync.version)
             await self.save()
         await self.checkpoints.finish()
         if unfinished := self.rollouts.unfinished:
@@ -133,7 +133,7 @@ class RLTrainer:
             await self.restore(*start)
         with self.progress.stage("sync"):
             await self.weight_sync.sync()
-            await self.rollouts.published(self.weight_sync.version)
+            await self.rollouts.set_policy_version(self.weight_sync.version)
             if self.untrained:
                 self.rollouts.buffer.taken_before()
             if self.rollouts.pool.group.size:
@@ -200,7 +200,7 @@ class RLTrainer:
             self.progress.note(note)
         if step % self.settings.weight_sync_interval == 0:
             metrics |= await self.sync()
-        await self.rollouts.published(self.weight_sync.version)
+        await self.rollouts.set_policy_version(self.weight_sync.version)
         return metrics | self.learner.residency.metrics()
 
     async def learn(self, batch: RolloutBatch, step: int, point: DropPoint) -> dict[str, Metric]:
@@ -230,7 +230,7 @@ class RLTrainer:
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
-            await self.rollouts.published(self.weight_sync.version)
+            await self.rollouts.set_policy_version(self.weight_sync.version)
             values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
         if evaluates:
             values |= await self.evaluate()

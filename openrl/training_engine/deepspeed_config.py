@@ -129,7 +129,7 @@ def _types(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
 
 
 class Section(dict[str, Any]):
-    """Settings that note which names DeepSpeed asks for, with its defaults: it ignores the names
+    """Settings that note which names DeepSpeed reads, with its defaults: it ignores the names
     that it does not know. Nothing is noted of a section that DeepSpeed takes whole, by ``**``: its
     own class refuses what is unknown."""
 
@@ -137,15 +137,15 @@ class Section(dict[str, Any]):
         super().__init__(
             {name: Section(v) if isinstance(v, dict) else v for name, v in settings.items()}
         )
-        self.asked: dict[str, Any] = {}
+        self.read: dict[str, Any] = {}
 
     def get(self, name: str, default: Any = None) -> Any:
-        if self.asked.get(name) is None:
-            self.asked[name] = default
+        if self.read.get(name) is None:
+            self.read[name] = default
         return super().get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.setdefault(name)
+        self.read.setdefault(name)
         return super().__getitem__(name)
 
 
@@ -166,7 +166,7 @@ def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
         DeepSpeedConfig(settings)
     except (DeepSpeedConfigError, ValueError, AssertionError, TypeError, AttributeError) as error:
         refusal = f"DeepSpeed refuses it: {_in_words(error)}"
-    # a wrong value is often what DeepSpeed stumbles over; then it has not asked for every name
+    # a wrong value is often what DeepSpeed stumbles over; then it has not read every name
     wrong = next(wrong_kinds(overrides, settings), "") or refusal
     if wrong := wrong or next(unknown_settings(overrides, settings), ""):
         raise UserError(f"--ds_config_overrides: {wrong}", "see deepspeed.ai/docs/config-json")
@@ -175,7 +175,7 @@ def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
 def wrong_kinds(overrides: Mapping[str, Any], section: Section, inside: str = "") -> Iterator[str]:
     """Yield a message for each value that is of another kind than DeepSpeed's default."""
     for name, value in overrides.items():
-        kind = KINDS.get(type(section.asked.get(name)))
+        kind = KINDS.get(type(section.read.get(name)))
         if isinstance(value, dict) and isinstance(inner := dict.get(section, name), Section):
             yield from wrong_kinds(value, inner, f"{inside}{name}.")
         elif kind and value is not None and KINDS.get(type(value)) != kind:
@@ -185,8 +185,8 @@ def wrong_kinds(overrides: Mapping[str, Any], section: Section, inside: str = ""
 def unknown_settings(
     overrides: Mapping[str, Any], section: Section, inside: str = ""
 ) -> Iterator[str]:
-    """Yield a message for each name that DeepSpeed has not asked for."""
-    unknown = unknown_keys(overrides, section.asked) if section.asked else ()
+    """Yield a message for each name that DeepSpeed has not read."""
+    unknown = unknown_keys(overrides, section.read) if section.read else ()
     for name, near in unknown:
         meant = f"; did you mean {near!r}?" if near else ""
         yield f"DeepSpeed has no setting {inside + name!r}{meant}"

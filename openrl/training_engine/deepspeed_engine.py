@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.placement import ModelPart
 from openrl.experience import ExperienceBatch, StepPlan, TokenBatch
-from openrl.files import model_written_aside
 from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
@@ -58,9 +57,6 @@ from openrl.training_engine.whole_weights import (
     shard,
     write_model,
 )
-
-ADAPTER_FOLDER = "adapter"
-"""Folder of an exported model that holds the adapters alone. The model has them merged in."""
 
 
 class DeepSpeedEngine:
@@ -220,10 +216,10 @@ class DeepSpeedEngine:
         if "full_kl" in outputs:
             assert isinstance(batch, ExperienceBatch)
             reference = [part.to(self.device) for part in batch.reference]
-        media: dict[str, Tensor] | None = None
-        if self.model.vision is not None:
-            found = self.model.vision.read(batch.images)
-            media = {name: tensor.to(self.device) for name, tensor in found.items()}
+        vision = self.model.vision
+        media = (
+            {n: t.to(self.device) for n, t in vision.read(batch.images).items()} if vision else None
+        )
         return self._engine(*tokens, outputs, reference, media)
 
     @needs("param")
@@ -325,14 +321,8 @@ class DeepSpeedEngine:
         try:
             if self.layout.rank == 0:
                 dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
-                fields = {"architectures": [self.model.architecture], "dtype": dtype}
-                with model_written_aside(directory) as aside:
-                    write_model(aside, self.model.hf, weights, fields | dict(config_fields or {}))
-                    if self.model.vision:
-                        self.model.vision.processor.save(aside)
-                    if self.model.adapters:
-                        folder = aside / ADAPTER_FOLDER
-                        self.model.adapters.write(folder, adapters, self.model.adapted_modules)
+                fields = {"dtype": dtype, **(config_fields or {})}
+                write_model(directory, self.model, weights, adapters, fields)
         finally:  # a full disk must not leave the other ranks waiting
             dist.barrier()
 

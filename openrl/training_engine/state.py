@@ -179,20 +179,20 @@ def regroup(
         keys = {name.rpartition(".")[0] for name in tensors} - {"rng"}
         keys = keys if state else keys & {"master", "average"}
         saved = [Fragment(*values) for values in read_values(directory, rank)["fragments"]]
-        for theirs, own in _overlaps(saved, wanted):
+        for other, own in _overlaps(saved, wanted):
             missing -= own.length
             for key in keys:
-                source = tensors.get(f"{key}.{theirs.master}")
+                source = tensors.get(f"{key}.{other.master}")
                 if source is None:  # with Muon, masters have different moments
                     continue
                 name = f"{key}.{own.master}"
                 if source.dim() == 0:  # a count of steps, of which each master has its own
                     found[name] = source.clone()
                     continue
-                _check_elementwise(directory, key, source, tensors[f"master.{theirs.master}"])
+                _check_elementwise(directory, key, source, tensors[f"master.{other.master}"])
                 shape = masters[own.master].shape
                 target = found.setdefault(name, torch.zeros(shape, dtype=source.dtype)).view(-1)
-                piece = source.view(-1)[theirs.offset : theirs.offset + theirs.length]
+                piece = source.view(-1)[other.offset : other.offset + other.length]
                 target[own.offset : own.offset + own.length] = piece
     if missing:
         raise UserError(
@@ -209,12 +209,12 @@ def _overlaps(
     of_parameter = defaultdict(list)
     for own in wanted:
         of_parameter[own.parameter].append(own)
-    for theirs in saved:
-        for own in of_parameter[theirs.parameter]:
-            start = max(theirs.start, own.start)
-            length = min(theirs.start + theirs.length, own.start + own.length) - start
+    for other in saved:
+        for own in of_parameter[other.parameter]:
+            start = max(other.start, own.start)
+            length = min(other.start + other.length, own.start + own.length) - start
             if length > 0:
-                yield theirs.part(start, length), own.part(start, length)
+                yield other.part(start, length), own.part(start, length)
 
 
 def _check_elementwise(directory: Path, key: str, source: Tensor, master: Tensor) -> None:

@@ -28,11 +28,15 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.errors import UserError
+from openrl.files import model_written_aside
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import dequantised, of_adapter
 from openrl.models.stored import load_config
 from openrl.models.towers import tower_parameters
 from openrl.models.trial import Trial
+
+ADAPTER_FOLDER = "adapter"
+"""Folder of an exported model that holds the adapters alone. The model has them merged in."""
 
 
 def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
@@ -94,10 +98,26 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
 
 
 def write_model(
+    directory: Path,
+    model: HeadedModel,
+    weights: dict[str, Tensor],
+    adapters: dict[str, Tensor],
+    fields: Mapping[str, Any],
+) -> None:
+    """Write a model directory: ``weights``, under their checkpoint names, with the config, the
+    custom code and the processor of the model, and its adapters, if it has any, alone too.
+    ``fields`` are added to config.json. Writes no tokenizer."""
+    with model_written_aside(directory) as aside:
+        _write_weights(aside, model.hf, weights, {"architectures": [model.architecture], **fields})
+        if model.vision:
+            model.vision.processor.save(aside)
+        if model.adapters:
+            model.adapters.write(aside / ADAPTER_FOLDER, adapters, model.adapted_modules)
+
+
+def _write_weights(
     directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]
 ) -> None:
-    """Write ``weights``, under their checkpoint names, with the config and the custom code of
-    ``hf``. ``fields`` are added to config.json. Writes no tokenizer."""
     config = copy(hf.config)
     config.update(dict(fields))
     vars(config).pop("quantization_config", None)  # the weights are written unquantised

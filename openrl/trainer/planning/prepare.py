@@ -172,8 +172,8 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     with collector:
         ptx_rows, ptx_reports = load_ptx(config, tokenizer)
     collector.raise_all()
-    told = [*reports, *eval_reports, *budget, *ptx_reports]
-    return Inputs(device, tokenizer, prompts, eval_prompts, told, ptx_rows)
+    reports += [*eval_reports, *budget, *ptx_reports]
+    return Inputs(device, tokenizer, prompts, eval_prompts, reports, ptx_rows)
 
 
 def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
@@ -199,9 +199,9 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
     """Raise UserError if the prompts do not fill a step, or if no step trains the actor."""
     if config.evaluation.eval_only:
         return
-    asked = {"rollout_batch_size": config.batch.rollout_batch_size}
-    asked["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
-    for name, size in asked.items():
+    sizes = {"rollout_batch_size": config.batch.rollout_batch_size}
+    sizes["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
+    for name, size in sizes.items():
         if prompts < size:
             raise UserError(
                 f"--{name} asks for {size} prompts per step, but the data has {prompts}",
@@ -289,7 +289,7 @@ def check_same_tokens(
     """Raise UserError if the policy's token ids mean other tokens to the reward model at ``path``.
     Warns if there is no tokenizer to compare."""
     try:
-        theirs = AutoTokenizer.from_pretrained(
+        actual = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code
         ).get_vocab()
     except Exception as error:  # there is no tokenizer, or none that loads
@@ -299,14 +299,14 @@ def check_same_tokens(
             stacklevel=2,
         )
         return
-    ours = tokenizer.get_vocab()
+    expected = tokenizer.get_vocab()
     if differing := [
-        token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]
+        token for token in expected.keys() & actual.keys() if expected[token] != actual[token]
     ]:
         token = min(differing)
         raise UserError(
             f"--reward_pretrain: {path} and the policy have different tokenizers: {token!r} is"
-            f" token {theirs[token]} there and {ours[token]} here ({len(differing)} tokens"
+            f" token {actual[token]} there and {expected[token]} here ({len(differing)} tokens"
             " differ)",
             "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
             " text",

@@ -4,7 +4,8 @@
     buffer.put(slot, group)         stores its scored answers; if the filter rejects them, the next
                                     prompt may start instead
     taken = await buffer.take()     returns the groups of the next training step
-    buffer.published(version)       the engines have new weights: prompts that waited may start
+    buffer.set_policy_version(version)
+                                    the engines have new weights: prompts that waited may start
 
 On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training, and
 answers that outlive a step are all settings of this one class. A version counts the publishes of
@@ -59,7 +60,7 @@ class BufferLimits:
 class PendingPrompt:
     """A prompt on its way to a training step."""
 
-    ordinal: int  # order of admission over the whole run
+    index: int  # order of admission over the whole run
     prompt: Prompt
     draw: tuple[int, int] | None = None  # (training step, number in it) at its start; gives a seed
     version: int = -1  # the engines' weights at its start; -1: not started, or starts again
@@ -77,9 +78,8 @@ class RolloutBatch:
     generated: list[PromptGroup]  # these, and those rejected since the last step
     version: int  # of the weights that are trained on them
     counts: dict[str, float] = field(default_factory=dict)  # the buffer's metrics by name
-    given_up: list[PendingPrompt] = field(
-        default_factory=list
-    )  # abandoned: nobody needs their answers
+    # abandoned: nobody needs their answers
+    aborted: list[PendingPrompt] = field(default_factory=list)
 
 
 class RolloutBuffer:
@@ -97,9 +97,7 @@ class RolloutBuffer:
         self._unsent = False  # a step has taken its groups but may still publish its weights
         self._asked = False  # a step waits for its groups
         self._arrange([])
-        self._turned_down: list[
-            tuple[int, PromptGroup]
-        ] = []  # (ordinal, group) since the last step
+        self._filtered: list[tuple[int, PromptGroup]] = []  # (index, group) since the last step
         self._admitted, self._draws, self._tried_again = 0, 0, 0
         self._wave_open = True
         self._dropped = 0
@@ -146,13 +144,13 @@ class RolloutBuffer:
         if self.filter is not None and not self.filter.accepts(group):
             if self._tried_again < self.filter.spare:
                 self._tried_again += 1
-                self._turned_down.append((slot.ordinal, group))
-                del self._slots[_place(self._slots, slot.ordinal)]
+                self._filtered.append((slot.index, group))
+                del self._slots[_place(self._slots, slot.index)]
                 self._changed()
                 return
             slot.kept = False
         slot.group = group
-        self._complete.insert(_place(self._complete, slot.ordinal), slot)
+        self._complete.insert(_place(self._complete, slot.index), slot)
         self._changed()
 
     def fail(self, error: BaseException) -> None:
@@ -165,7 +163,7 @@ class RolloutBuffer:
         next prompt. None if the limits allow neither."""
         limits = self.limits
         waiting = self._waiting[0] if self._waiting else None
-        position = _place(self._slots, waiting.ordinal) if waiting else len(self._slots)
+        position = _place(self._slots, waiting.index) if waiting else len(self._slots)
         if limits.in_waves:
             self._wave_open = (self._wave_open or not self._running) and position < limits.capacity
         allowed = (
@@ -204,19 +202,19 @@ class RolloutBuffer:
         self._asked, self._unsent = False, True
         self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
         left = self._without(chosen)
-        given_up: list[PendingPrompt] = []
+        aborted: list[PendingPrompt] = []
         if not self.limits.steps_ahead and not self.limits.carries_over:
-            given_up, left = left, []
+            aborted, left = left, []
         self._arrange(left)
-        came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
+        came = [*self._filtered, *((s.index, s.group) for s in chosen if s.group)]
         taken = RolloutBatch(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
             generated=[group for _, group in sorted(came, key=lambda item: item[0])],
             version=self.version,
-            counts=self._counts(asked_at) | {"rollout/surplus_groups": float(len(given_up))},
-            given_up=given_up,
+            counts=self._counts(asked_at) | {"rollout/surplus_groups": float(len(aborted))},
+            aborted=aborted,
         )
-        self._turned_down = []
+        self._filtered = []
         self._changed()
         return taken
 
@@ -226,7 +224,7 @@ class RolloutBuffer:
         if self.complete < limits.wanted:
             return None
         candidates = self._slots[: limits.wanted + limits.surplus]
-        complete = self._complete[: _place(self._complete, candidates[-1].ordinal + 1)]
+        complete = self._complete[: _place(self._complete, candidates[-1].index + 1)]
         if len(complete) < limits.wanted:
             return None
         # a slot that was dropped once goes first, or others might overtake it forever
@@ -234,7 +232,7 @@ class RolloutBuffer:
         if any(slot.group is None for slot in dropped[: limits.wanted]):
             return None
         complete.sort(key=lambda slot: not slot.drops)
-        chosen = sorted(complete[: limits.wanted], key=lambda slot: slot.ordinal)
+        chosen = sorted(complete[: limits.wanted], key=lambda slot: slot.index)
         if not limits.carries_over:
             return chosen
         behind = limits.wanted  # the slots left behind are trained one step later
@@ -249,7 +247,7 @@ class RolloutBuffer:
         leaving = set(chosen)
         return [slot for slot in self._slots if slot not in leaving]
 
-    def published(self, version: int) -> list[PendingPrompt]:
+    def set_policy_version(self, version: int) -> list[PendingPrompt]:
         """Record that the last step is over and that the engines hold weights ``version``. Returns
         the slots that are now too old: new ones replace them, and nobody needs their answers."""
         # a step that has not sent its weights may still send them, before an evaluation
@@ -259,7 +257,7 @@ class RolloutBuffer:
         if self.limits.policy == "drop":
             oldest = version - self.limits.max_staleness
             too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
-            again = {s: PendingPrompt(s.ordinal, s.prompt, drops=s.drops + 1) for s in too_old}
+            again = {s: PendingPrompt(s.index, s.prompt, drops=s.drops + 1) for s in too_old}
         self._arrange(again.get(slot, slot) for slot in self._slots)
         self._dropped += len(again)
         self._changed()
@@ -321,7 +319,7 @@ class RolloutBuffer:
             "draws": self._draws,
             "tried_again": self._tried_again,
             "dropped": self._dropped,
-            "turned_down": [(n, group_to_json(group)) for n, group in self._turned_down],
+            "filtered": [(n, group_to_json(group)) for n, group in self._filtered],
             "slots": [_slot_to_json(slot) for slot in self._slots],
         }
 
@@ -337,18 +335,20 @@ class RolloutBuffer:
         self.steps, self._admitted = state["steps"], state["admitted"]
         self._draws, self._tried_again = state["draws"], state["tried_again"]
         self._dropped = state["dropped"]
-        self._turned_down = [(n, group_from_json(g, known)) for n, g in state["turned_down"]]
+        # older checkpoints have other names: turned_down, and ordinal in a slot
+        filtered = state["filtered"] if "filtered" in state else state["turned_down"]
+        self._filtered = [(n, group_from_json(g, known)) for n, g in filtered]
         self._arrange(_slot_from_json(slot, known) for slot in state["slots"])
 
 
-def _place(slots: list[PendingPrompt], ordinal: int) -> int:
-    """Return how many of the slots, in the order of admission, come before ``ordinal``."""
-    return bisect_left(slots, ordinal, key=lambda slot: slot.ordinal)
+def _place(slots: list[PendingPrompt], index: int) -> int:
+    """Return how many of the slots, in the order of admission, come before ``index``."""
+    return bisect_left(slots, index, key=lambda slot: slot.index)
 
 
 def _slot_to_json(slot: PendingPrompt) -> dict[str, Any]:
     return {
-        "ordinal": slot.ordinal,
+        "index": slot.index,
         "prompt": slot.prompt.id,
         "draw": slot.draw,
         "version": slot.version if slot.group else -1,
@@ -360,7 +360,7 @@ def _slot_to_json(slot: PendingPrompt) -> dict[str, Any]:
 
 def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> PendingPrompt:
     return PendingPrompt(
-        ordinal=saved["ordinal"],
+        index=saved["index"] if "index" in saved else saved["ordinal"],
         prompt=known[saved["prompt"]],
         draw=tuple(saved["draw"]) if saved["draw"] else None,
         # earlier checkpoints of unfinished episodes have the version of their first turns

@@ -47,12 +47,12 @@ class RewardModels:
         for model, name in enumerate(self.names):
             # a row may fail by one model and is then not shown to the next
             sound = [r for r in rows if not (r.failed or (r.score and r.score.failure is not None))]
-            asked = [row for row in sound if name in plan.of(row.prompt.source)]
-            if asked:
+            requested = [row for row in sound if name in plan.of(row.prompt.source)]
+            if requested:
                 # of several segments a model sees the last, which has the end of the trajectory
-                last = [replace(row, segments=row.segments[-1:]) for row in asked]
+                last = [replace(row, segments=row.segments[-1:]) for row in requested]
                 values = await self.forward([PromptGroup(row.prompt, [row]) for row in last], model)
-                for row, value in zip(asked, values.tolist(), strict=True):
+                for row, value in zip(requested, values.tolist(), strict=True):
                     row.score = self._add_output(row, name, value)
         return groups
 

@@ -55,12 +55,12 @@ class Rollouts:
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="rollouts")
         taken = await self.pool.replacing_lost(self.buffer.take())
-        await self._stop(taken.given_up)
+        await self._stop(taken.aborted)
         return replace(taken, counts=taken.counts | self.pool.counts())
 
-    async def published(self, version: int) -> None:
-        """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
-        await self._stop(self.buffer.published(version))
+    async def set_policy_version(self, version: int) -> None:
+        """Record that the engines hold the weights ``version``, see ``RolloutBuffer``'s method."""
+        await self._stop(self.buffer.set_policy_version(version))
 
     async def _produce(self) -> None:
         try:

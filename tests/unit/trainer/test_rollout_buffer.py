@@ -72,7 +72,7 @@ class Table:
         self.follows.append(f"train {', '.join(trained)}")
         left_out = [g.prompt.id for g in taken.generated if g.prompt.id not in trained]
         self.follows += [f"leave out {number}" for number in left_out]
-        self.follows += [f"give up {slot.prompt.id}" for slot in taken.given_up]
+        self.follows += [f"give up {slot.prompt.id}" for slot in taken.aborted]
 
     async def row(self, event: str) -> str:
         self.follows = []
@@ -86,14 +86,14 @@ class Table:
                 self.buffer.put(self.playing.pop(int(number)), group)
             case [*no, "publish"]:
                 self.version += not no
-                old = self.buffer.published(self.version)
+                old = self.buffer.set_policy_version(self.version)
                 self.follows += [f"too old {slot.prompt.id}" for slot in old]
             case ["leave"]:
                 state = json.dumps(self.buffer.state())
                 await self.stop()
                 self.begin()
                 self.buffer.load_state(json.loads(state))
-                self.buffer.published(self.version)
+                self.buffer.set_policy_version(self.version)
         for _ in range(20):
             await asyncio.sleep(0)  # until every task waits for the next event
         return "; ".join(self.follows)
@@ -319,7 +319,7 @@ def test_waits_are_measured():
 
     async def scenario():
         buffer = RolloutBuffer(SeededStream(PROMPTS, 0), BufferLimits(1))
-        buffer.published(1)
+        buffer.set_policy_version(1)
         await asyncio.sleep(1)
         step = asyncio.create_task(buffer.take())
         await asyncio.sleep(2)
@@ -328,7 +328,7 @@ def test_waits_are_measured():
         buffer.put(slot, answers(0))
         first = (await step).counts
         await asyncio.sleep(3)
-        buffer.published(2)
+        buffer.set_policy_version(2)
         second = asyncio.create_task(buffer.take())
         await asyncio.sleep(0)
         buffer.put(await buffer.admit(), answers(1))

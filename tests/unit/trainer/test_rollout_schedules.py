@@ -182,7 +182,7 @@ class Run:
     async def __call__(self):
         trainer = Trainer(self)
         await trainer.weight_sync.sync()
-        await trainer.rollouts.published(self.version)
+        await trainer.rollouts.set_policy_version(self.version)
         asyncio.get_running_loop().call_at(self.snapshot_at, self.take_snapshot, trainer)
         await trainer.run_steps()
         return self
@@ -299,15 +299,15 @@ def check_prompts(run: Run, takes: list[RolloutBatch]) -> None:
     admitted = run.buffer.state()["admitted"]
     stream = SeededStream(run.stream.items, schedule.seed)
     order = [int(prompt.id) for prompt in stream.take(admitted)]
-    gone = [n for t in takes for n in numbers(t.generated) + numbers(t.given_up)]
-    left = numbers(run.buffer._slots) + numbers(g for _, g in run.buffer._turned_down)
+    gone = [n for t in takes for n in numbers(t.generated) + numbers(t.aborted)]
+    left = numbers(run.buffer._slots) + numbers(g for _, g in run.buffer._filtered)
     assert Counter(gone) + Counter(left) == Counter(order)
 
     for taken in takes:
         if len(set(order)) == len(order):  # one pass over the data: places are ordinals
             places = [order.index(n) for n in numbers(taken.groups)]
             assert places == sorted(places)
-        assert taken.counts["rollout/surplus_groups"] == len(taken.given_up)
+        assert taken.counts["rollout/surplus_groups"] == len(taken.aborted)
         if schedule.spare in (None, PLENTY):
             assert len(taken.groups) == limits.wanted
         if schedule.spare is None:

@@ -103,7 +103,7 @@ def test_recorded_turns_of_earlier_checkpoints_are_ignored_and_that_is_said_once
         trainer.weight_sync = SimpleNamespace(version=0)
         saved = {"step": 0, "version": 3, "rollouts": state, "learner": {}, "totals": {}}
         await trainer.restore(Path("unused"), json.loads(json.dumps(saved)))
-        trainer.rollouts.buffer.published(2)
+        trainer.rollouts.buffer.set_policy_version(2)
         slot = await trainer.rollouts.buffer.admit()
         return slot, trainer.progress.console.file.getvalue()
 

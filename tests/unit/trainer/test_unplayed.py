@@ -51,7 +51,7 @@ async def take_all(sound, steps):
         for step in range(steps):
             async with played.generating():
                 await played.take(lambda done, total: None)
-            await played.published(step + 1)
+            await played.set_policy_version(step + 1)
     finally:
         await played.close()
 
