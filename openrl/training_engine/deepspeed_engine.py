@@ -216,10 +216,8 @@ class DeepSpeedEngine:
         if "full_kl" in outputs:
             assert isinstance(batch, ExperienceBatch)
             reference = [part.to(self.device) for part in batch.reference]
-        vision = self.model.vision
-        media = (
-            {n: t.to(self.device) for n, t in vision.read(batch.images).items()} if vision else None
-        )
+        read = self.model.vision.read(batch.images) if self.model.vision else None
+        media = read and {name: tensor.to(self.device) for name, tensor in read.items()}
         return self._engine(*tokens, outputs, reference, media)
 
     @needs("param")
@@ -320,9 +318,9 @@ class DeepSpeedEngine:
             adapters = self._copied(self.adapter_weights()) if self.model.adapters else {}
         try:
             if self.layout.rank == 0:
-                dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
-                fields = {"dtype": dtype, **(config_fields or {})}
-                write_model(directory, self.model, weights, adapters, fields)
+                write_model(
+                    directory, self.model, self.dtype, weights, adapters, config_fields or {}
+                )
         finally:  # a full disk must not leave the other ranks waiting
             dist.barrier()
 

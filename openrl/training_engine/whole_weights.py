@@ -29,6 +29,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.errors import UserError
 from openrl.files import model_written_aside
+from openrl.models.causal_lm import DTYPES
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import dequantised, of_adapter
 from openrl.models.stored import load_config
@@ -100,6 +101,7 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
 def write_model(
     directory: Path,
     model: HeadedModel,
+    dtype: str,
     weights: dict[str, Tensor],
     adapters: dict[str, Tensor],
     fields: Mapping[str, Any],
@@ -107,8 +109,10 @@ def write_model(
     """Write a model directory: ``weights``, under their checkpoint names, with the config, the
     custom code and the processor of the model, and its adapters, if it has any, alone too.
     ``fields`` are added to config.json. Writes no tokenizer."""
+    of_torch = str(DTYPES[dtype]).removeprefix("torch.")
+    fields = {"architectures": [model.architecture], "dtype": of_torch, **fields}
     with model_written_aside(directory) as aside:
-        _write_weights(aside, model.hf, weights, {"architectures": [model.architecture], **fields})
+        _write_weights(aside, model.hf, weights, fields)
         if model.vision:
             model.vision.processor.save(aside)
         if model.adapters:
