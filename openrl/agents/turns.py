@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.agents.chat import Schemas
 from openrl.agents.conversation import Conversation, EpisodeOver, Reply
-from openrl.agents.ending import deadline
+from openrl.agents.time_limits import deadline
 from openrl.types import FinishReason, Message, Trajectory
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from starlette.routing import Route
 
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.conversation import EpisodeConfig, EpisodeOver
-from openrl.agents.ending import deadline
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
@@ -30,6 +29,7 @@ from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, name_and_repeats
 from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
+from openrl.agents.time_limits import deadline
 from openrl.http_server import Refusal, bind, read_body, refuse_web_pages
 from openrl.types import Prompt, Sampling, Score, Trajectory
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
-from openrl.agents.ending import time_limit
+from openrl.agents.time_limits import time_limit
 from openrl.agents.turns import TurnEpisode
 from openrl.errors import BadRow, UserError
 from openrl.processes.child import CallFailed

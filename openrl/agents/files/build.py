@@ -11,7 +11,6 @@ from pathlib import Path
 
 from openrl.agents.base import Agent, Generate
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.files.adapter import AgentFile
@@ -23,6 +22,7 @@ from openrl.agents.files.process import (
     ProgramAgent,
     RawText,
 )
+from openrl.agents.time_limits import time_limit
 from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags

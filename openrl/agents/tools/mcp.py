@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
 from openrl.agents.base import ToolError, Toolset
-from openrl.agents.ending import time_limit
+from openrl.agents.time_limits import time_limit
 from openrl.agents.tools.calls import schema_in_chat
 from openrl.errors import UserError, short
 from openrl.vision.parts import Content, Part

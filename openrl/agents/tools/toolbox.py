@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
 from openrl.agents.base import ToolError, Toolset
-from openrl.agents.ending import time_limit
+from openrl.agents.time_limits import time_limit
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import Content

@@ -26,10 +26,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 
 from openrl.agents.base import Environment, Generate, Step
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.files.user_code import scalar
+from openrl.agents.time_limits import time_limit
 from openrl.errors import UserError
 from openrl.types import Prompt, Sampling, Trajectory
 

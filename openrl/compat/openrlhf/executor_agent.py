@@ -8,9 +8,9 @@ from typing import Any
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver, Reply
-from openrl.agents.ending import deadline
 from openrl.agents.files.build import FileAgent
 from openrl.agents.files.calls import MethodCall
+from openrl.agents.time_limits import deadline
 from openrl.compat.openrlhf.executor import GenerateRequest, TokenizerRequest
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease

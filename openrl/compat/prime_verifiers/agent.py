@@ -27,11 +27,11 @@ import zmq.asyncio
 
 from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.ending import time_limit
 from openrl.agents.endpoint.records import MODEL, Json
 from openrl.agents.endpoint.server import AgentEndpoint
 from openrl.agents.endpoint.session import Session
 from openrl.agents.files.user_code import numbers
+from openrl.agents.time_limits import time_limit
 from openrl.errors import UserError
 from openrl.types import FinishReason, Prompt, Sampling, Score, Trajectory
 from openrl.waiting import cancel_all
