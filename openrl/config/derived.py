@@ -288,8 +288,8 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
 def corrects_early(config: PPOConfig) -> bool:
     """Return whether the correction of rollouts needs old log-probs before the update: for tests
     that remove tokens from the counts, for a mean over the batch, for weights that depend on other
-    rows, or because the update's own have dropout in them. Recorded rollouts may have been an
-    agent's, and a replay must weigh as the recorded run did."""
+    rows, or because the update's own have dropout in them. Replayed rollouts may contain
+    multi-segment trajectories, so they weigh as if agents were on."""
     flags = config.correction
     if flags.rollout_rs or not flags.enable_vllm_is_correction:
         return bool(flags.rollout_rs)

@@ -117,8 +117,8 @@ class PackingFlags:
 class SharedPackingFlags(PackingFlags):
     prefix_grouper: bool = flag(
         False,
-        "Compute the common prefix of a prompt's samples (the prompt or more) once per"
-        " micro-batch, forward and backward: the same gradient from fewer tokens. Turns on"
+        "Compute the longest common prefix of a prompt's samples once per micro-batch, forward"
+        " and backward: the same gradient from fewer tokens. Turns on"
         " --packing_samples and uses --attn_implementation varlen.",
         only_if=SIBLINGS,
     )

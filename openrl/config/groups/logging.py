@@ -7,6 +7,9 @@ from typing import Any, Literal
 from openrl.config.conditions import PROJECTS, WANDB
 from openrl.flags.schema import flag, given, group
 
+TRACKER_FLAGS = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
+"""Tracker -> the flag of its own that asks for it, beside --track_with."""
+
 
 @group("Logging")
 class LoggingFlags:
@@ -14,7 +17,7 @@ class LoggingFlags:
         None, "Name of the run in titles and trackers. None: command and start time."
     )
     logging_dir: str | None = flag(
-        None, "Directory with one log file per process. None: logs under --save_path."
+        None, "Directory with one log file per process. None: SAVE_PATH/logs."
     )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
     track_with: tuple[str, ...] = flag(
@@ -57,8 +60,8 @@ class LoggingFlags:
     @property
     def trackers(self) -> tuple[str, ...]:
         """Every tracker that a flag asks for, once."""
-        switches = {"tensorboard": self.use_tensorboard is not None, "wandb": self.use_wandb}
-        asked = [name for name, on in switches.items() if on]
+        flags = TRACKER_FLAGS.items()
+        asked = [name for name, flag in flags if getattr(self, flag) not in (None, False)]
         return tuple(dict.fromkeys([*asked, *self.track_with]))
 
 

@@ -177,7 +177,7 @@ class CollectFlags:
 
     vllm_generate_batch_size: int | None = flag(
         None,
-        "Most prompts running or accepted while a rollout is filled. None: --rollout_batch_size."
+        "Upper bound on prompts in flight plus accepted per rollout. None: --rollout_batch_size."
         " More: once enough are complete, the slowest are dropped and counted. Fewer: rounds of"
         " this many, with --dynamic_filtering.",
         bounds="> 0",

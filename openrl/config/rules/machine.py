@@ -23,6 +23,7 @@ from openrl.config.commands import (
 from openrl.config.derived import DATA, MODELS, given_names, is_local
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
+from openrl.config.groups.logging import TRACKER_FLAGS
 from openrl.config.groups.placement import has_launcher
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
@@ -258,10 +259,9 @@ def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
 
 @check_environment
 def trackers_can_run(config: TrainingConfig) -> Problems:
-    flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
-    for name in filter(set(trackers.names()).__contains__, config.logging.trackers):
-        switch = flags.get(name, "")
-        flag = switch if name not in config.logging.track_with else "track_with"
+    known = [name for name in config.logging.trackers if name in trackers.names()]
+    for name in known:
+        flag = "track_with" if name in config.logging.track_with else TRACKER_FLAGS[name]
         for package in sorted(trackers[name].needs):
             yield from package_problems((flag,), package, f"pip install {package}")
 
