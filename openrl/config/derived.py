@@ -59,8 +59,8 @@ def off_policy_flags(config: PPOConfig) -> tuple[str, ...]:
 
 def packs(config: TrainingConfig) -> bool:
     """Return whether each micro-batch runs as one row without padding."""
-    asked = config.packing.packing_samples or config.packing.shares_prefixes
-    return asked or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
+    packed = config.packing.packing_samples or config.packing.shares_prefixes
+    return packed or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
 
 
 def trained_ranks(config: TrainingConfig) -> int | None:
@@ -171,8 +171,8 @@ def fitting_sizes(config: PPOConfig, world: int) -> str:
         return f"a number of {called} that divides {samples}, such as {fewer}"
     size = min(sizes, key=lambda d: abs(d - batch.train_batch_size))
     micro = largest_divisor(size // ranks, batch.micro_train_batch_size)
-    asked = {"train_batch_size": size} | ({} if dynamic else {"micro_train_batch_size": micro})
-    changed = {name: n for name, n in asked.items() if n != getattr(batch, name)}
+    sizes_of = {"train_batch_size": size} | ({} if dynamic else {"micro_train_batch_size": micro})
+    changed = {name: n for name, n in sizes_of.items() if n != getattr(batch, name)}
     return " ".join(f"--{name} {n}" for name, n in changed.items())
 
 
@@ -255,8 +255,8 @@ def roles_on_shared_places(config: PPOConfig) -> set[str]:
         places = config.placement.explicit_places
         return {
             r
-            for r, own in places.items()
-            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
+            for r, at in places.items()
+            if any(r != other and {*at} & {*there} for other, there in places.items())
         }
     pairs = config.hybrid.leaders(roles, config.asynchrony.async_train).items()
     return {role for pair in pairs for role in pair}

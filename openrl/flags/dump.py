@@ -49,7 +49,7 @@ def dump_yaml(config: Any) -> str:
     """Return the flags of a config, without secrets, in the form that --config reads."""
     lines: list[str] = []
     section = ""
-    for spec, value in _told(config):
+    for spec, value in _acting_flags(config):
         if spec.section != section:
             section = spec.section
             lines.append(f"\n# --- {section} ---")
@@ -74,10 +74,10 @@ def write_config(target: str, config: Any) -> list[UserError]:
 def effective_flags(config: Any) -> dict[str, Any]:
     """Return every flag of a config with its value, without secrets, as JSON holds it. Checkpoints
     store it."""
-    return json.loads(json.dumps({spec.name: value for spec, value in _told(config)}))
+    return json.loads(json.dumps({spec.name: value for spec, value in _acting_flags(config)}))
 
 
-def _told(config: Any) -> Iterator[tuple[FlagSpec, Any]]:
+def _acting_flags(config: Any) -> Iterator[tuple[FlagSpec, Any]]:
     """The flags of a config that act with its choices, and their values without secrets."""
     specs = collect_flags(type(config))
     chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}

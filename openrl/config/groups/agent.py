@@ -31,8 +31,8 @@ FILE = Condition(
 def needs_process(tag: str) -> bool:
     """Whether the environment ``tag`` runs other people's code that may block."""
     game = environments[tag].component
-    theirs = game.__module__.partition(".")[0] != "openrl" or getattr(game, "foreign", False)
-    return theirs and not inspect.iscoroutinefunction(getattr(game, "step", None))
+    foreign = game.__module__.partition(".")[0] != "openrl" or getattr(game, "foreign", False)
+    return foreign and not inspect.iscoroutinefunction(getattr(game, "step", None))
 
 
 APART = Condition(

@@ -7,9 +7,6 @@ from typing import Any, Literal
 from openrl.config.conditions import PROJECTS, WANDB
 from openrl.flags.schema import flag, given, group
 
-TRACKER_FLAGS = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
-"""Tracker -> the flag of its own that asks for it, beside --track_with."""
-
 
 @group("Logging")
 class LoggingFlags:
@@ -60,9 +57,9 @@ class LoggingFlags:
     @property
     def trackers(self) -> tuple[str, ...]:
         """Every tracker that a flag asks for, once."""
-        flags = TRACKER_FLAGS.items()
-        asked = [name for name, flag in flags if getattr(self, flag) not in (None, False)]
-        return tuple(dict.fromkeys([*asked, *self.track_with]))
+        switches = {"tensorboard": self.use_tensorboard is not None, "wandb": self.use_wandb}
+        switched_on = [name for name, on in switches.items() if on]
+        return tuple(dict.fromkeys([*switched_on, *self.track_with]))
 
 
 @group("Logging")

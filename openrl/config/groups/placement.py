@@ -179,8 +179,8 @@ class RankFlags(ClusterFlags):
     @property
     def under_ray(self) -> bool:
         """Whether the ranks are Ray workers."""
-        asked = (self.num_gpus_per_node, self.ray_address)
-        return self.num_nodes > 1 or any(flag is not None for flag in asked)
+        flags = (self.num_gpus_per_node, self.ray_address)
+        return self.num_nodes > 1 or any(flag is not None for flag in flags)
 
 
 @group("Hybrid engine")

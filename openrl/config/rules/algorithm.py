@@ -43,16 +43,12 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 
 @check
-def clips_are_distances_from_one(config: PPOConfig) -> Problems:
+def clips_can_act(config: PPOConfig) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
         message = f"L is {low:g}, but L and H are distances from 1, not percentages"
         fix = f"--eps_clip_low_high 1 {high:g} for no limit below"
         yield problem(("eps_clip_low_high",), message, fix)
-
-
-@check
-def sequence_ratios_can_reach_their_clips(config: PPOConfig) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and (clip := max(options.low_high)) >= 0.1:
         message = f"mean ratios move by thousandths, so a clip of {clip:g} hardly ever acts"
@@ -99,8 +95,8 @@ def somebody_reads_actions(config: PPOConfig) -> Problems:
     """Agents count unreadable actions; files, servers and plugins' verifiers may report them."""
     if not config.shaping.format_penalty or agents_of(config):
         return
-    ours = {e.name for e in verifiers.entries() if e.component.__module__.startswith("openrl.")}
-    if source_kinds(config) <= {"verifier", "model"} and ours.issuperset(
+    built_in = {e.name for e in verifiers.entries() if e.component.__module__.startswith("openrl.")}
+    if source_kinds(config) <= {"verifier", "model"} and built_in.issuperset(
         config.reward.reward_funcs
     ):
         message = "built-in verifiers and reward models do not say which answers cannot be parsed"
@@ -113,10 +109,14 @@ def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
 
 
 @check
-def kl_loss_has_a_gradient(config: PPOConfig) -> Problems:
+def kl_terms_can_act(config: PPOConfig) -> Problems:
     if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         message = "k1 is no loss: the expected gradient of log p under the policy is zero"
         yield problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
+    in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
+    if in_reward and config.correction.skip_old_logprob == "always":
+        message = "a full KL in the reward needs a forward pass of the policy before its update"
+        yield problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
 @check
@@ -134,30 +134,18 @@ def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
 
 
 @check
-def the_actor_has_a_loss(config: PPOConfig) -> Problems:
+def loss_terms_have_what_they_need(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
         yield problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
-
-
-@check
-def full_kl_in_the_reward_has_a_pass(config: PPOConfig) -> Problems:
-    in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
-    if in_reward and config.correction.skip_old_logprob == "always":
-        message = "a full KL in the reward needs a forward pass of the policy before its update"
-        yield problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
-
-
-@check
-def supervised_rows_have_answers(config: PPOConfig) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
         message = "the column with the answers is missing"
         yield problem(("ptx_data", "output_key"), message, "--output_key COLUMN")
 
 
 @check
-def penalties_fit_the_response(config: PPOConfig) -> Problems:
+def shaping_fits_the_response(config: PPOConfig) -> Problems:
     shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
         message = (
@@ -171,10 +159,6 @@ def penalties_fit_the_response(config: PPOConfig) -> Problems:
         message = f"LO {low} must be below HI, which is --generate_max_len {limit}"
         fix = f"--len_reward_range 0 {limit}"
         yield problem(("len_reward_range", "generate_max_len"), message, fix)
-
-
-@check
-def sparse_rewards_stay_sparse(config: PPOConfig) -> Problems:
     if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = "whitening a last reward gives every token before it the reward -mean / std"
         fix = "--reward_norm_mean batch --reward_norm_std batch"

@@ -98,15 +98,11 @@ def never_evaluates() -> Problems:
 
 
 @check
-def resume_or_start_fresh(config: TrainingConfig) -> Problems:
+def checkpoints_have_a_start_and_content(config: TrainingConfig) -> Problems:
     names = in_use(config, "load_checkpoint", "resume_from_checkpoint", "overwrite_ckpt")
     if len(names) > 1:
         message = "these contradict each other: a run has one starting point"
         yield problem(names, message, "leave one out")
-
-
-@check
-def checkpoints_hold_something(config: TrainingConfig) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
         message = "checkpoints would be empty"

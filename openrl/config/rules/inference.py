@@ -25,7 +25,10 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @check
 def one_thing_is_served(config: ServeConfig) -> Problems:
-    served = asked_sources(config)
+    served, server = asked_sources(config), config.server
+    if server.host not in LOCAL and not server.require_token:
+        message = f"everyone who can reach {server.host} can ask for rewards"
+        yield warning(("host",), message, "--require_token")
     if not served:
         yield problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
     if len(served) > 1:
@@ -47,26 +50,14 @@ def token_is_set(config: ServeConfig) -> Problems:
         yield problem(("require_token",), message, fix)
 
 
-@check
-def open_server_wants_a_token(config: ServeConfig) -> Problems:
-    server = config.server
-    if server.host not in LOCAL and not server.require_token:
-        message = f"everyone who can reach {server.host} can ask for rewards"
-        yield warning(("host",), message, "--require_token")
-
-
 # -- batch_inference and evaluate ------------------------------------------------------------------
 
 
 @check
-def one_temperature(config: AnsweringConfig, given: Given) -> Problems:
+def draws_differ(config: AnsweringConfig, given: Given) -> Problems:
     if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
         flags = ("temperature", "greedy_sampling")
         yield problem(flags, "both set the temperature", "leave one out")
-
-
-@check
-def samples_differ(config: AnsweringConfig, given: Given) -> Problems:
     greedy = config.sampling.greedy_sampling or config.sampling.temperature == 0
     count = config.task.n_samples_per_prompt
     if greedy and count > 1 and "n_samples_per_prompt" in given:
@@ -95,21 +86,13 @@ def post_processing_has_rewards(config: BatchInferenceConfig) -> Problems:
 
 
 @check
-def evaluation_has_a_reward(config: EvaluateConfig) -> Problems:
+def evaluation_can_be_counted(config: EvaluateConfig) -> Problems:
     if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
         yield problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
-
-
-@check
-def k_is_possible(config: EvaluateConfig) -> Problems:
     n = config.task.n_samples_per_prompt
     if (most := max(config.task.k, default=1)) > n:
         message = f"k is {most}, but each prompt has {n} answers"
         yield problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {most}")
-
-
-@check
-def figures_are_json(config: EvaluateConfig) -> Problems:
     path = config.task.output_path
     if path is not None and Path(path).name and Path(path).suffix != ".json":
         message = f"{path} does not end in .json"

@@ -23,7 +23,6 @@ from openrl.config.commands import (
 from openrl.config.derived import DATA, MODELS, given_names, is_local
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
-from openrl.config.groups.logging import TRACKER_FLAGS
 from openrl.config.groups.placement import has_launcher
 from openrl.config.groups.reward import split
 from openrl.extension_points import trackers
@@ -261,7 +260,7 @@ def a_gpu_has_allocations(config: TrainingConfig) -> Problems:
 def trackers_can_run(config: TrainingConfig) -> Problems:
     known = [name for name in config.logging.trackers if name in trackers.names()]
     for name in known:
-        flag = "track_with" if name in config.logging.track_with else TRACKER_FLAGS[name]
+        flag = "track_with" if name in config.logging.track_with else f"use_{name}"
         for package in sorted(trackers[name].needs):
             yield from package_problems((flag,), package, f"pip install {package}")
 
@@ -292,10 +291,6 @@ def package_problems(flags: tuple[str, ...], package: str, fix: str) -> Problems
 # -- metrics and secrets ---------------------------------------------------------------------------
 
 
-WRITTEN = "but flags are written to config.yaml, checkpoints and trackers"
-HIDDEN = f"config.yaml, checkpoints and trackers get {LEFT_OUT} in its place"
-
-
 @check
 def trackers_are_known(config: TrainingConfig) -> Problems:
     yield from unknown_names("track_with", config.logging.track_with, trackers)
@@ -305,7 +300,10 @@ def trackers_are_known(config: TrainingConfig) -> Problems:
 def secrets_are_better_kept_elsewhere(config: TrainingConfig | AnsweringConfig) -> Problems:
     for spec in collect_flags(type(config)):
         for name in secrets_in(value_of(config, spec)) if spec.may_hold_secrets else ():
-            message = f"{name} looks like a secret: {HIDDEN}"
+            message = (
+                f"{name} looks like a secret: config.yaml, checkpoints and trackers get"
+                f" {LEFT_OUT} in its place"
+            )
             url = isinstance(value_of(config, spec), str)
             fix = "" if url else "an environment variable, which workers get too"
             yield warning((spec.name,), message, fix)
@@ -331,6 +329,9 @@ def environment_is_readable(config: PPOConfig) -> Problems:
             message = f"{name!r} is not of the form NAME=VALUE"
             yield problem(("system_envs",), message, "--system_envs NCCL_DEBUG=WARN")
         elif secret := next(secrets_in({name: value}), None):
-            message = f"{secret} looks like a secret, {WRITTEN}"
+            message = (
+                f"{secret} looks like a secret, but flags are written to config.yaml,"
+                " checkpoints and trackers"
+            )
             fix = f"export {name} where this command, or `ray start`, runs"
             yield problem(("system_envs",), message, fix)

@@ -73,8 +73,8 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
                 yield from _engines_fill(config, world, ("colocate_all_models",))
             continue
         shapes = zip(config.placement.shape(role), config.placement.shape(leader), strict=True)
-        for name, (own, its) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
-            if own != its:
+        for name, (follows, leads) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
+            if follows != leads:
                 flag = f"{FLAG_NAMES[role]}_{name}"
                 message = f"{role} and {leader} share places, so their numbers must be equal"
                 fix = f"leave --{flag} out"

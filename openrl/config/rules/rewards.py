@@ -157,10 +157,10 @@ def there_is_a_reward(config: PPOConfig) -> Problems:
 
 @check
 def environments_reward(config: PPOConfig | EvaluateConfig) -> Problems:
-    asked = asked_sources(config)
-    if config.environments.env_tags and asked:
+    sources = asked_sources(config)
+    if config.environments.env_tags and sources:
         message = "environments give the rewards themselves"
-        yield problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
+        yield problem(("env_tags", *sources), message, f"leave --{sources[0]} out")
 
 
 @check

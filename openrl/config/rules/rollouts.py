@@ -61,11 +61,16 @@ def one_number_of_running_prompts(config: PPOConfig) -> Problems:
 
 
 @check
-def groups_that_are_left_over_have_a_scheduler(config: PPOConfig) -> Problems:
+def surplus_groups_fit_the_scheduler(config: PPOConfig) -> Problems:
     users = off_policy_flags(config)
     if users and config.collecting.rollout_scheduler == "batch":
         message = "the batch scheduler waits for every group, so none is left over"
         yield problem((*users, "rollout_scheduler"), message, "--rollout_scheduler stream")
+    surplus = off_policy_flags(config)
+    refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
+    if surplus and not config.asynchrony.carries_over and not refused:
+        message = "the slowest groups, with the longest answers, are dropped, favouring short ones"
+        yield warning(surplus, message, "--partial_rollout continues them")
 
 
 @check
@@ -77,15 +82,6 @@ def equal_runs_train_on_equal_answers(config: PPOConfig) -> Problems:
         fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
         message = "the engines' speed decides which weights sample an answer, so runs differ"
         yield problem((*users, "full_determinism"), message, fix)
-
-
-@check
-def long_answers_are_not_given_up(config: PPOConfig) -> Problems:
-    surplus = off_policy_flags(config)
-    refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
-    if surplus and not config.asynchrony.carries_over and not refused:
-        message = "the slowest groups, with the longest answers, are dropped, favouring short ones"
-        yield warning(surplus, message, "--partial_rollout continues them")
 
 
 @check
@@ -237,18 +233,20 @@ def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
 
 @check
 def engine_and_trainer_compute_alike(config: PPOConfig) -> Problems:
-    engine, ours = config.engine, config.model.param_dtype
+    engine, trained = config.engine, config.model.param_dtype
     if engine.rollout_backend == "hf":
         return
-    if engine.vllm_dtype == "fp16" and ours == "bf16":
+    if engine.vllm_dtype == "fp16" and trained == "bf16":
         message = "bf16 values can exceed 65504, where fp16 overflows to infinity"
         fix = "--vllm_dtype auto, or --param_dtype fp16"
         yield problem(("vllm_dtype", "param_dtype"), message, fix)
         return
     flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
-    theirs = getattr(engine, flag)
-    if theirs not in ("auto", ours) and not config.correction.enable_vllm_is_correction:
-        message = f"the engine samples in {theirs}, the trainer in {ours}: log-probs drift apart"
+    sampled = getattr(engine, flag)
+    if sampled not in ("auto", trained) and not config.correction.enable_vllm_is_correction:
+        message = (
+            f"the engine samples in {sampled}, the trainer in {trained}: log-probs drift apart"
+        )
         yield warning((flag,), message, "--enable_vllm_is_correction")
 
 
@@ -286,7 +284,7 @@ def adapters_are_served(config: PPOConfig) -> Problems:
 def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems:
     if not config.collecting.replays:
         return
-    asked = in_use(
+    flags = in_use(
         config,
         "rollout_dump_dir",
         "async_train",
@@ -294,7 +292,7 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems
         "eval_before_train",
         "eval_only",
     )
-    for flag in (*asked, *(("eval_steps",) if config.evaluation.eval_steps > 0 else ())):
+    for flag in (*flags, *(("eval_steps",) if config.evaluation.eval_steps > 0 else ())):
         message = "answers come from files, so no engine runs"
         yield problem(("rollout_replay_dir", flag), message, f"leave --{flag} out")
 
@@ -319,7 +317,7 @@ def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
 
 
 @check
-def truncated_sampling(config: PPOConfig) -> Problems:
+def sampled_distribution_is_the_trained_one(config: PPOConfig) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
         message = "answers from a truncated distribution train the full one, so ratios are biased"
         yield warning(cut, message, "leave it out and use --temperature")
@@ -327,20 +325,16 @@ def truncated_sampling(config: PPOConfig) -> Problems:
         message = "the trained policy, without a penalty, is not the one that is sampled"
         fix = "leave it out, or use a reward that punishes repeats"
         yield warning(("repetition_penalty",), message, fix)
+    if config.sampling.ignore_eos:
+        message = "answers continue past their end, so rewards and losses see meaningless text"
+        fix = "leave it out, except to measure speed"
+        yield warning(("ignore_eos",), message, fix)
 
 
 @check
 def stop_texts_are_texts(config: PPOConfig | AnsweringConfig) -> Problems:
     if "" in config.sampling.stop:
         yield problem(("stop",), "an empty text would end every answer at once", "leave it out")
-
-
-@check
-def answers_end(config: PPOConfig) -> Problems:
-    if config.sampling.ignore_eos:
-        message = "answers continue past their end, so rewards and losses see meaningless text"
-        fix = "leave it out, except to measure speed"
-        yield warning(("ignore_eos",), message, fix)
 
 
 @check

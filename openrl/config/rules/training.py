@@ -92,7 +92,7 @@ def overrides_are_further_settings(config: TrainingConfig) -> Problems:
 
 
 @check
-def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
+def what_is_offloaded_and_recomputed_can_be(config: TrainingConfig) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
         message = "only stage 3 fetches parameters layer by layer"
@@ -104,6 +104,13 @@ def stages_shard_what_is_offloaded(config: TrainingConfig) -> Problems:
     if flags.adam_offload and config.optim.optimizer != "adamw":
         message = f"--optimizer {config.optim.optimizer} cannot run its step on the CPU"
         yield problem(("adam_offload", "optimizer"), message, "--optimizer adamw")
+    flags = config.deepspeed
+    method = flags.gradient_checkpointing_method
+    reentrant = flags.gradient_checkpointing_use_reentrant
+    if reentrant and method in ("selective", "moe"):
+        message = "torch's reentrant implementation recomputes whole layers only"
+        names = ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method")
+        yield problem(names, message, "leave --gradient_checkpointing_use_reentrant out")
 
 
 @check
@@ -124,52 +131,33 @@ def copies_divide_the_ranks(config: TrainingConfig) -> Problems:
 
 @check
 def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig) -> Problems:
-    asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
-    if asked is None:
+    summed, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
+    if summed is None:
         return
     if config.optim.optimizer == "adamw_bf16":
-        if asked != "bf16":
+        if summed != "bf16":
             message = "adamw_bf16 keeps gradients in bf16"
             yield problem(("grad_accum_dtype", "optimizer"), message, "--grad_accum_dtype None")
-    elif asked not in ("fp32", dtype):
+    elif summed not in ("fp32", dtype):
         message = f"gradients of {dtype} weights can only be summed in {dtype} or fp32"
         yield problem(("grad_accum_dtype", "param_dtype"), message, "--grad_accum_dtype fp32")
 
 
 @check
-def what_is_recomputed_can_be(config: TrainingConfig) -> Problems:
-    flags = config.deepspeed
-    method = flags.gradient_checkpointing_method
-    reentrant = flags.gradient_checkpointing_use_reentrant
-    if reentrant and method in ("selective", "moe"):
-        message = "torch's reentrant implementation recomputes whole layers only"
-        names = ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method")
-        yield problem(names, message, "leave --gradient_checkpointing_use_reentrant out")
-
-
-@check
-def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
-    flags = ("lr_warmup_steps", "lr_warmup_ratio")
-    if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
-        yield problem(flags, "both set the length of the warm-up", "leave one out")
-
-
-@check
-def optimizer_fits_its_engine(config: TrainingConfig) -> Problems:
+def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = "Muon orthogonalises whole matrices, but from ZeRO 1 on it sees only flat shards"
         yield problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
     if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
         message = f"adamw_bf16 needs bf16 weights, but these are {config.model.param_dtype}"
         yield problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
-
-
-@check
-def bf16_moments_can_follow(config: TrainingConfig) -> Problems:
-    """An average moves by (1 - beta) of the difference; bf16 rounds away what is below 1/256."""
+    # an average moves by (1 - beta) of the difference; bf16 rounds away what is below 1/256
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
         message = f"an average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
         yield warning(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95")
+    flags = ("lr_warmup_steps", "lr_warmup_ratio")
+    if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
+        yield problem(flags, "both set the length of the warm-up", "leave one out")
 
 
 # -- ranks that share rows -------------------------------------------------------------------------
@@ -192,13 +180,9 @@ def ranks_of_the_model_divide(config: SupervisedConfig) -> Problems:
 
 
 @check
-def one_way_to_split_a_sequence(config: TrainingConfig) -> Problems:
+def sequences_can_be_split(config: TrainingConfig) -> Problems:
     if set(SPLITS) <= set(splitting_flags(config.parallel)):
         yield problem(SPLITS, "both split sequences", "leave one at 1")
-
-
-@check
-def split_attention_is_replaced(config: TrainingConfig) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *splitting_flags(config.parallel))
@@ -257,10 +241,6 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig) -> Problems:
         )
         flags = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size")
         yield problem(flags, message, fitting_sizes(config, trained_ranks(config) or 1))
-
-
-@check
-def actor_ranks_share_an_optimizer_step(config: PPOConfig) -> Problems:
     world = trained_ranks(config)
     if world is not None:
         yield from ranks_share_a_step(config, world)
