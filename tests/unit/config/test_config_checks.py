@@ -29,6 +29,7 @@ from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.parser import ConfigBuilder
 from openrl.flags.schema import REQUIRED, collect_flags
 from openrl.flags.sources import Setting
+from openrl.locks import locked
 from openrl.trainer.planning.start_lines import start_lines
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 from tests.patience import PATIENCE
@@ -151,6 +152,15 @@ def test_directories_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     (problem,) = output_problems("save_path", str(tmp_path / "file" / "b"))
     assert str(problem).startswith(f"--save_path: {tmp_path}/file is a file, not a directory")
+
+
+def test_a_run_that_another_one_writes_to_is_refused(here):
+    with locked(Path("runs/mine"), "save_path"):
+        (problem,) = said(PPOConfig, f"{here} --save_path runs/mine", environment=True)
+    assert problem.startswith(
+        f"--save_path: runs/mine is in use by another run: process {os.getpid()}"
+    )
+    assert problem.endswith("\n  try: another --save_path, or stop that run first")
 
 
 # -- derived ---------------------------------------------------------------------------------------
