@@ -5,14 +5,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from textwrap import indent
 
 import pytest
 
 from openrl.agents.build import check_agents, open_agent
 from openrl.agents.setup import AgentSetup, play_settings
 from openrl.algorithms.collate import collate
-from openrl.compat.openrlhf.entries import EXECUTE
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
@@ -94,6 +92,28 @@ def test_turns_as_rows():
     assert trained(played) == policy.given
 
 
+GAME = "class Game:\n    def reset(self, seed): ...\n    def step(self, action): ...\n"
+FILES = {
+    "GYM": GAME,
+    "PROGRAM": "class P:\n    async def run(self, data, base_url, api_key): ...\n",
+    "WRONG": GAME.replace(", seed", ""),
+    "NOTHING": "x = 1\n",
+    "UNTYPED": TOOLS.replace("a: int, b: int", "a, b"),
+}
+
+
+def assert_refused(tmp_path, flags, source, problem, files):
+    """A flag may name one of the files, which is then written."""
+    given = dict(flags)
+    for name, value in flags.items():
+        if value in files:
+            path = tmp_path / "agent.py"
+            path.write_text(files[value])
+            given[name] = os.fspath(path)
+    with pytest.raises(UserError, match=f"(?s){problem}"):
+        check_agents(setup(**given), hermes_chat().tokenizer, source, LONGEST)
+
+
 @pytest.mark.parametrize(
     ("flags", "source", "problem"),
     [
@@ -114,60 +134,12 @@ def test_turns_as_rows():
             r"use it: Game.reset\(self\) cannot be called as gym's",
         ),
         ({"agent_func_path": "NOTHING"}, None, "none of its classes can be played"),
-        ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "does not answer at /schema"),
-        ({"agent_func_path": "TRL"}, None, "T has no get_reward"),
-        (
-            {"agent_func_path": "REWARDING"},
-            "reward_funcs",
-            "T returns rewards itself, but --reward_funcs",
-        ),
-        ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "must run on this machine"),
-        ({"agent_func_path": "verifiers:tcp://127.0.0.1:9"}, None, "no environment server listens"),
-        (
-            {"agent_func_path": "verifiers:tcp://127.0.0.1:9"},
-            "reward_funcs",
-            "verifiers: environments give rewards themselves, but --reward_funcs",
-        ),
-        ({"agent_func_path": "TRL", "tool_parser": "herms"}, None, "did you mean 'hermes'"),
-        (
-            {"agent_func_path": "EXECUTOR", "agent_sample_unit": "step"},
-            None,
-            "Own builds the training rows itself",
-        ),
-        (
-            {"agent_func_path": "EXECUTOR", "turn_timeout": 3.0},
-            None,
-            "only Own knows when a turn begins",
-        ),
         ({"tools": "UNTYPED"}, "reward_funcs", "add.*type"),
         ({"tools": "python", "tool_parser": "herms"}, "reward_funcs", "did you mean 'hermes'"),
     ],
 )
 def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
-    game = "class Game:\n    def reset(self, seed): ...\n    def step(self, action): ...\n"
-    files = {
-        "GYM": game,
-        "PROGRAM": "class P:\n    async def run(self, data, base_url, api_key): ...\n",
-        "WRONG": game.replace(", seed", ""),
-        "NOTHING": "x = 1\n",
-        "TRL": f"class T:\n    def reset(self, **row): ...\n{indent(TOOLS, '    ')}".replace(
-            "(a:", "(self, a:"
-        ),
-        "REWARDING": "class T:\n    def reset(self, **row): ...\n"
-        f"    def get_reward(self): ...\n{indent(TOOLS, '    ')}".replace("(a:", "(self, a:"),
-        "EXECUTOR": f"class Own:\n    async def execute(self, {', '.join(EXECUTE)}): ...\n",
-        "UNTYPED": TOOLS.replace("a: int, b: int", "a, b"),
-    }
-    given = {}
-    for name, value in flags.items():
-        given[name] = value
-        if value in files:
-            path = tmp_path / "agent.py"
-            path.write_text(files[value])
-            given[name] = os.fspath(path)
-    with pytest.raises(UserError, match=f"(?s){problem}") as raised:
-        check_agents(setup(**given), hermes_chat().tokenizer, source, LONGEST)
-    assert str(raised.value)
+    assert_refused(tmp_path, flags, source, problem, FILES)
 
 
 def test_a_template_without_a_system_message_is_found_before_the_start(tmp_path):
@@ -222,9 +194,7 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
     [
         ({"agent_command": "true"}, 3600),
         ({"agent_func_path": "a.py", "agent_endpoint": True}, 3600),
-        ({"agent_func_path": "verifiers:tcp://127.0.0.1:5000"}, 3600),
-        ({"agent_func_path": "verifiers:tcp://127.0.0.1:5000", "episode_timeout": 9.0}, 9),
-        ({"agent_func_path": "openenv:ws://127.0.0.1:5000"}, 0),
+        ({"agent_command": "true", "episode_timeout": 9.0}, 9),
         ({}, 0),
     ],
 )

@@ -168,3 +168,49 @@ def test_an_executor_that_goes_on_from_one_turn(write):
     (played,) = play(write(SINGLE), policy)
     assert sampled(played) == policy.given
     assert played.score == Score(1.0)
+
+
+FAULTY = """
+import os, time
+from openrlhf.utils.agent import AgentExecutorBase
+
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        tokens = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        output = await llm_engine.generate(tokens, sampling_params)
+        said = output.outputs[0]
+        {fault}
+        whole = tokens + said.token_ids
+        return {{"observation_tokens": whole, "action_ranges": [(len(tokens), len(whole))], "reward": 1.0}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("time.sleep(1000)", r"nothing came back within 4 s \(--env_step_timeout\)"),
+        ("os._exit(3)", "the agent process exited with status 3"),
+        ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
+        ("return None", "execute must return a dict with observation_tokens and action_ranges"),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': float('nan')}",
+            "ValueError: the reward is nan, not a finite number",
+        ),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 10**400}",
+            "ValueError: the reward is an integer that no float can hold",
+        ),
+        (
+            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 2, 'scores': 3}",
+            "ValueError: scores are verdicts between 0 and 1, it returned 3",
+        ),
+    ],
+)
+def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
+    path = tmp_path / "executor.py"
+    path.write_text(FAULTY.format(fault=f"if said.text.startswith('bad'): {fault}"))
+    policies = [policy_of("bad"), policy_of("good")]
+    failure, played = play(path, *policies, limits=TurnFlags(env_step_timeout=4.0))
+    assert played.finish_reason is FinishReason.STOP
+    with pytest.raises(Exception, match=kind):
+        raise failure

@@ -16,11 +16,14 @@ SYSTEMS = sorted(
 LOOK = """
 import sys
 from openrl import extension_points
+from openrl.agents.interfaces import known_interfaces
 from openrl.registry import Registry
+from openrl.rewards.signatures import known_signatures
 
 for registry in vars(extension_points).values():
     if isinstance(registry, Registry) and extension_points.COMPAT in registry.homes:
         print(registry.kind, registry.names())
+print("shapes:", [known.shape for known in (*known_interfaces(), *known_signatures())])
 print(sorted(name for name in sys.modules if name.startswith("openrl.compat.")))
 """
 HELP = """
@@ -61,6 +64,9 @@ def test_a_system_is_dropped_by_deleting_it(without):
     assert any(name.startswith(module) for name in modules_of("openrl.compat"))
     found = python(root, "-c", LOOK + HELP)
     assert module not in found and found.count("openrl.compat.") >= len(SYSTEMS) - 1
+    (shapes,) = (line for line in found.splitlines() if line.startswith("shapes:"))
+    assert "run(prompt, generate, sampling)" in shapes and "reward_func(queries" in shapes
+    assert system.removesuffix(".py") not in shapes.lower(), "a refusal would name it"
     assert "--pretrain" in found
 
 
