@@ -20,8 +20,8 @@ from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check
 from openrl.rewards.combined import RewardCombiner, read_rows
 from openrl.trainer.rollout.evaluation import eval_metrics
 from openrl.trainer.rollout.metrics import (
-    FailureGuard,
-    UnplayedGuard,
+    FailureMonitor,
+    UnplayedMonitor,
     failure_notes,
     rollout_metrics,
 )
@@ -377,7 +377,7 @@ def test_the_first_failures_are_shown_with_their_rows():
 
 
 def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
-    guard = FailureGuard(rows=10, most=0.2)
+    guard = FailureMonitor(rows=10, most=0.2)
     guard(scored(DROPPED, ZERO))
     guard(scored(Score(1.0), Score(1.0)))
     with pytest.raises(UserError) as error:
@@ -387,7 +387,7 @@ def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
         in error.value.message
     )
     assert "judge: it hung" in error.value.message
-    FailureGuard(rows=1, most=1.0)(scored(DROPPED))
+    FailureMonitor(rows=1, most=1.0)(scored(DROPPED))
 
 
 def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
@@ -395,7 +395,7 @@ def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
     broken = scored(None)
     broken.trajectories[0].finish_reason = FinishReason.ENVIRONMENT_ERROR
     broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
-    guard = UnplayedGuard(9)
+    guard = UnplayedMonitor(9)
     for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):
         guard(played)
     with pytest.raises(UserError) as error:
