@@ -158,13 +158,3 @@ def test_nccl_that_cannot_be_is_warned_of(task, tmp_path):
     plan = plan_of(ppo_flags(task, tmp_path, device="auto", vllm_sync_backend="nccl"))
     assert "WARNING: --vllm_sync_backend nccl is not used" in plan
     assert "WARNING" not in plan_of(ppo_flags(task, tmp_path, device="auto"))
-
-
-def test_what_a_template_makes_of_several_turns_is_said(task, tmp_path):
-    """This one forgets what the policy said before."""
-    template = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
-    chat = {"apply_chat_template": True, "tokenizer_chat_template": template}
-    told = "A user's message starts a new row: the template rewrites the turns before it."
-    plan = plan_of(ppo_flags(task, tmp_path, **chat, agent_command=sys.executable))
-    assert " ".join(told.split()) in " ".join(plan.split())
-    assert "new row" not in plan_of(ppo_flags(task, tmp_path, **chat))
