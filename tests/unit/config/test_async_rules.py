@@ -40,5 +40,5 @@ def test_all_models_share_places_and_engines_of_async_training_have_their_own():
     requests = role_requests(
         config.placement, config.hybrid, config.engine, ["actor", "reference"], True
     )
-    rows = plan_placement(requests, "cpu", []).rows
-    assert rows == {"actor": (0, 1), "reference": (0, 1), "vllm": (2, 3)}
+    bundles = plan_placement(requests, "cpu", []).bundles_by_role
+    assert bundles == {"actor": (0, 1), "reference": (0, 1), "vllm": (2, 3)}
