@@ -24,10 +24,10 @@ def say(mark: str) -> None:
 
 def marked_run(config: PPOConfig, inputs: Any) -> None:
     say("checks")
+    from openrl.cluster import ray_group
     from openrl.cluster.ray_group import RayGroup
-    from openrl.workers import roles
 
-    open_cluster, play = roles.open_cluster, RayGroup.call_one
+    open_cluster, play = ray_group.open_cluster, RayGroup.call_one
 
     def opened(*args: Any) -> Any:
         cluster = open_cluster(*args)
@@ -41,7 +41,7 @@ def marked_run(config: PPOConfig, inputs: Any) -> None:
             say(REWARD)
         return answer
 
-    roles.open_cluster = opened
+    ray_group.open_cluster = opened
     RayGroup._gather = after(RayGroup._gather)  # type: ignore[method-assign]
     RayGroup.call_one = played  # type: ignore[method-assign]
     run(config, inputs)

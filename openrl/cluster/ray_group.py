@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ from openrl.cluster.group import (
     raised_by,
 )
 from openrl.cluster.hosts import BEAT_S, ActorHost, AsyncActorHost, GroupSettings, Heartbeat
-from openrl.cluster.ray_cluster import RayCluster
+from openrl.cluster.placement import PlacementPlan
+from openrl.cluster.planner import RoleRequest
+from openrl.cluster.ray_cluster import RayCluster, open_cluster
 from openrl.cluster.reservation import Reservation
-from openrl.config.groups.placement import ENGINES
-from openrl.waiting import cancel_all
+from openrl.config.groups.placement import ENGINES, ClusterFlags
+from openrl.tracking.progress import Stage
+from openrl.waiting import all_or_first_error, cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -289,6 +292,32 @@ class RayGroup(WorkerGroup):
         ]
         where = f"\n  its log: {own}" if own.is_file() else ""
         return "".join(f"\n    {line[:LONGEST_WORDS]}" for line in lines[-5:]) + where
+
+
+@asynccontextmanager
+async def reserved_cluster(
+    flags: ClusterFlags,
+    requests: Sequence[RoleRequest],
+    device: str,
+    stage: Stage,
+    accept: Callable[[PlacementPlan], None] = lambda plan: None,
+) -> AsyncIterator[tuple[RayCluster, Reservation, list[RayGroup]]]:
+    """Join or start a cluster and reserve the bundles of these roles on it, once ``accept`` has not
+    refused the plan. The groups that are put into the list end with the with block, and then the
+    cluster does if it is our own: no process outlives the block."""
+    groups: list[RayGroup] = []
+    with stage("start"):
+        cluster, plan = open_cluster(flags, requests, device)
+    try:
+        accept(plan)
+        with stage("start"):
+            reservation = await cluster.reserve(plan, flags.placement_timeout)
+        yield cluster, reservation, groups
+    finally:
+        try:
+            await all_or_first_error(group.close() for group in groups)
+        finally:
+            cluster.close()
 
 
 def _tail(file: Path) -> str:

@@ -15,8 +15,8 @@ from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
-from openrl.cluster.ray_cluster import RayCluster, open_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_cluster import RayCluster
+from openrl.cluster.ray_group import RayGroup, reserved_cluster
 from openrl.cluster.reservation import Reservation
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
@@ -238,20 +238,21 @@ def role_bundles(config: PPOConfig) -> list[RoleRequest]:
 async def start_roles(
     config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage
 ) -> AsyncIterator[Roles]:
-    """Join or start a cluster and start all groups on it, side by side. No process outlives the
-    with block.
+    """Join or start a cluster and start all groups on it, side by side, see ``reserved_cluster``.
 
     Engines that share GPUs with models start first, since vLLM measures free memory while it
     starts. If anything can sleep, roles start one after the other, and each goes to sleep before
     the next one needs its memory."""
-    with stage("start"):
-        cluster, plan = open_cluster(config.placement, role_bundles(config), device)
-    groups: dict[str, WorkerGroup] = {}
-    try:
+
+    def accept(plan: PlacementPlan) -> None:
         check_ranks(config, {role: len(plan.bundles_by_role[role]) for role in config.model_roles})
         print(plan.render(), flush=True)
+
+    flags, requests = config.placement, role_bundles(config)
+    async with reserved_cluster(flags, requests, device, stage, accept) as reserved:
+        cluster, reservation, started = reserved
+        plan, groups = reservation.plan, dict[str, WorkerGroup]()
         with stage("start"):
-            reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = worker_arguments(config, device, optimizer_steps, plan)
             memory = MemoryLog() if config.rl_logging.log_memory else None
             residency = Residency(ResidencyTable.of(plan, sleep_parts(config)), memory)
@@ -259,17 +260,14 @@ async def start_roles(
                 starting = (
                     _start(config, cluster, reservation, role, *made_of[role]) for role in wave
                 )
-                groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
+                in_wave = await all_or_first_error(starting)
+                started += in_wave
+                groups |= dict(zip(wave, in_wave, strict=True))
                 for role in wave:
                     await residency.started(role, groups[role])
         gc.unfreeze()  # there is garbage of the preparation, and of workers before a restart
         freeze_gc_heap()
         yield assign_roles(config, groups, residency, can_replace(plan, residency.table))
-    finally:
-        try:
-            await all_or_first_error(group.close() for group in groups.values())
-        finally:
-            cluster.close()
 
 
 def start_waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
@@ -288,7 +286,7 @@ async def _start(
     role: str,
     worker_class: type,
     *args: Any,
-) -> WorkerGroup:
+) -> RayGroup:
     preload = None
     if role != ENGINES:
         preload = Preload(import_training)

@@ -19,8 +19,7 @@ from openrl.cluster.group import LocalGroup, RankGroup, WorkerDied
 from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.cluster.planner import RoleRequest, check_address
-from openrl.cluster.ray_cluster import open_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import RayGroup, reserved_cluster
 from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
 from openrl.config.derived import logging_directory, shards_divide
 from openrl.config.groups.placement import RankFlags
@@ -261,33 +260,10 @@ async def start_ranks(
 ) -> AsyncIterator[RankGroup]:
     """Yield a group whose workers have loaded no model yet; it ends with the with block."""
     if config.ranks.under_ray:
-        async with _ray_group(config, spec, stage) as group:
-            yield group
-    elif launch is not None:
-        # a signal ends the wait for ranks that do not come
-        await in_daemon(launch.join, spec.device, spec.deepspeed.dist_timeout)
-        group = LauncherGroup(ROLE, launch, spec.parallel.ranks_per_shard, stop.act_on)
-        try:
-            await group.build(ModelWorker, spec)
-            yield group
-        finally:
-            await group.close()
-    else:
-        yield LocalGroup.create(ROLE, 1, ModelWorker, spec)
-
-
-@asynccontextmanager
-async def _ray_group(
-    config: SupervisedConfig, spec: ModelSpec, stage: Stage
-) -> AsyncIterator[RankGroup]:
-    flags = config.ranks
-    with stage("start"):
-        cluster, plan = open_cluster(
-            flags, [RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)], spec.device
-        )
-    try:
-        with stage("start"):
-            reservation = await cluster.reserve(plan, flags.placement_timeout)
+        flags = config.ranks
+        request = RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)
+        async with reserved_cluster(flags, [request], spec.device, stage) as reserved:
+            cluster, reservation, started = reserved
             settings = GroupSettings(
                 flags.rpc_timeout,
                 spec.parallel.ranks_per_shard,
@@ -296,10 +272,20 @@ async def _ray_group(
                 stall_timeout=config.faults.stall_timeout,
                 preload=Preload(import_training),
             )
-            group = await RayGroup.create(cluster, reservation, ROLE, settings, ModelWorker, spec)
-        try:
+            with stage("start"):
+                group = await RayGroup.create(
+                    cluster, reservation, ROLE, settings, ModelWorker, spec
+                )
+            started.append(group)
             yield group
+    elif launch is not None:
+        # a signal ends the wait for ranks that do not come
+        await in_daemon(launch.join, spec.device, spec.deepspeed.dist_timeout)
+        ranks = LauncherGroup(ROLE, launch, spec.parallel.ranks_per_shard, stop.act_on)
+        try:
+            await ranks.build(ModelWorker, spec)
+            yield ranks
         finally:
-            await group.close()
-    finally:
-        cluster.close()
+            await ranks.close()
+    else:
+        yield LocalGroup.create(ROLE, 1, ModelWorker, spec)
