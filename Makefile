@@ -3,7 +3,8 @@
 # make agents       GRPO on episodes of several turns: a frozen lake, and a calculator as a tool, on this machine
 # make number_game  a small vision-language model from nothing, supervised and then GRPO, on this machine
 # make smollm       SmolLM2-135M-Instruct, from a package of PyPI, learns to add by GRPO, on this machine
-# make test         every test that needs no GPU, JOBS files at a time
+# make test         the tests for every change, JOBS files at a time: units, contracts, a real run of each command
+# make test_all     every test that needs no GPU: make test, and those marked "full"
 # make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has pytest and
 #                   requirements/gpu.txt
 # make check        format, lint, types, layers
@@ -17,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart rlhf agents number_game smollm test gpu check docs
+.PHONY: setup quickstart rlhf agents number_game smollm test test_all gpu check docs
 
 setup: $(READY)
 
@@ -40,9 +41,14 @@ number_game: $(READY)
 smollm: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/smollm_cpu.sh
 
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
+	--no-loadscope-reorder --max-worker-restart 1
+
 test: $(READY)
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
-		--no-loadscope-reorder --max-worker-restart 1 tests
+	@$(PYTEST) -m "not gpu and not full" tests
+
+test_all: test
+	@$(PYTEST) -m "full and not gpu" tests
 
 gpu:
 	@$(or $(PYTHON),python3) -m tests.gpu.report

@@ -3,6 +3,7 @@ say."""
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,12 @@ def test_lines_of_a_hundred_columns():
         if len(line) > 100
     ]
     assert not wide
+
+
+def test_no_class_has_the_name_of_another():
+    homes = defaultdict(list)
+    for path in (ROOT / "openrl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
