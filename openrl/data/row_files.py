@@ -88,7 +88,7 @@ def _read(path: Path, max_samples: int | None) -> Dataset:
         max_samples=max_samples,
         **options,
     )
-    return _parsed(rows) if kind == "text" else rows
+    return rows_of_lines(rows) if kind == "text" else rows
 
 
 def _one_value(path: Path) -> Dataset | None:
@@ -104,10 +104,10 @@ def _one_value(path: Path) -> Dataset | None:
             dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)
         ]
     rows = value if isinstance(value, list) else [value]
-    return _parsed(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
+    return rows_of_lines(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
 
 
-def _parsed(lines: Dataset) -> Dataset:
+def rows_of_lines(lines: Dataset) -> Dataset:
     """Return the rows that the lines hold, without empty lines."""
     if not len(lines):
         return lines

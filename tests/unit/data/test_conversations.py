@@ -20,6 +20,7 @@ from openrl.data.conversations import as_messages, as_schemas
 from openrl.data.loading import RowSource
 from openrl.data.preference import PairBuilder
 from openrl.data.prompts import PromptBuilder
+from openrl.data.row_files import LINE, rows_of_lines
 from openrl.data.supervised import SupervisedBuilder
 from openrl.errors import BadRow, UserError
 from openrl.types import Completion, FinishReason, Prompt, Sampling, VersionSpan
@@ -60,9 +61,7 @@ def source(rows):
 
 def in_json(rows):
     """Rows as a file of JSON lines gives them: without the keys that only other rows have."""
-    from openrl.data.row_files import LINE, _parsed
-
-    return _parsed(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
+    return rows_of_lines(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
 
 
 def texts(row, family):
