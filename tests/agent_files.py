@@ -54,10 +54,10 @@ def play(
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
         file = agent_file(str(path))
-        how = EpisodeConfig(
+        config = EpisodeConfig(
             CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1)
         )
-        async with open_file_agent(file, how, endpoint) as agent:
+        async with open_file_agent(file, config, endpoint) as agent:
             for policy in policies:
                 one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)
                 played += await one

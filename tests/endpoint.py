@@ -35,11 +35,11 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 
 @asynccontextmanager
 async def endpoint(
-    limits: TurnFlags = TurnFlags(), play: EpisodeConfig | None = None
+    limits: TurnFlags = TurnFlags(), config: EpisodeConfig | None = None
 ) -> AsyncIterator[AgentEndpoint]:
-    """With Qwen 2.5's template, unless ``play`` has another."""
+    """With Qwen 2.5's template, unless ``config`` has another."""
     async with serve(
-        play or EpisodeConfig(hermes_chat(), parser_for("hermes", None), limits)
+        config or EpisodeConfig(hermes_chat(), parser_for("hermes", None), limits)
     ) as server:
         yield server
 
@@ -49,9 +49,9 @@ async def opened(
     policy: Callable[[list[int], Sampling], Awaitable[Completion]],
     sampling: Sampling = ROOM,
     limits: TurnFlags = TurnFlags(),
-    play: EpisodeConfig | None = None,
+    config: EpisodeConfig | None = None,
 ) -> AsyncIterator[Session]:
-    async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:
+    async with endpoint(limits, config) as server, server.open(PROMPT, policy, sampling) as session:
         yield session
 
 

@@ -24,7 +24,7 @@ from openrl.agents.endpoint.server import AgentEndpoint, serve
 from openrl.agents.environments.tags import open_tag_agent
 from openrl.agents.files.build import agent_file, open_file_agent
 from openrl.agents.interfaces import AgentServer
-from openrl.agents.setup import AgentSetup, play_settings
+from openrl.agents.setup import AgentSetup, episode_config
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
@@ -55,9 +55,10 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """Open the agent of the engine ``rank``. Its processes and servers end with the context.
     Without ``images``, conversations hold only text."""
-    play, first = play_settings(setup, tokenizer, images), setup.flags.agent_endpoint_port
+    config = episode_config(setup, tokenizer, images)
+    first = setup.flags.agent_endpoint_port
     port = first and first + rank  # 0: any free one
-    async with kind_of(setup).open(setup, play, partial(serve, play, port)) as agent:
+    async with kind_of(setup).open(setup, config, partial(serve, config, port)) as agent:
         yield agent
 
 
@@ -69,13 +70,13 @@ def check_agents(
 
     This loads an agent's file in a separate process, and the tools. Raises UserError for anything
     that cannot be played."""
-    chat = play_settings(setup, tokenizer).chat
+    chat = episode_config(setup, tokenizer).chat
     kind_of(setup).check(setup, chat, source, longest)
 
 
 @asynccontextmanager
 async def _open_command(
-    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
 ) -> AsyncIterator[Agent]:
     async with serve() as endpoint:
         yield AgentCommand(str(setup.flags.agent_command), endpoint)
@@ -83,46 +84,50 @@ async def _open_command(
 
 @asynccontextmanager
 async def _open_server(
-    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
 ) -> AsyncIterator[Agent]:
     name, address = setup.flags.server
     server: AgentServer = agent_servers[name].component
     if server.plays_alone:
-        async with serve() as endpoint, resolve(server.open)(address, play, endpoint) as agent:
+        async with serve() as endpoint, resolve(server.open)(address, config, endpoint) as agent:
             yield agent
     else:
-        async with resolve(server.open)(address, play, None) as agent:
+        async with resolve(server.open)(address, config, None) as agent:
             yield agent
 
 
 @asynccontextmanager
-async def _open_file(setup: AgentSetup, play: EpisodeConfig, serve: Serve) -> AsyncIterator[Agent]:
+async def _open_file(
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
+) -> AsyncIterator[Agent]:
     file = agent_file(str(setup.flags.agent_func_path), setup.plugins)
     if setup.flags.agent_endpoint:
-        async with serve() as endpoint, open_file_agent(file, play, endpoint) as agent:
+        async with serve() as endpoint, open_file_agent(file, config, endpoint) as agent:
             yield agent
     else:
-        async with open_file_agent(file, play) as agent:
+        async with open_file_agent(file, config) as agent:
             yield agent
 
 
 def _open_tags(
-    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
 ) -> AbstractAsyncContextManager[Agent]:
-    return open_tag_agent(setup.environments, setup.plugins, play)
+    return open_tag_agent(setup.environments, setup.plugins, config)
 
 
 @asynccontextmanager
-async def _open_tools(setup: AgentSetup, play: EpisodeConfig, serve: Serve) -> AsyncIterator[Agent]:
+async def _open_tools(
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
+) -> AsyncIterator[Agent]:
     toolbox = await open_toolbox(str(setup.flags.tools), setup.flags.env_step_timeout)
-    yield ToolAgent(toolbox, play)
+    yield ToolAgent(toolbox, config)
 
 
 @asynccontextmanager
 async def _open_single_turn(
-    setup: AgentSetup, play: EpisodeConfig, serve: Serve
+    setup: AgentSetup, config: EpisodeConfig, serve: Serve
 ) -> AsyncIterator[Agent]:
-    yield SingleTurn(play.chat.tokenizer.decode)
+    yield SingleTurn(config.chat.tokenizer.decode)
 
 
 KINDS = (

@@ -29,7 +29,7 @@ class AgentSetup:
     plugins: tuple[str, ...] = ()  # modules that register environments and interfaces
 
 
-def play_settings(
+def episode_config(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
 ) -> EpisodeConfig:
     """Return how the flags want episodes to be played. Raises UserError for an unknown

@@ -74,11 +74,11 @@ async def play(directory):
     tokenizer = tiny_tokenizer()
     prompt = Prompt("train:0", tokenizer("1+2=").input_ids, "1+2=")
     plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnFlags(max_tokens_per_turn=12)
-    play = EpisodeConfig(plain, parser_for("hermes", None), limits)
+    config = EpisodeConfig(plain, parser_for("hermes", None), limits)
     command = shlex.join([sys.executable, str(EXAMPLE)])
     engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32", longest=128))
     try:
-        async with serve(play) as endpoint:
+        async with serve(config) as endpoint:
             agent = AgentCommand(command, endpoint)
             samplings = [Sampling(max_tokens=60, max_len=128, seed=i) for i in range(EPISODES)]
             episodes = [agent.run(prompt, engine.generate, sampling) for sampling in samplings]
@@ -104,8 +104,8 @@ async def with_tools(directory, tokenizer):
     question = ({"role": "user", "content": "Say something."},)
     prompt = Prompt("train:0", [1], "Say something.", messages=question)
     limits = TurnFlags(max_turns=3, max_tokens_per_turn=8)
-    play = EpisodeConfig(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
-    agent = ToolAgent(lambda: Toolbox([FunctionTools((say,))], 20.0), play)
+    config = EpisodeConfig(ChatFormat(tokenizer, chat=True, kwargs={}), parse, limits)
+    agent = ToolAgent(lambda: Toolbox([FunctionTools((say,))], 20.0), config)
     engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32"))
     try:
         samplings = [Sampling(max_tokens=1024, max_len=2048, seed=i) for i in range(EPISODES)]

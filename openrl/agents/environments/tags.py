@@ -67,18 +67,18 @@ class TagAgent:
 
 @asynccontextmanager
 async def open_tag_agent(
-    flags: EnvironmentTagFlags, plugins: tuple[str, ...], play: EpisodeConfig
+    flags: EnvironmentTagFlags, plugins: tuple[str, ...], config: EpisodeConfig
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. Raises UserError for a setting that an environment does not
     know."""
     settings = tag_settings(flags)
-    here = EnvironmentAgent(lambda p: make_environment(p.source, settings[p.source]), play)
+    here = EnvironmentAgent(lambda p: make_environment(p.source, settings[p.source]), config)
     apart = {tag: given for tag, given in settings.items() if needs_process(tag)}
     if not apart:
         yield here
         return
-    async with open_pool(TagTarget(apart, plugins), play.limits, "environment") as pool:
-        there = FileAgent(pool, play, None)
+    async with open_pool(TagTarget(apart, plugins), config.limits, "environment") as pool:
+        there = FileAgent(pool, config, None)
         yield TagAgent({tag: there if tag in apart else here for tag in settings})
 
 

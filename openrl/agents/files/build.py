@@ -54,20 +54,20 @@ def process_limits(flags: TurnFlags) -> Limits:
 
 @asynccontextmanager
 async def open_file_agent(
-    file: AgentFile, play: EpisodeConfig, endpoint: AgentEndpoint | None = None
+    file: AgentFile, config: EpisodeConfig, endpoint: AgentEndpoint | None = None
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
     UserError like ``agent_info``."""
-    async with open_pool(file, play.limits, "agent") as pool:
+    async with open_pool(file, config.limits, "agent") as pool:
         info: AgentInfo = pool.facts
         if not info.interface.agent:
             await pool.close()  # the agent plays in this process, and must not block it
             made, _ = find_class(load_module(file.path, "agent_file"), file.class_name)
-            yield OwnAgent(made(play), play.limits.episode_timeout)
+            yield OwnAgent(made(config), config.limits.episode_timeout)
         else:
             if info.interface.raw_text:
-                play = replace(play, chat=RawText(play.chat))
-            yield FileAgent(pool, play, endpoint)
+                config = replace(config, chat=RawText(config.chat))
+            yield FileAgent(pool, config, endpoint)
 
 
 @asynccontextmanager
@@ -90,9 +90,9 @@ class FileAgent:
     """Plays what a file brings. An episode's time begins once it has been lent a process."""
 
     def __init__(
-        self, pool: ProcessPool, play: EpisodeConfig, endpoint: AgentEndpoint | None
+        self, pool: ProcessPool, config: EpisodeConfig, endpoint: AgentEndpoint | None
     ) -> None:
-        self.pool, self.how, self.endpoint = pool, play, endpoint
+        self.pool, self.config, self.endpoint = pool, config, endpoint
 
     async def run(
         self, prompt: Prompt, generate: Generate, sampling: Sampling
@@ -110,13 +110,13 @@ AgentOfFile = Callable[[FileAgent, Lease, Sampling], Agent]
 
 def play_environment(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:
     environment = ProcessEnvironment(process, sampling)
-    return EnvironmentAgent(lambda _: environment, files.how)
+    return EnvironmentAgent(lambda _: environment, files.config)
 
 
 def play_tools(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:
     tools = ProcessTools(process, files.pool.facts.schemas)
-    toolbox = Toolbox([tools], files.how.limits.env_step_timeout)
-    return ToolAgent(lambda: toolbox, files.how)
+    toolbox = Toolbox([tools], files.config.limits.env_step_timeout)
+    return ToolAgent(lambda: toolbox, files.config)
 
 
 def play_program(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:

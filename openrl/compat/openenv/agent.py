@@ -60,18 +60,18 @@ the policy reads, for a text that is no action."""
 
 @asynccontextmanager
 async def open_agent(
-    address: str, play: EpisodeConfig, endpoint: AgentEndpoint | None
+    address: str, config: EpisodeConfig, endpoint: AgentEndpoint | None
 ) -> AsyncIterator[OpenEnvAgent]:
     """Open the agent of one engine. Raises UserError like ``find_server``."""
-    yield OpenEnvAgent(await find_server(address), play)
+    yield OpenEnvAgent(await find_server(address), config)
 
 
 class OpenEnvAgent:
     """Plays the environments of a server. An episode's time begins once the server has room."""
 
-    def __init__(self, server: Server, play: EpisodeConfig) -> None:
-        self.server, self.how = server, play
-        self._places = asyncio.Semaphore(play.limits.max_concurrent_steps)
+    def __init__(self, server: Server, config: EpisodeConfig) -> None:
+        self.server, self.config = server, config
+        self._places = asyncio.Semaphore(config.limits.max_concurrent_steps)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play an episode. Raises EnvironmentFailure, ServerFull, OSError if the server is gone,
@@ -86,7 +86,7 @@ class OpenEnvAgent:
             socket: websockets.ClientConnection = await attempts(_enter, root)
         async with socket:
             environment = OpenEnvEnvironment(socket, read)
-            agent = EnvironmentAgent(lambda _: environment, self.how, self._places)
+            agent = EnvironmentAgent(lambda _: environment, self.config, self._places)
             trajectory = await agent.run(prompt, generate, sampling)
         trajectory.metrics["waits_for_room"] = attempts.statistics["attempt_number"] - 1.0
         return trajectory

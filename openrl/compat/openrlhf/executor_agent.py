@@ -23,15 +23,15 @@ class NotSampled(Exception):
 
 
 def play_executor(files: FileAgent, process: Lease, sampling: Sampling) -> ExecutorAgent:
-    return ExecutorAgent(process, files.how)
+    return ExecutorAgent(process, files.config)
 
 
 class ExecutorAgent:
     """Lets the ``execute`` of a file play one episode, in a process that is lent to it, and answers
     its questions."""
 
-    def __init__(self, process: Lease, play: EpisodeConfig) -> None:
-        self.process, self.how = process, play
+    def __init__(self, process: Lease, config: EpisodeConfig) -> None:
+        self.process, self.config = process, config
         self.replies: list[Reply] = []
         self.failure: Exception | None = None
         self.over: FinishReason | None = None  # why there was no reply
@@ -39,11 +39,11 @@ class ExecutorAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Play the episode. If its time is over, or there is no room for another token, return what
         was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
-        self.conversation = Conversation(self.how, prompt, generate, sampling)
+        self.conversation = Conversation(self.config, prompt, generate, sampling)
         await self.process.call(MethodCall("prepare"), self._answer, timeout=START_TIMEOUT)
         call = MethodCall("play", (prompt, sampling))
         try:
-            async with deadline(self.how.limits.episode_timeout):
+            async with deadline(self.config.limits.episode_timeout):
                 played: EpisodeResult = await self.process.call(call, self._answer)
         except EpisodeOver as over:
             return self.conversation.trajectory(over.finish_reason)
@@ -53,10 +53,10 @@ class ExecutorAgent:
             if self.over is not None:
                 return self.conversation.trajectory(self.over)
             raise
-        return trajectory(prompt, played, self.replies, self.how.chat)
+        return trajectory(prompt, played, self.replies, self.config.chat)
 
     async def _answer(self, asked: Any) -> Any:
-        chat = self.how.chat
+        chat = self.config.chat
         if isinstance(asked, TokenizerRequest):
             return chat.tokenizer
         assert isinstance(asked, GenerateRequest)
@@ -79,7 +79,7 @@ class ExecutorAgent:
 
     def _images(self, asked: GenerateRequest) -> list[Image]:
         """Return the images of a request. Raises BadRow for one that cannot be used."""
-        chat, own = self.how.chat, [placed.image for placed in self.conversation.prompt.images]
+        chat, own = self.config.chat, [placed.image for placed in self.conversation.prompt.images]
         if asked.images is None:
             return own[: chat.count_images(asked.token_ids)]
         return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]

@@ -43,7 +43,7 @@ PATIENCE = 60.0  # seconds without a reply before the server is asked whether it
 
 @asynccontextmanager
 async def open_agent(
-    address: str, play: EpisodeConfig, endpoint: AgentEndpoint | None
+    address: str, config: EpisodeConfig, endpoint: AgentEndpoint | None
 ) -> AsyncIterator[VerifiersAgent]:
     """Open the agent of the server at an address. Raises UserError if none answers there."""
     assert endpoint is not None

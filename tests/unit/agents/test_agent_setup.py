@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openrl.agents.build import check_agents, open_agent
-from openrl.agents.setup import AgentSetup, play_settings
+from openrl.agents.setup import AgentSetup, episode_config
 from openrl.algorithms.collate import collate
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
@@ -199,7 +199,7 @@ def test_settings_without_a_game_are_refused(settings, tmp_path):
     ],
 )
 def test_nobody_plays_against_the_endpoint_for_ever(flags, seconds):
-    limits = play_settings(setup(**flags), hermes_chat().tokenizer).limits
+    limits = episode_config(setup(**flags), hermes_chat().tokenizer).limits
     assert limits.episode_timeout == seconds
 
 

@@ -9,7 +9,7 @@ from tests.endpoint import hermes_chat, policy_of
 
 ASKS = {"role": "user", "content": "2 + 2?"}
 PROMPT = Prompt("train:0", [1], "2 + 2?", messages=(ASKS,))
-PLAY = EpisodeConfig(hermes_chat())
+CONFIG = EpisodeConfig(hermes_chat())
 
 
 class Three:
@@ -17,7 +17,7 @@ class Three:
     engine itself."""
 
     async def run(self, prompt, generate, sampling):
-        solvers = [Conversation(PLAY, prompt, generate, sampling) for _ in range(2)]
+        solvers = [Conversation(CONFIG, prompt, generate, sampling) for _ in range(2)]
         said, _ = await asyncio.gather(*(solver.reply([ASKS]) for solver in solvers))
         await solvers[0].reply([ASKS, said.message, ASKS])
         await generate([1], sampling)

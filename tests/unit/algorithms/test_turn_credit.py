@@ -43,10 +43,10 @@ class Told:
 
 def batch_of(unit):
     """The two episodes as the trainer sees them."""
-    how = EpisodeConfig(CHAT, row_per_turn=unit == "step")
+    config = EpisodeConfig(CHAT, row_per_turn=unit == "step")
     played = []
     for replies in EPISODES:
-        agent = EnvironmentAgent(lambda _: GymEnvironment(Told()), how)
+        agent = EnvironmentAgent(lambda _: GymEnvironment(Told()), config)
         policy = ScriptedPolicy(CHAT, [f"{reply}<|im_end|>" for reply in replies])
         played.append(asyncio.run(agent.run(PROMPT, policy, Sampling(max_tokens=1000))))
     return collate([PromptGroup(PROMPT, played)], 0)

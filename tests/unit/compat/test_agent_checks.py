@@ -4,7 +4,7 @@ from textwrap import indent
 
 import pytest
 
-from openrl.agents.setup import play_settings
+from openrl.agents.setup import episode_config
 from openrl.compat.openrlhf.entries import EXECUTE
 from tests.endpoint import hermes_chat
 from tests.unit.agents.test_agent_setup import TOOLS, assert_refused, setup
@@ -61,5 +61,5 @@ def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
     ],
 )
 def test_a_server_that_plays_alone_has_an_hour(flags, seconds):
-    limits = play_settings(setup(**flags), hermes_chat().tokenizer).limits
+    limits = episode_config(setup(**flags), hermes_chat().tokenizer).limits
     assert limits.episode_timeout == seconds

@@ -111,7 +111,7 @@ def test_clients_show_images_in_their_own_ways(processor, chat, path, bodies):
                 assert reply.status_code == 200, reply.text
 
     policy = policy_of(chat)
-    session = run(talk, policy, sampling=ROOM, play=EpisodeConfig(chat))
+    session = run(talk, policy, sampling=ROOM, config=EpisodeConfig(chat))
     assert_row(processor, session.trajectory(), TEXT, [FIRST, SECOND], policy)
 
 
@@ -127,7 +127,7 @@ def refused(chat, *parts):
         said.append(reply.json()["error"]["message"])
 
     said = []
-    run(talk, policy_of(chat), sampling=ROOM, play=EpisodeConfig(chat))
+    run(talk, policy_of(chat), sampling=ROOM, config=EpisodeConfig(chat))
     return said[0]
 
 
@@ -185,10 +185,10 @@ def play_file(tmp_path, chat, prompt, text):
     path.write_text(text)
 
     async def main():
-        how = EpisodeConfig(chat)
+        config = EpisodeConfig(chat)
         async with (
-            serve(how) as endpoint,
-            open_file_agent(agent_file(str(path)), how, endpoint) as agent,
+            serve(config) as endpoint,
+            open_file_agent(agent_file(str(path)), config, endpoint) as agent,
         ):
             one = asyncio.gather(agent.run(prompt, policy, ROOM), return_exceptions=True)
             return (await one)[0]

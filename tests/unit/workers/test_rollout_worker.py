@@ -198,8 +198,8 @@ def playing(worker, **changes):
     """Lets the worker play three turns of ``Guess``."""
     game = type("Guess", (Guess,), changes)
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
-    play = EpisodeConfig(chat, limits=TurnFlags(max_turns=3))
-    worker.agent = EnvironmentAgent(lambda prompt: game(), play)
+    config = EpisodeConfig(chat, limits=TurnFlags(max_turns=3))
+    worker.agent = EnvironmentAgent(lambda prompt: game(), config)
     return worker
 
 
