@@ -159,7 +159,7 @@ def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
     # without shards and optimizer the weights are still the mapped file that they came from
     if stage == 3:
         assert sum(t.untyped_storage().nbytes() for t in parameter_tensors(engine.model)) == 0
-    with pytest.raises(RuntimeError, match="columns needs param of this model, asleep now"):
+    with pytest.raises(RuntimeError, match="forward needs param of this model, asleep now"):
         column_of(engine, batch, [[*range(8)]])
     engine.wake("param")
     assert torch.equal(column_of(engine, batch, [[*range(8)]]), before)
@@ -186,10 +186,10 @@ def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
     engine = build(checkpoint, 2)
     plan = StepPlan([[*range(8)]], counts_of(batch))
     engine.sleep("grad")
-    with pytest.raises(RuntimeError, match="train_step needs grad of this model"):
+    with pytest.raises(RuntimeError, match="train_in_pieces needs grad of this model"):
         engine.train_step(batch, plan, SupervisedUpdate())
     engine.sleep("optim")
-    with pytest.raises(RuntimeError, match="train_step needs optim and grad"):
+    with pytest.raises(RuntimeError, match="train_in_pieces needs optim and grad"):
         engine.train_step(batch, plan, SupervisedUpdate())
     for refused in (engine.save, engine.load, engine.export):
         with pytest.raises(RuntimeError, match="needs optim"):

@@ -170,7 +170,9 @@ def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFl
             batch = collate(groups, PAD)
             plan = plan_steps(batch, 1, 6, 3)
             shard = batch.select(plan.shards[0])
-            worker.update((shard, [ranks[0] for ranks in plan.steps], SupervisedUpdate()))
+            plans = [ranks[0] for ranks in plan.steps]
+            worker.begin_update((shard, plans, SupervisedUpdate()))
+            worker.advance(sum(len(step.micro_batches) for step in plans))
         await engines.close()
         return gaps, sent
 
