@@ -125,7 +125,7 @@ class ExperienceBatch(TokenBatch):
     # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
     greedy_rewards: Tensor | None = None
     state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer equal observations
-    # (B, T) int32, the publish whose weights sampled the token; -1 outside loss_mask
+    # (B, T) int32, the sync whose weights sampled the token; -1 outside loss_mask
     versions: Tensor | None = None
     old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model

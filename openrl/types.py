@@ -118,7 +118,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """A span of tokens [start, end) sampled by the weights of one publish. Example:
+    """A span of tokens [start, end) sampled by the weights of one sync. Example:
     ``VersionSpan(0, 12, version=3)``."""
 
     start: int

@@ -15,7 +15,7 @@ from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Traj
 
 
 class WeightSync:
-    """Counts versions in ``run.version``; what a publish does is the subclass's ``send``."""
+    """Counts versions in ``run.version``; what a sync does is the subclass's ``send``."""
 
     def __init__(self, run):
         self.run = run

@@ -30,7 +30,7 @@ LIMIT = 20.0  # of a log-ratio, before exp
 
 
 def ages(batch: ExperienceBatch, version: int) -> Tensor:
-    """Return each token's age, (B, T) int: how many publishes lie between the weights that sampled
+    """Return each token's age, (B, T) int: how many syncs lie between the weights that sampled
     it and ``version``, the weights that the step trains. It is -1 where the version is unknown and
     on tokens that were not sampled."""
     if batch.versions is None:
@@ -39,7 +39,7 @@ def ages(batch: ExperienceBatch, version: int) -> Tensor:
 
 
 def stale_tokens(batch: ExperienceBatch, version: int, max_staleness: int) -> Tensor:
-    """Return (B, T) bool, True on tokens older than ``max_staleness`` publishes."""
+    """Return (B, T) bool, True on tokens older than ``max_staleness`` syncs."""
     return ages(batch, version) > max_staleness
 
 

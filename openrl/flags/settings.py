@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from openrl.errors import UserError
 from openrl.flags.schema import REQUIRED, flags_of
-from openrl.flags.values import Quoted
+from openrl.flags.values import Quoted, unknown_keys
 
 
 def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
@@ -17,7 +16,10 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
     Raises UserError, which begins with ``owner`` ("verifier number") and names all that is wrong.
     """
     specs = {s.name: s for s in flags_of(options)} if options else {}
-    problems = [_unknown(key, list(specs)) for key in settings if key not in specs]
+    problems = [
+        f"there is no option {key!r}" + (f", did you mean {near!r}?" if near else "")
+        for key, near in unknown_keys(settings, specs)
+    ]
     problems += [
         f"{key} must be given"
         for key, s in specs.items()
@@ -39,11 +41,6 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
             f"{owner}: " + "; ".join(problems), f"its options are {', '.join(specs) or 'none'}"
         )
     return None
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(key), known, n=1)
-    return f"there is no option {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
 
 
 def _quoted(value: Any) -> Any:

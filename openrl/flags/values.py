@@ -195,7 +195,7 @@ def unknown_keys(keys: Iterable[str], known: Iterable[str]) -> Iterator[tuple[st
     known = list(known)
     for key in keys:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
+            near = get_close_matches(str(key), known, n=1)  # YAML has keys that are no text
             yield key, near[0] if near else ""
 
 

@@ -116,7 +116,7 @@ class RLTrainer:
     async def save_and_stop(self) -> None:
         """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > self.checkpoints.saved:
-            if await self.sync():  # a resumed run's first publish sends the saved weights
+            if await self.sync():  # a resumed run's first sync sends the saved weights
                 await self.rollouts.set_policy_version(self.weight_sync.version)
             await self.save()
         await self.checkpoints.finish()
@@ -128,7 +128,7 @@ class RLTrainer:
         raise self.stop.interrupted(what, how_to_resume(self.checkpoints))
 
     async def begin(self) -> None:
-        """Resume if asked to, and publish the weights: engines generate with nothing else."""
+        """Resume if asked to, and send the weights: engines generate with no others."""
         if start := self.checkpoints.resume(self.progress.note):
             await self.restore(*start)
         with self.progress.stage("sync"):
@@ -242,7 +242,7 @@ class RLTrainer:
         self.progress.advance(step, values)
 
     async def sync(self) -> dict[str, Metric]:
-        """Publish the weights if the policy was trained since the last sync. Returns the metrics of
+        """Send the weights if the policy was trained since the last sync. Returns the metrics of
         the sync; empty if there was nothing to send."""
         if not self.unsent:
             return {}
@@ -313,7 +313,7 @@ class RLTrainer:
                 "the checkpoint holds turns of unfinished episodes, which are no longer used: these"
                 " episodes start over, with their seeds"
             )
-        # the next publish sends the restored weights, under their old version
+        # the next sync sends the restored weights, under their old version
         self.weight_sync.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
         if lines := state.get("untrained"):

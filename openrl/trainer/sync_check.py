@@ -1,4 +1,4 @@
-"""The check that the engines hold the policy's weights, once per run after the first publish."""
+"""The check that the engines hold the policy's weights, once per run after the first sync."""
 
 from __future__ import annotations
 

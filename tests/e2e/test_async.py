@@ -131,7 +131,7 @@ def test_evaluation_beside_rollouts_is_of_one_version(bench, tmp_path):
     evaluated = {"eval_dataset": bench.task / "prompts.jsonl", "eval_max_samples": 6}
     steps = bench(tmp_path, **(SMALL | flags | evaluated))
     versions = {m["step"]: m["eval/policy_version"] for m in steps if "eval/policy_version" in m}
-    assert versions == {2: 3, 4: 5, 5: 6}  # the first publish is version 1
+    assert versions == {2: 3, 4: 5, 5: 6}  # the first sync is version 1
 
 
 KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1

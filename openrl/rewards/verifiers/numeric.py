@@ -96,9 +96,9 @@ def numbers(text: str) -> Iterator[Number]:
 
 
 def whole_number(text: str) -> Number | None:
-    """Return the number that the text consists of, apart from its unit, a name before it ("x = 5")
-    and words such as "the answer is"; None if the text is anything else, or is too long to be taken
-    apart at once."""
+    """Return the number in a text that has nothing else than a unit after it and, before it, a name
+    ("x = 5") or words like "the answer is". Return None for any other text, and for one that is
+    longer than ``LONGEST``."""
     if len(text) > LONGEST:
         return None
     text = without_lead(plain(text))

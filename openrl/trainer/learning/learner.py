@@ -66,7 +66,7 @@ class LearningSettings:
     batching: BatchingSpec
     seed: int
     dtype: Dtype  # in which engine and trainer compute
-    oldest_trained: int | None = None  # in publishes; older tokens are not trained. None: no limit
+    oldest_trained: int | None = None  # in syncs; older tokens are not trained. None: no limit
     frozen_actor_steps: int = 0  # initial steps that train only the critic
     ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
     profiling: Profiling = Profiling()

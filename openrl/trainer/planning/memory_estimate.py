@@ -249,10 +249,12 @@ def logit_bytes(
 
 
 def copied_bytes(parameters: int, shard: int, size: int, sums: int, flags: DeepSpeedFlags) -> int:
-    """Return the bytes of DeepSpeed's copies of the sums of gradients at the end of a step: the
-    flat one of its shard that the optimizer reads, or, in stage 1 where parameters have another
-    type, a flat one of all sums and the same in the type of the parameters, which is sent.
-    Activations are gone then, but in pieces into which no flat copy fits."""
+    """Return the bytes of the copies that DeepSpeed makes of the summed gradients when a step ends.
+
+    The optimizer reads a flat copy of its shard. In stage 1, where the parameters have another type
+    than the sums, there are instead two flat copies of all sums: one in the type of the sums, and
+    one in that of the parameters, which is sent. The activations are freed by then, but only in
+    pieces that are too small for a flat copy."""
     if flags.zero_stage == 0 or flags.adam_offload:
         return 0
     if flags.zero_stage == 1 and size != sums:

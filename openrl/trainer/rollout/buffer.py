@@ -8,7 +8,7 @@
                                     the engines have new weights: prompts that waited may start
 
 On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training, and
-answers that outlive a step are all settings of this one class. A version counts the publishes of
+answers that outlive a step are all settings of this one class. A version counts the syncs of
 weights. The bound on staleness is hard. With ``wait`` a prompt starts only if even its first token
 will be trained in time, and a step waits for answers that would be too old in the next one. With
 ``drop`` and ``mask`` more prompts start; answers that got too old are played again or not trained.
@@ -40,7 +40,7 @@ class BufferLimits:
     wanted: int  # groups of a training step
     running: int = 0  # prompts that may run at a time, over-sampling beyond ``wanted``; 0: any
     steps_ahead: int = 0  # how many steps rollouts may be ahead of training
-    max_staleness: int = 0  # publishes between sampling a token and its optimizer step
+    max_staleness: int = 0  # weight syncs between sampling a token and its optimizer step
     policy: StalenessPolicy = "wait"
     carries_over: bool = False  # unfinished prompts continue when a step has its groups
     in_waves: bool = False  # replacement prompts start only once all earlier prompts are complete
@@ -94,7 +94,7 @@ class RolloutBuffer:
         self.prompts, self.limits, self.filter = prompts, limits, group_filter
         self.version = 0  # of the weights that the engines hold
         self.steps = 0  # training steps that have taken their groups
-        self._unsent = False  # a step has taken its groups but may still publish its weights
+        self._unsent = False  # a step has taken its groups but may still send its weights
         self._asked = False  # a step waits for its groups
         self._arrange([])
         self._filtered: list[tuple[int, PromptGroup]] = []  # (index, group) since the last step

@@ -151,8 +151,8 @@ class EnginePool:
         )
 
     async def _restart(self, rank: int) -> None:
-        """Start a new engine in the place of a lost one, paused if the others are; and yet another
-        one if the new one dies while it starts, as it may where memory is short."""
+        """Start a new engine in the place of a lost one, and pause it if the others are paused. If
+        it dies while it starts, for example because memory is short, start another one."""
         while True:
             try:
                 await self.group.restart(rank)

@@ -105,16 +105,16 @@ class StopRequest:
             await cancel_all([task, came])
 
     def too_short(self, seconds: float) -> str:
-        """Return a warning, once, if the grace is shorter than ``seconds``: those of a step from
-        its first optimizer step, up to which a signal drops it, and of a checkpoint."""
+        """Return a warning, once, if the grace is shorter than ``seconds``, which a step takes from
+        its first optimizer step to its end, plus its checkpoint. An earlier signal drops the step.
+        """
         if seconds <= self.grace or self._warned:
             return ""
         self._warned = True
         return (
-            f"WARNING: a signal that comes after the first optimizer step of a training step is"
-            f" answered up to {seconds:.0f} s later, when the step is over and saved; after"
-            f" --grace_period {self.grace:g} the run ends without: --grace_period"
-            f" {math.ceil(1.5 * seconds)}, and as much wherever jobs are ended"
+            f"WARNING: --grace_period {self.grace:g} is shorter than a step and its checkpoint"
+            f" ({seconds:.0f} s): a signal after the first optimizer step would lose the step."
+            f" Use --grace_period {math.ceil(1.5 * seconds)}, and give the job as long to end."
         )
 
     def lift_deadline(self) -> None:

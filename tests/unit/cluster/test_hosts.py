@@ -24,7 +24,7 @@ def test_a_node_without_the_drivers_directory_says_where_relative_paths_begin(tm
     assert f"has no {tmp_path / 'elsewhere'}: relative paths begin at" in second
 
 
-def test_a_pulse_is_counted_by_our_own_clock(tmp_path, monkeypatch):
+def test_a_heartbeat_is_counted_by_our_own_clock(tmp_path, monkeypatch):
     """Not by the difference of two, which is hours after a sleep of the machine."""
     log, now = tmp_path / "actor-0.log", [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

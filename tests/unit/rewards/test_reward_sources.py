@@ -377,11 +377,11 @@ def test_the_first_failures_are_shown_with_their_rows():
 
 
 def test_too_many_failures_stop_the_run_as_soon_as_they_are_known():
-    guard = FailureMonitor(rows=10, most=0.2)
-    guard(scored(DROPPED, ZERO))
-    guard(scored(Score(1.0), Score(1.0)))
+    monitor = FailureMonitor(rows=10, most=0.2)
+    monitor(scored(DROPPED, ZERO))
+    monitor(scored(Score(1.0), Score(1.0)))
     with pytest.raises(UserError) as error:
-        guard(scored(DROPPED))
+        monitor(scored(DROPPED))
     assert (
         "3 of 10 rows have no reward, more than --max_reward_failure_rate 0.2 allows"
         in error.value.message
@@ -395,11 +395,11 @@ def test_prompts_that_cannot_be_played_stop_the_run_once_they_fill_a_batch():
     broken = scored(None)
     broken.trajectories[0].finish_reason = FinishReason.ENVIRONMENT_ERROR
     broken.trajectories[0].failure = "environment g, seed 5: no answer within 4 s"
-    guard = UnplayedMonitor(9)
+    monitor = UnplayedMonitor(9)
     for played in (broken, broken, scored(Score(1.0)), *[broken] * 8):
-        guard(played)
+        monitor(played)
     with pytest.raises(UserError) as error:
-        guard(broken)
+        monitor(broken)
     assert "no sample of 9 prompts in a row could be played to its end" in error.value.message
     assert "train:7 failed: environment g, seed 5: no answer" in error.value.message
 

@@ -221,4 +221,7 @@ def test_the_answers_of_a_dropped_step_are_saved_and_learnt_on_a_resume():
 def test_a_grace_that_is_too_short_for_a_step_is_named_once():
     stop = StopRequest(grace=30.0)
     assert stop.too_short(29.0) == ""
-    assert "up to 40 s later" in stop.too_short(40.0) and stop.too_short(50.0) == ""
+    warning = stop.too_short(40.0)
+    assert "--grace_period 30 is shorter than a step and its checkpoint (40 s)" in warning
+    assert "Use --grace_period 60," in warning
+    assert stop.too_short(50.0) == ""

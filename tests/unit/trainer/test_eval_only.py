@@ -1,4 +1,4 @@
-"""--eval_only: the real loop, which publishes, evaluates once, and trains and writes nothing."""
+"""--eval_only: the real loop, which syncs, evaluates once, and trains and writes nothing."""
 
 import asyncio
 from types import SimpleNamespace

@@ -188,7 +188,7 @@ class Run:
         return self
 
     def take_snapshot(self, trainer):
-        """What a step has taken counts as trained on and sent: the first publish of the resumed run
+        """What a step has taken counts as trained on and sent: the first sync of the resumed run
         has the version after it."""
         took = self.done + len(self.takes)
         version = self.version - (took == trainer.step)
@@ -343,7 +343,7 @@ def test_a_run_goes_on_from_any_moment(block):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_ahead_by_no_publish_is_on_policy(seed):
+def test_ahead_by_no_sync_is_on_policy(seed):
     """The same prompts with the same seeds in the same order, and the same steps."""
     schedule = random_schedule(seed)
     wanted = schedule.limits.wanted

@@ -175,8 +175,8 @@ class Recorder(Updates):
 
 
 def groups_of(*rewards: tuple[float, ...], old: tuple[int, ...] = ()) -> list[PromptGroup]:
-    """Rows begin with their number, group by group. Publish 3 sampled those in ``old``, publish 5
-    the others."""
+    """Rows begin with their number, group by group. The weights of sync 3 sampled those in
+    ``old``, those of sync 5 the others."""
     groups, number = [], 0
     for name, of_group in enumerate(rewards):
         prompt = Prompt(str(name), [1], str(name))
