@@ -4,12 +4,12 @@ role, or lists them explicitly. The checks before a cluster is started or joined
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from openrl.cluster.placement import Node, PlacementPlan
-from openrl.config.groups.placement import ENGINES, FLAG_NAMES, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags, ParallelSizes
 from openrl.errors import UserError
 
@@ -32,13 +32,12 @@ class RoleRequest:
 
 def role_requests(
     placement: PlacementFlags,
-    hybrid: HybridFlags,
     engine: EngineFlags,
     roles: Iterable[str],
-    engines_apart: bool = False,
+    leaders: Mapping[str, str],
 ) -> list[RoleRequest]:
     """Return the requests of the model roles ``roles``, then the engines', from flags. A flag left
-    at None takes the actor's value. With ``engines_apart`` engines share no place with models."""
+    at None takes the actor's value. ``leaders`` has the role whose places another one shares."""
     roles, sizes = list(roles), engine.sizes
     if bundles := placement.explicit_places:
         of_models = [
@@ -46,9 +45,8 @@ def role_requests(
         ]
         own = bundles[ENGINES]
         return [*of_models, RoleRequest(ENGINES, 1, len(own), bundles=own, sizes=sizes)]
-    follows = hybrid.leaders(roles, engines_apart)
-    requests = [RoleRequest(role, *placement.shape(role), follows.get(role)) for role in roles]
-    leader = follows.get(ENGINES)
+    requests = [RoleRequest(role, *placement.shape(role), leaders.get(role)) for role in roles]
+    leader = leaders.get(ENGINES)
     engines = engine.vllm_num_engines or (None if leader else 1)
     return [*requests, RoleRequest(ENGINES, engines, sizes.width, leader, sizes=sizes)]
 
@@ -63,8 +61,9 @@ def plan_placement(
     a node is cut into node groups of whole tensor-parallel groups. Explicit bundles are cut into
     node groups of the largest node's number of GPUs; on a CPU they all lie on one node.
 
-    Raises UserError if a role cannot share the bundles of another, or if an engine cannot run on
-    the bundles that it gets."""
+    The flags behind the requests are checked: models that share bundles have as many ranks, and
+    engines fill the bundles that --placement gives them. Raises UserError if engines do not fill
+    the bundles that they share, or if an engine cannot run on those that it gets."""
     requests = list(requests)
     gpus = max((int(node.gpus) for node in cluster), default=0) if device == "cuda" else 0
     node_groups: list[int] = []
@@ -73,7 +72,9 @@ def plan_placement(
         if request.bundles is not None:
             bundles[request.name] = request.bundles
         elif request.shares_with is not None:
-            bundles[request.name] = _shared(request, gpus, bundles[request.shares_with])
+            bundles[request.name] = shared = bundles[request.shares_with]
+            if request.name == ENGINES:  # how many places there are may be known only here
+                request.sizes.check_fill(len(shared), request.num_nodes, "colocate_all_models")
         else:
             first = sum(node_groups)
             node_groups += _own(request, gpus)
@@ -101,34 +102,9 @@ def _own(request: RoleRequest, gpus: int) -> list[int]:
     return ([on_node] * (size // on_node) + rest) * (request.num_nodes or 1)
 
 
-def _shared(request: RoleRequest, gpus: int, bundles: tuple[int, ...]) -> tuple[int, ...]:
-    if request.num_nodes is None:
-        return bundles
-    size = request.num_nodes * (max(gpus, 1) if request.per_node is None else request.per_node)
-    if size != len(bundles):
-        name, leader, has = request.name, request.shares_with, f"{size} ranks"
-        flag = "vllm_num_engines"
-        if name != ENGINES:
-            flag = f"{FLAG_NAMES[name]}_num_gpus_per_node"
-        if request.sizes.width > 1:
-            has = f"{request.num_nodes} ranks of {request.sizes.width} places"
-        raise UserError(
-            f"--{flag}: {name} has {has}, but shares the {len(bundles)} places of {leader}",
-            f"as many places as {leader}",
-        )
-    return bundles
-
-
 def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
-    """Raise UserError if bundles do not divide into ranks, or vLLM cannot use those of a rank."""
+    """Raise UserError if vLLM cannot use the bundles of a rank."""
     role, sizes = request.name, request.sizes
-    count = len(plan.bundles_by_role[role])
-    if count % sizes.width:
-        raise UserError(
-            f"--vllm_tensor_parallel_size: {count} places cannot be divided into engines of"
-            f" {sizes.width} places ({sizes})",
-            f"sizes whose product divides {count}",
-        )
     for rank in range(plan.size(role)):
         if not plan.spans_nodes(role, rank):
             continue

@@ -248,9 +248,16 @@ def ref_reward_sleeps(config: PPOConfig) -> bool:
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
 
 
+def leaders(config: PPOConfig) -> dict[str, str]:
+    """Return role -> the role whose places it shares, without --placement: that names the places
+    of every role, so none follows another."""
+    if config.placement.placement is not None:
+        return {}
+    return config.hybrid.leaders(config.model_roles, config.asynchrony.async_train)
+
+
 def roles_on_shared_places(config: PPOConfig) -> set[str]:
     """Return the models and engines that share a place with another role. Raises UserError."""
-    roles = config.model_roles
     if config.placement.placement is not None:
         places = config.placement.explicit_places
         return {
@@ -258,8 +265,7 @@ def roles_on_shared_places(config: PPOConfig) -> set[str]:
             for r, at in places.items()
             if any(r != other and {*at} & {*there} for other, there in places.items())
         }
-    pairs = config.hybrid.leaders(roles, config.asynchrony.async_train).items()
-    return {role for pair in pairs for role in pair}
+    return {role for pair in leaders(config).items() for role in pair}
 
 
 # -- losses ----------------------------------------------------------------------------------------

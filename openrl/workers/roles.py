@@ -224,13 +224,8 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
 
 def role_bundles(config: PPOConfig) -> list[RoleRequest]:
     """Return the bundles that every role wants. Engines want none if rollouts are replayed."""
-    requests = role_requests(
-        config.placement,
-        config.hybrid,
-        config.engine,
-        config.model_roles,
-        config.asynchrony.async_train,
-    )
+    roles, leaders = config.model_roles, derived.leaders(config)
+    requests = role_requests(config.placement, config.engine, roles, leaders)
     return [r for r in requests if r.name != ENGINES or not config.collecting.replays]
 
 

@@ -20,7 +20,7 @@ from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
 from openrl.cluster.ray_group import RayGroup
-from openrl.config.groups.placement import ENGINES, HybridFlags, PlacementFlags
+from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
 from tests.patience import PATIENCE
@@ -85,7 +85,7 @@ def address():
 @pytest.fixture
 def joined(address):
     flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=2, ray_address=address)
-    requests = role_requests(flags, HybridFlags(), EngineFlags(vllm_num_engines=2), ["actor"])
+    requests = role_requests(flags, EngineFlags(vllm_num_engines=2), ["actor"], leaders={})
     cluster, plan = open_cluster(flags, requests, "cpu")
     yield cluster, plan
     cluster.close()
@@ -109,14 +109,13 @@ def test_node_groups_lie_on_one_node_each(joined):
 
 
 PATIENT = GroupSettings(PATIENCE)
-COLOCATED = HybridFlags(colocate_all_models=True)
 
 
 async def start(cluster: RayCluster, sizes: EngineFlags) -> tuple[RayGroup, RayGroup]:
     """An actor on all four GPUs, and the engines beside it."""
     flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=2)
     plan = plan_placement(
-        role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes()
+        role_requests(flags, sizes, ["actor"], {ENGINES: "actor"}), "cuda", cluster.nodes()
     )
     reservation = await cluster.reserve(plan, timeout=PATIENCE)
     actor = await RayGroup.create(cluster, reservation, "actor", PATIENT, Engine)

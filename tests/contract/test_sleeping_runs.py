@@ -21,6 +21,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.cluster.placement import Node
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.commands import PPOConfig
+from openrl.config.derived import leaders
 from openrl.trainer.launch import train
 from openrl.workers.profiling import MemoryLog
 from openrl.workers.residency import Residency, ResidencyTable
@@ -102,7 +103,7 @@ async def in_this_process(
     config: PPOConfig, device, optimizer_steps: int, stage
 ) -> AsyncIterator[Roles]:
     """As ``start_roles``, with one worker of each role, here."""
-    requests = role_requests(config.placement, config.hybrid, config.engine, config.model_roles)
+    requests = role_requests(config.placement, config.engine, config.model_roles, leaders(config))
     plan = plan_placement(requests, device, [Node("here", 8, 0, 8, 0)])
     made_of, groups = worker_arguments(config, device, optimizer_steps, plan), {}
     residency = Residency(

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import VLLM
+from openrl.errors import UserError
 from openrl.flags.schema import Condition, absent, flag, group
 
 
@@ -26,6 +27,24 @@ class ParallelSizes:
     def __str__(self) -> str:
         """Name only what is divided, e.g. "tensor 2 x pipeline 2"."""
         return " x ".join(f"{name} {n}" for name, n in vars(self).items() if n > 1) or "one place"
+
+    def check_fill(self, places: int, engines: int | None, given_by: str) -> None:
+        """Raise UserError unless whole engines fill the places that the flag ``given_by`` gives
+        them, and ``engines`` of them if that is not None."""
+        each = "one place" if self.width == 1 else f"{self.width} places ({self})"
+        if places % self.width:
+            raise UserError(
+                f"{places} places cannot be divided into engines of {each} each",
+                "sizes that divide evenly",
+                (given_by, "vllm_tensor_parallel_size"),
+            )
+        fit = places // self.width
+        if engines is not None and engines != fit:
+            raise UserError(
+                f"{engines} engines of {each} each do not fill {places} places",
+                f"--vllm_num_engines {fit}",
+                (given_by, "vllm_num_engines"),
+            )
 
 
 of_vllm = partial(flag, only_if=VLLM)

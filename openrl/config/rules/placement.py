@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import ref_reward_sleeps, roles_on_shared_places, trained_ranks
+from openrl.config.derived import (
+    leaders,
+    ref_reward_sleeps,
+    roles_on_shared_places,
+    trained_ranks,
+)
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problems, check, in_use, problem
 
@@ -42,35 +47,13 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
     if unused := sorted(set(range(max(taken, default=0))) - taken):
         message = f"no role uses the places {', '.join(map(str, unused))}"
         yield problem(("placement",), message, "number the places without gaps")
-    if ENGINES in places:
-        yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
-
-
-def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Problems:
-    """Yield the problems unless whole engines, as many as the flags say, fill ``places``."""
-    sizes, engines = config.engine.sizes, config.engine.vllm_num_engines
-    each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
-    if places % sizes.width:
-        flags = (*because, "vllm_tensor_parallel_size")
-        message = f"{places} places cannot be divided into engines of {each} each"
-        yield problem(flags, message, "sizes that divide evenly")
-    elif engines is not None and engines != places // sizes.width:
-        message = f"{engines} engines of {each} each do not fill {places} places"
-        fix = f"--vllm_num_engines {places // sizes.width}"
-        yield problem((*because, "vllm_num_engines"), message, fix)
 
 
 @check
-def colocated_roles_are_equal(config: PPOConfig) -> Problems:
-    """Roles that share places must have as many ranks on as many nodes."""
-    if config.placement.placement is not None:
-        return
-    apart = config.asynchrony.async_train
-    for role, leader in config.hybrid.leaders(config.model_roles, apart).items():
+def colocated_models_are_equal(config: PPOConfig) -> Problems:
+    """Models that share places must have as many ranks on as many nodes."""
+    for role, leader in leaders(config).items():
         if role == ENGINES:
-            world = trained_ranks(config)
-            if world is not None:
-                yield from _engines_fill(config, world, ("colocate_all_models",))
             continue
         shapes = zip(config.placement.shape(role), config.placement.shape(leader), strict=True)
         for name, (follows, leads) in zip(("num_nodes", "num_gpus_per_node"), shapes, strict=True):
@@ -79,6 +62,18 @@ def colocated_roles_are_equal(config: PPOConfig) -> Problems:
                 message = f"{role} and {leader} share places, so their numbers must be equal"
                 fix = f"leave --{flag} out"
                 yield problem((flag, f"{FLAG_NAMES[leader]}_{name}"), message, fix)
+
+
+@check
+def engines_fill_their_places(config: PPOConfig) -> None:
+    """Whole engines, as many as the flags say, must fill the places that they share or that
+    --placement gives them. If only the cluster knows how many these are, the planner checks it."""
+    sizes, engines = config.engine.sizes, config.engine.vllm_num_engines
+    explicit, world = config.placement.explicit_places, trained_ranks(config)
+    if ENGINES in explicit:
+        sizes.check_fill(len(explicit[ENGINES]), engines, "placement")
+    elif ENGINES in leaders(config) and world is not None:
+        sizes.check_fill(world, engines, "colocate_all_models")
 
 
 # -- sleep and offload -----------------------------------------------------------------------------

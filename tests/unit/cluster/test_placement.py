@@ -59,9 +59,9 @@ def test_flags_left_open_follow_the_actor():
     )
     made = role_requests(
         flags,
-        HybridFlags(),
         EngineFlags(vllm_num_engines=3),
         ["actor", "critic", "reference", "reward"],
+        leaders={},
     )
     assert made == [
         RoleRequest("actor", 2, 4),
@@ -148,9 +148,9 @@ def planned(
 ):
     made = role_requests(
         PlacementFlags(**flags),
-        hybrid or HybridFlags(),
         EngineFlags(vllm_num_engines=engines),
         roles,
+        (hybrid or HybridFlags()).leaders(roles, engines_apart=False),
     )
     return plan_placement(made, device, cluster)
 
@@ -210,7 +210,7 @@ def test_colocated_engines_on_several_nodes_lie_with_the_actor():
 
 def test_engines_that_cannot_share_are_refused():
     with pytest.raises(
-        UserError, match="--vllm_num_engines: vllm has 3 ranks, but shares the 4 places of actor"
+        UserError, match="--vllm_num_engines: 3 engines of one place each do not fill 4 places"
     ):
         planned(["actor"], TWICE_FOUR, engines=3, hybrid=HybridFlags(colocate_all_models=True))
 

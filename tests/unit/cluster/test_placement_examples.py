@@ -8,6 +8,7 @@ import pytest
 
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.commands import PPOConfig
+from openrl.config.derived import leaders
 from tests.flags import settle
 from tests.unit.cluster.test_placement import gpu_node
 
@@ -26,7 +27,7 @@ def test_commands_fit_two_nodes_of_eight_gpus(command):
     config, problems = settle(PPOConfig, " ".join(shlex.split(command)))
     assert not [problem for problem in problems if problem.fatal]
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, config.model_roles),
+        role_requests(config.placement, config.engine, config.model_roles, leaders(config)),
         "cuda",
         NODES,
     )

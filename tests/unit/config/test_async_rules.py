@@ -37,8 +37,7 @@ def test_what_follows(words, ahead, running, staleness, goes_on):
 def test_all_models_share_places_and_engines_of_async_training_have_their_own():
     words = f"{ASYNC} --colocate_all_models --device cpu --actor_num_gpus_per_node 2 --vllm_num_engines 2"
     config = ppo(f"{words} --train_batch_size 128")
-    requests = role_requests(
-        config.placement, config.hybrid, config.engine, ["actor", "reference"], True
-    )
+    leaders = derived.leaders(config)
+    requests = role_requests(config.placement, config.engine, config.model_roles, leaders)
     bundles = plan_placement(requests, "cpu", []).bundles_by_role
     assert bundles == {"actor": (0, 1), "reference": (0, 1), "vllm": (2, 3)}

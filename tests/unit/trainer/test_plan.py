@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from openrl.cluster.placement import Node
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
+from openrl.config.derived import leaders
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.deepspeed import DeepSpeedFlags
 from openrl.config.groups.lora import LoRAFlags
@@ -318,7 +319,7 @@ def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
     config = ppo(
         f"{PPO} --advantage_estimator group_norm --n_samples_per_prompt 4 --init_kl_coef 0 {words}"
     )
-    requests = role_requests(config.placement, config.hybrid, config.engine, ["actor"])
+    requests = role_requests(config.placement, config.engine, ["actor"], leaders(config))
     assert (
         transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)]))
         == transport

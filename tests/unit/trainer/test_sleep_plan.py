@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from openrl.cluster.planner import plan_placement, role_requests
+from openrl.config.derived import leaders
 from openrl.models.process_memory import MemoryUse, memory_use
 from openrl.trainer.planning.dry_run import room_remarks
 from openrl.trainer.planning.memory_estimate import Memory
@@ -36,7 +37,7 @@ def table_of(words: str) -> tuple[ResidencyTable, list[tuple[str, str]]]:
         role for role in SIZES if role != "vllm" and (role != "critic" or "group_norm" not in words)
     ]
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, roles), "cpu", []
+        role_requests(config.placement, config.engine, roles, leaders(config)), "cpu", []
     )
     return ResidencyTable.of(plan, sleep_parts(config)), stages(config)
 
@@ -183,6 +184,6 @@ def test_memory_of_this_process_counts_what_it_allocates():
 def test_tenants_of_roles_that_the_run_lacks_have_no_row(part):
     config = ppo(f"{GRPO} {BOTH}")
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, ["actor"]), "cpu", []
+        role_requests(config.placement, config.engine, ["actor"], leaders(config)), "cpu", []
     )
     assert part not in ResidencyTable.of(plan, [part]).rows
