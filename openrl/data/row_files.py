@@ -126,7 +126,7 @@ def _parse_lines(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
 
 def _parse_line(line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         if "\\x" in line:
             raise BadRow("text that is not UTF-8") from error
@@ -135,4 +135,22 @@ def _parse_line(line: str) -> dict[str, Any]:
         raise BadRow("values that are nested too deeply") from error
     if not isinstance(row, dict):
         raise BadRow("not a JSON object")
+    if "\\ud" in line.lower() and not _is_writable(row):
+        raise BadRow("half a surrogate pair, which is no text")
     return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadRow(f"the key {next(n for n in names if names.count(n) > 1)!r} stands twice")
+    return found
+
+
+def _is_writable(row: dict[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

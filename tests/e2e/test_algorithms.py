@@ -17,8 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from openrl.extension_points import advantage_estimators, policy_losses
-from openrl.tracking.aliases import ALIASES
+from openrl.extension_points import advantage_estimators, metric_names, policy_losses
 from openrl.trainer.saving.checkpoints import SCHEMA_VERSION
 from openrl.workers.roles import assign_roles
 from tests.e2e.bench import Bench, started
@@ -313,9 +312,9 @@ def test_the_critic_warms_up_alone(bench, tmp_path):
         "max_ckpt_num": 0,
     }
     plain = bench(tmp_path / "plain", **changes, dual_clip=3, max_steps=2)
-    assert set(ALIASES.values()) <= plain[0].keys() and all(
-        plain[0][a] == plain[0][b] for a, b in ALIASES.items()
-    )
+    elsewhere = {there: here for e in metric_names.entries() for there, here in e.component.items()}
+    assert set(elsewhere.values()) <= plain[0].keys()
+    assert all(plain[0][there] == plain[0][here] for there, here in elsewhere.items())
     steps = bench(tmp_path / "frozen", **changes, max_steps=3, freezing_actor_steps=0)
     before = load_file(bench.task / "model/model.safetensors")
     after = [
