@@ -8,7 +8,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +31,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples/python/agents/openai_client.py"
 EPISODES = 4
 
 
-@pytest.mark.slow
 def test_rows_of_a_program_are_what_the_model_sampled(tmp_path):
     directory = tiny_model_dir(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(directory)
@@ -42,7 +40,6 @@ def test_rows_of_a_program_are_what_the_model_sampled(tmp_path):
         assert sampled_in(model, row) == trajectory.response_length > 0
 
 
-@pytest.mark.slow
 def test_rows_of_an_agent_with_tools_are_what_the_model_sampled(tmp_path):
     tokenizer = family_tokenizer("qwen2.5")
     directory = tiny_model_dir(tmp_path, vocab_size=len(tokenizer), eos_token_id=EOS)

@@ -17,7 +17,7 @@ from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ROWS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 # a scale of 256, which one overflow halves

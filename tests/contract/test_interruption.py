@@ -23,7 +23,7 @@ from openrl.weights.transport import Route
 from tests.contract.test_rollout_engines import Bench, checkpoint
 from tests.tiny import rollout_spec, tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LONG = Sampling(200, temperature=0.0, ignore_eos=True)
 PROMPTS = [[7, 8, 9], [11, 5], [30, 31, 32, 33, 34]]

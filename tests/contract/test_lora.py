@@ -29,8 +29,6 @@ from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragg
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
-
 ROWS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 POLICY = PolicyUpdate("ppo", PPOOptions(), "token-mean")
 LORA = LoRAFlags(lora_rank=4, lora_alpha=8)

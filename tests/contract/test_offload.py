@@ -15,6 +15,9 @@ from openrl.training_engine.deepspeed_config import check_overrides
 from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec, poison
 
+pytestmark = pytest.mark.full
+
+
 THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
 OPTIM = optim_spec(max_norm=0.5)
 

@@ -26,7 +26,7 @@ from openrl.errors import UserError
 from tests.patience import PATIENCE
 from tests.ray_forks import forking_cluster, import_all_but_vllm
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 class NodeReporter:

@@ -14,7 +14,7 @@ from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError
 from tests.tiny import tiny_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def die_at_row_20(rows):

@@ -27,8 +27,6 @@ from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.patience import PATIENCE
 from tests.tiny import EOS, rollout_spec, tiny_model_dir
 
-pytestmark = pytest.mark.slow
-
 MAX_MODEL_LEN = 128
 CLOSE = 1e-4  # fp32, two implementations
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -94,7 +94,6 @@ async def rewards_of_the_role(
     return [[next(values) for _ in group.trajectories] for group in groups]
 
 
-@pytest.mark.slow
 def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     checkpoint = tiny_reward_model_dir(tmp_path)
     tokenizer = load_tokenizer(str(checkpoint), LoadFlags())
@@ -120,7 +119,6 @@ def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
     """The function holds the request until the server has been told to stop."""
     (tmp_path / "reward.py").write_text(
@@ -159,7 +157,6 @@ def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
         assert process.wait(60) == 0
 
 
-@pytest.mark.slow
 def test_verifiers_are_served(tmp_path):
     with serving("--reward_funcs", "number", "exact", "--reward_weights", 2, 1) as (url, _):
         body = {

@@ -34,7 +34,7 @@ from openrl.workers.roles import (
 )
 from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, untimed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 RUN = {
     "advantage_estimator": "gae",

@@ -17,6 +17,9 @@ from tests.experience import engine_spec
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.full
+
+
 ULYSSES, RING = ParallelFlags(ulysses_size=2), ParallelFlags(ring_attn_size=2)
 ARCHITECTURES = {
     "qwen3_moe": {},

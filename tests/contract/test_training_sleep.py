@@ -17,6 +17,9 @@ from tests.experience import column_of, counts_of, engine_spec, optim_spec, ragg
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.full
+
+
 STATES = ("param", "optim", "grad")
 KINDS = [
     *((stage, dtype, "adamw") for stage in (0, 1, 2, 3) for dtype in ("fp32", "bf16")),

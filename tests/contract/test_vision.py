@@ -45,7 +45,7 @@ from tests.patience import PATIENCE
 from tests.tiny import PAD, rollout_spec
 from tests.tiny_vision import ARCHITECTURES, picture, png, tiny_vision_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 CLOSE = 1e-5
 TRAINED = VisionFlags(max_images_per_prompt=2)

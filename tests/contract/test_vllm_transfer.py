@@ -4,7 +4,12 @@ processes of their own: importing vLLM changes the one it is in."""
 import subprocess
 import sys
 
+import pytest
+
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.full
+
 
 CODE = """
 import torch

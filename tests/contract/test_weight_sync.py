@@ -39,8 +39,6 @@ from tests.patience import PATIENCE
 from tests.receivers import Receiving
 from tests.tiny import rollout_spec, tiny_model_dir
 
-pytestmark = pytest.mark.slow
-
 TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
 GREEDY = Sampling(8, temperature=0.0, ignore_eos=True)
 MIB = 2**20

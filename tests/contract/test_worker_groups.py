@@ -28,8 +28,6 @@ from openrl.cluster.ray_group import RayGroup
 from openrl.errors import UserError
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.slow
-
 
 class PlainWorker:
     def __init__(self, context: WorkerContext, offset: int = 0) -> None:

@@ -18,6 +18,9 @@ from tests.e2e.bench import Bench, started, without_ray
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, run_here, start
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.full
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
 TURNS = 3
 GAME = f"""
@@ -265,7 +268,6 @@ def test_groups_of_environments(ray_address, tmp_path):
     assert most_groups <= 2 and most_steps == 2
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_in_mid_episode_starts_its_episodes_over(ray_address, tmp_path):
     """The slow game keeps episodes under way while a checkpoint is written."""
     task = make_task(tmp_path / "task", rows=100)

@@ -11,6 +11,9 @@ from tests.e2e.bench import without_ray
 from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 from tests.unit.agents.test_agent_command import ASK
 
+pytestmark = pytest.mark.full
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
 TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
 FILES = {

@@ -23,6 +23,9 @@ from openrl.workers.roles import assign_roles
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, untimed
 
+pytestmark = pytest.mark.full
+
+
 SMALL = {
     "full_determinism": True,
     "rollout_batch_size": 4,

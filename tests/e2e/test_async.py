@@ -20,6 +20,9 @@ from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.full
+
+
 SMALL = {
     "rollout_backend": "hf",
     "rollout_batch_size": 4,
@@ -137,7 +140,6 @@ def test_evaluation_beside_rollouts_is_of_one_version(bench, tmp_path):
 KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1
 
 
-@pytest.mark.slow
 def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompts(
     ray_address, bench, tmp_path
 ):

@@ -29,6 +29,9 @@ from openrl.cli.run import command
 from openrl.config.commands import COMMANDS
 from tests.e2e.runs import make_task
 
+pytestmark = pytest.mark.full
+
+
 TRAINING = (
     "--pretrain ./model --device cpu --param_dtype fp32 --save_path ./out --ckpt_path ./out/steps"
     " --dry_run"

@@ -115,6 +115,7 @@ def test_every_fault_costs_its_sample(task: Path) -> None:
     assert sum("LookupError: there is no such room" in failure for failure in said) == 8
 
 
+@pytest.mark.full
 def test_a_group_is_complete_without_those_that_hang(task: Path) -> None:
     """Each group has two more environments than samples, and one that hangs without a limit."""
     hang = dict.fromkeys(SEEDS, "hang")
@@ -123,6 +124,7 @@ def test_a_group_is_complete_without_those_that_hang(task: Path) -> None:
     assert not [name for m in steps for name in m if name.startswith("rollout/failures")]
 
 
+@pytest.mark.full
 def test_a_run_ends_when_nothing_can_be_played(task: Path, capsys: pytest.CaptureFixture) -> None:
     """From the first step on, which trains nothing."""
     trained(task, {}, dict.fromkeys(SEEDS, 2), code=1)

@@ -15,7 +15,7 @@ from tests.e2e.bench import started
 from tests.e2e.runs import make_task, untimed
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 FLAGS = {
     "full_determinism": True,

@@ -13,6 +13,9 @@ import pytest
 from tests.e2e.runs import plan_of
 from tests.tiny_vision import official_qwen_dir
 
+pytestmark = pytest.mark.full
+
+
 ROOT = Path(__file__).parents[2]
 OFFICIAL = {
     "PROMPT_LENGTH": "2048",

@@ -26,6 +26,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tests.e2e.bench import started
 from tests.e2e.runs import SMALL_STEPS, make_task, untimed
 
+pytestmark = pytest.mark.full
+
+
 FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 BACKENDS = ("hf", "vllm") if FULL else ("hf",)
 PLACEMENTS = ("pairs", "all_models", "explicit")
@@ -164,7 +167,6 @@ def all_cases(ranks: int) -> tuple[Case, ...]:
     return tuple(sorted(seen))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "placement"), STARTS)
 def test_a_placement_changes_nothing(outcomes, ranks, placement):
     apart, cases = outcomes("apart", ranks, all_cases(ranks)), cases_of(ranks, placement)
@@ -176,7 +178,6 @@ def test_a_placement_changes_nothing(outcomes, ranks, placement):
     )
 
 
-@pytest.mark.slow
 def test_the_runs_train_and_agree(outcomes, task):
     """Two steps each; ranks, ZeRO stages and packing change little in the first, adapters leave the
     rest of the model."""

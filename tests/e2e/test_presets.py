@@ -17,6 +17,8 @@ from openrl.flags.values import show
 from tests.e2e.runs import make_task, ppo_flags
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):

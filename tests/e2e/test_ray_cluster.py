@@ -14,7 +14,7 @@ from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.patience import PATIENCE
 from tests.ray_forks import forking_cluster, import_all_but_vllm
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,9 @@ from tests.contract.test_serve_rm import serving
 from tests.e2e.bench import without_ray
 from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 
+pytestmark = pytest.mark.full
+
+
 TOKENS = 6  # of a response at most
 RANGE = (-0.4, 0.4)  # about half of the groups
 

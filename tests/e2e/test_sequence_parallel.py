@@ -17,6 +17,8 @@ from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.full
+
 
 def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
     """train_sft under torchrun; a ring packs, and says so."""

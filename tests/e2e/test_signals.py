@@ -49,7 +49,6 @@ CASES = [
 code, and the step that the checkpoint is of."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "during", "call", "number", "code", "step"), CASES)
 def test_a_signal_costs_nothing(
     whole, tmp_path, monkeypatch, capsys, kind, during, call, number, code, step

@@ -13,7 +13,7 @@ from openrl.workers.residency import Residency
 from tests.e2e.bench import started
 from tests.e2e.runs import SMALL_STEPS, make_task, untimed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 TOGETHER = {
     "colocate_all_models": True,

@@ -6,9 +6,14 @@ import json
 import runpy
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import plan_of
 from tests.golden.test_example_scripts import commands
 from tests.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 SUMS = {

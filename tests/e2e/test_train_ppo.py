@@ -77,6 +77,7 @@ def test_the_policy_moves_and_the_engines_follow(whole_run, task):
     assert [m["rollout/policy_version_min"] for m in metrics(out)] == [1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_killed_and_resumed_on_one_place_it_ends_at_the_same_bits(
     ray_address, whole_run, task, tmp_path, capsys
 ):
@@ -99,6 +100,7 @@ def test_killed_and_resumed_on_one_place_it_ends_at_the_same_bits(
     assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
 
 
+@pytest.mark.full
 def test_replayed_rollouts_train_the_same_weights(ray_address, whole_run, task, tmp_path):
     """No engine and no reward function runs; a step leaves its profile, its checkpoint a copy."""
     whole, _ = whole_run
@@ -125,6 +127,7 @@ def test_replayed_rollouts_train_the_same_weights(ray_address, whole_run, task, 
     assert [step_of(path) for path in checkpoints.complete()] == [2, 4]
 
 
+@pytest.mark.full
 def test_adapters_share_their_places_with_engines(ray_address, task, tmp_path):
     """LoRA over two ranks of ZeRO 3 that share their places with two engines, with
     OPENRL_FULL_MATRIX=1 with one that is divided (contract/test_rollout_engines.py divides one in
@@ -196,6 +199,7 @@ def kill_when(process, happened) -> None:
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 
 
+@pytest.mark.full
 def test_every_role_with_two_actor_ranks(ray_address, task, tmp_path):
     """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16;
     evaluation too."""

@@ -59,6 +59,7 @@ def test_resume_equals_the_uninterrupted_run(tmp_path, capsys):
     assert "cannot resume the data order: the checkpoint has as many rows, but others" in refused
 
 
+@pytest.mark.full
 def test_dynamic_batches_train_alike(tmp_path):
     """Packed micro-batches of at most 40 tokens, and padded ones of 16 rows."""
     found = {}
@@ -80,6 +81,7 @@ def test_dynamic_batches_train_alike(tmp_path):
         )
 
 
+@pytest.mark.full
 def test_evaluation_is_the_loss_of_transformers_over_all_answer_tokens(tmp_path):
     """Rows of unlike lengths in micro-batches of unlike sizes; the model is the one that the run
     leaves."""

@@ -130,6 +130,7 @@ def merge(task, model, adapter, out, more=""):
     return load_file(out / "model.safetensors")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("case", "more"), [("rm", "--is_rm"), ("dpo", "")])
 def test_adapters_learn_and_their_file_merges_into_what_the_run_left(task, tmp_path, case, more):
     """And preferences can go on from an adapter: the reference then has it too, so that the first
@@ -178,6 +179,7 @@ def assert_same_run(found, expected):
         assert float((weights[name] - wanted[name]).abs().max()) < 1e-3
 
 
+@pytest.mark.full
 def test_two_ranks_of_torchrun(task, whole, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -209,6 +211,7 @@ def test_two_ranks_of_torchrun(task, whole, tmp_path):
     assert len(list((tmp_path / "out/checkpoints/step_000004/model").glob("rank_*.json"))) == 2
 
 
+@pytest.mark.full
 def test_two_ranks_of_ray(ray_address, task, whole, tmp_path):
     ranks = f"--num_gpus_per_node 2 --ray_address {ray_address}"
     assert_same_run(train(task, tmp_path / "out", "rm", ranks), whole["rm"])

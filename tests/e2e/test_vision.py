@@ -35,6 +35,9 @@ from tests.flags import ppo
 from tests.tiny import tiny_reward_model_dir
 from tests.tiny_vision import picture, tiny_vision_dir
 
+pytestmark = pytest.mark.full
+
+
 VISION = {"apply_chat_template": True, "max_images_per_prompt": 2, "image_max_pixels": 4800}
 COLUMNS = {"input_key": "problem", "label_key": "answer"}
 LENGTHS = {"prompt_max_len": 128, "generate_max_len": 6}

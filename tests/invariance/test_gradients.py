@@ -43,8 +43,6 @@ from tests.experience import PROMPT, alike, assert_same_gradient, on_ranks, ragg
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
-
 # seven rows: the second of two ranks has a row less, and once a dummy
 LENGTHS = (12, 7, 9, 5, 12, 4, 8)
 GROUPS = (0, 0, 0, 1, 1, 2, 2)

@@ -27,7 +27,7 @@ from tests.experience import (
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 STAGES = (0, 1, 2, 3)
 ONE_RANK = {

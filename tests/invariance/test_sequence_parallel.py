@@ -35,7 +35,7 @@ from tests.invariance.test_ranks import (
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 WORLD = 4
 SHAPE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +17,8 @@ from openrl.training_engine.distributed import close_distributed, init_distribut
 from tests.experience import engine_spec, on_ranks
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.full
 
 
 def rank_of_two(rank, port, checkpoint):

@@ -24,7 +24,7 @@ from tests.invariance.test_sequence_parallel import WORLD, train_two_steps
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 TENSOR = ParallelFlags(ds_tensor_parallel_size=2)
 CASES = {  # name: (ZeRO stage, flags, packed, type)

@@ -31,7 +31,7 @@ from tests.experience import assert_same_gradient, on_ranks
 from tests.patience import PATIENCE
 from tests.tiny_vision import MARKS, picture, tiny_vision_dir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 SHOWN = ((), (1,), (2, 3), (), (4,))  # pictures of each prompt; two answers to each
 CUTS = {1: (10, 5, 3, 1, TokenCap(150)), 2: (5, 2, TokenCap(150))}
