@@ -198,14 +198,14 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
 
 
 LAYOUTS = {
-    7: (
+    8: (
         "learner.kl.coef learner.rewards.count learner.rewards.mean"
-        " learner.rewards.squares rollouts.admitted rollouts.draws rollouts.dropped"
+        " learner.rewards.squares rollouts.admitted rollouts.draws rollouts.dropped rollouts.filtered"
         " rollouts.prompts.data rollouts.prompts.epoch rollouts.prompts.position"
         " rollouts.prompts.seed rollouts.prompts.shuffle rollouts.prompts.size"
-        " rollouts.slots rollouts.steps rollouts.tried_again rollouts.turned_down step"
+        " rollouts.slots rollouts.steps rollouts.tried_again step"
         " totals.eval_pass_after totals.eval_pass_before totals.eval_reward_after"
-        " totals.eval_reward_before totals.samples totals.tokens version"
+        " totals.eval_reward_before totals.samples totals.tokens untrained version"
     )
 }
 """What state.json holds, by schema version. When it changes, raise SCHEMA_VERSION and add the new

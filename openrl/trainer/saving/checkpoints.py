@@ -41,9 +41,12 @@ log = logging.getLogger(__name__)
 SaveState = Callable[[Path, StateParts], Awaitable[None]]
 Export = Callable[[Path], Awaitable[None]]
 
-SCHEMA_VERSION = 7
-"""Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
-version is refused, never half read."""
+SCHEMA_VERSION = 8
+"""Increased whenever the layout of a checkpoint or of its state changes."""
+READABLE_VERSIONS = (7, SCHEMA_VERSION)
+"""A checkpoint with another version is refused, never half read. Version 7 has other names for
+filtered groups and for the order of prompts, and may hold turns of unfinished episodes, which start
+over."""
 
 
 class Checkpoints:
@@ -256,7 +259,7 @@ def directory_size(directory: Path) -> int:
 def manifest_of(checkpoint: Path) -> dict[str, Any]:
     """Read a checkpoint's manifest. Raises UserError if it has another schema version."""
     manifest = read_manifest(checkpoint)
-    if manifest["schema_version"] != SCHEMA_VERSION:
+    if manifest["schema_version"] not in READABLE_VERSIONS:
         found = manifest["schema_version"]
         raise UserError(
             f"{checkpoint} has schema version {found}, this is {SCHEMA_VERSION}",

@@ -18,6 +18,7 @@ from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.errors import UserError
 from openrl.trainer.saving import checkpoints as module
 from openrl.trainer.saving.checkpoints import (
+    READABLE_VERSIONS,
     SCHEMA_VERSION,
     Checkpoints,
     changed_flags,
@@ -159,7 +160,7 @@ def test_the_newest_is_the_one_with_the_highest_step(tmp_path):
     assert opened(tmp_path).start_from is None and step_of(None) == -1
 
 
-@pytest.mark.parametrize("other", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("other", [READABLE_VERSIONS[0] - 1, SCHEMA_VERSION + 1])
 def test_another_schema_is_refused(tmp_path, other):
     path = save(opened(tmp_path), 2)
     manifest = json.loads((path / "manifest.json").read_text())
