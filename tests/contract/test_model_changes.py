@@ -18,13 +18,11 @@ from openrl.training_engine.updates import SupervisedUpdate, ValueUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.full
-
 
 HALVES = [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_rank")]
 
 
 @pytest.fixture(scope="module")

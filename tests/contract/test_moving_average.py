@@ -12,13 +12,11 @@ from openrl.training_engine.state import StateParts
 from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec
 
-pytestmark = pytest.mark.full
-
 
 BETA = 0.75
 
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_rank")]
 
 
 def weights(engine):

@@ -13,16 +13,20 @@ from openrl.experience import StepPlan
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.deepspeed_config import check_overrides
 from openrl.training_engine.updates import SupervisedUpdate
-from tests.experience import counts_of, engine_spec, optim_spec, poison
-
-pytestmark = pytest.mark.full
-
+from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 
 THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
 OPTIM = optim_spec(max_norm=0.5)
 
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_rank")]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Tokens whose gradients are all beyond fp32's rounding, which Adam magnifies where they are
+    not: it divides by their size."""
+    return ragged_batch(seed=1)
 
 
 def three_steps(spec, batch):
@@ -59,8 +63,7 @@ def test_the_place_of_things_changes_no_number(tmp_path, checkpoint, batch, stag
     engine, norms = three_steps(spec, batch)
     assert norms == pytest.approx(expected, rel=1e-6)
     then, now = weights(plain), weights(engine)
-    # the Adam of CPUs rounds in another order than torch's: 1.1e-6 was seen at a weight of 0.7
-    assert all(torch.allclose(now[name], then[name], rtol=0, atol=3e-6) for name in then)
+    assert all(torch.allclose(now[name], then[name], rtol=0, atol=1e-6) for name in then)
 
     engine.save(tmp_path)
     resumed = build_engine(spec)
