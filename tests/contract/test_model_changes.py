@@ -18,7 +18,6 @@ from openrl.training_engine.updates import SupervisedUpdate, ValueUpdate
 from tests.experience import column_of, counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
-
 HALVES = [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 

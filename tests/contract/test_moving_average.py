@@ -12,7 +12,6 @@ from openrl.training_engine.state import StateParts
 from openrl.training_engine.updates import SupervisedUpdate
 from tests.experience import counts_of, engine_spec, optim_spec
 
-
 BETA = 0.75
 
 
