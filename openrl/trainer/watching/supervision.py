@@ -113,7 +113,8 @@ class StopRequest:
         self._warned = True
         return (
             f"WARNING: --grace_period {self.grace:g} is shorter than a step and its checkpoint"
-            f" ({seconds:.0f} s): a signal after the first optimizer step would lose the step."
+            f" ({seconds:.0f} s): a signal after the first optimizer step would lose everything"
+            " since the last checkpoint."
             f" Use --grace_period {math.ceil(1.5 * seconds)}, and give the job as long to end."
         )
 
