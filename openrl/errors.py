@@ -44,6 +44,11 @@ def short(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 row" or "3 rows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def listed(items: Sequence[object], most: int = 10) -> str:
     """Return the first items for a message, and how many there are besides."""
     more = f" and {len(items) - most} more" if len(items) > most else ""

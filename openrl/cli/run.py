@@ -7,15 +7,12 @@ SIGTERM.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +23,7 @@ from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.checks import as_typed
 from openrl.flags.parser import UnknownFlags, load
 from openrl.flags.schema import collect_flags
+from openrl.lazy import loading
 from openrl.trainer.saving.disk import FULL
 
 QUIET = {
@@ -93,19 +91,6 @@ def command(
             return 128 + user_error.number
         return 1 if started else 2
     return 0
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Keep Python's collector off inside the with block, where modules load: it takes a fifth of
-    the time and finds nothing. What has loaded stays, so it does not look there later either."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # or some libraries call it leaked when an error ends us
-    finally:
-        gc.enable()
 
 
 def of_module(home: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:

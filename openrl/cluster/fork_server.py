@@ -8,7 +8,6 @@ the worker."""
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from typing import Any, NoReturn
 import psutil
 
 from openrl.cluster.worker_start import LARGEST_REQUEST, open_socket
+from openrl.lazy import loading
 from openrl.processes.leave import leave
 
 log = logging.getLogger(__name__)
@@ -95,11 +95,10 @@ def main(number: int) -> NoReturn:
     with suppress(OSError):  # as Ray does for the workers that it starts
         Path("/proc/self/oom_score_adj").write_text("1000")
     sys.modules["ray"] = None  # type: ignore[assignment]  # vLLM takes it as not installed
-    gc.disable()  # while modules load it finds nothing and takes a fifth of the time
-    preload: Preload = pickle.load(sys.stdin.buffer)
-    preload.imports()
+    with loading():
+        preload: Preload = pickle.load(sys.stdin.buffer)
+        preload.imports()
     del sys.modules["ray"]
-    gc.freeze()  # the pages of frozen objects are not scanned, and so not copied, in the forks
     sys.stdout.flush()  # or every fork would print it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
     while True:
@@ -173,5 +172,4 @@ def become_worker(
     added = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = dict.fromkeys([str(Path(words[0]).parent), *added, *sys.path[1:]])
     sys.argv = words
-    gc.enable()
     runpy.run_path(words[0], run_name="__main__")

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from openrl.config.groups.data import probabilities
 from openrl.data.loading import RowSource, load_sources
+from openrl.errors import counted
 
 T = TypeVar("T")
 
@@ -42,10 +43,10 @@ def load_blend(
     pairs = list(islice(blend, max_samples))
     draws = Counter(source for source, _ in pairs)
     shares = (
-        f"{draws[i]} from {source.name} ({sizes[i]} rows, {draws[i] / len(pairs):.0%})"
+        f"{draws[i]} from {source.name} ({counted(sizes[i], 'row')}, {draws[i] / len(pairs):.0%})"
         for i, source in enumerate(sources)
     )
-    line = f"one pass: {len(pairs)} rows, {', '.join(shares)}"
+    line = f"one pass: {counted(len(pairs), 'row')}, {', '.join(shares)}"
     return [parts[source][row] for source, row in pairs], [*reports, line]
 
 

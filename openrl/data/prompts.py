@@ -27,7 +27,7 @@ from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, as_number, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
-from openrl.errors import BadRow, UserError
+from openrl.errors import BadRow, UserError, counted
 from openrl.types import Image, Prompt
 
 KEEP: dict[str, Callable[[str, int], str]] = {
@@ -247,7 +247,7 @@ class PromptBuilder:
                 f" shortest has {min(lengths)} tokens",
                 f"--prompt_max_len {max(lengths)}",
             )
-        text = f"{source}: {len(kept)} prompts, longest {max(lengths)} tokens"
+        text = f"{source}: {counted(len(kept), 'prompt')}, longest {max(lengths)} tokens"
         if images := sum(len(prompt.images) for prompt in kept):
             most = max(sum(image.end - image.start for image in p.images) for p in kept)
             text += f"; {images} images, at most {most} tokens of a prompt"

@@ -15,7 +15,7 @@ from openrl.config.commands import BatchInferenceConfig
 from openrl.config.groups.inference import BatchTaskFlags
 from openrl.config.groups.reward import bearer_token
 from openrl.data.prompts import PromptBuilder
-from openrl.errors import UserError, listed
+from openrl.errors import UserError, counted, listed
 from openrl.inference.answering import (
     AnsweringInputs,
     Unit,
@@ -203,7 +203,7 @@ class Tally:
         self.failures += [f"{row['id']}: {row['failure']}" for row in rows if "failure" in row]
 
     def line(self, path: Path, prompts: int) -> str:
-        text = f"{path}: {self.rows} rows written for {prompts} prompts"
+        text = f"{path}: {counted(self.rows, 'row')} written for {counted(prompts, 'prompt')}"
         text += f", mean reward {fmean(self.rewards):.4f}" if self.rewards else ""
         text += f", {self.ties} prompts without a best response" if self.ties else ""
         if not (failed := self.failures):

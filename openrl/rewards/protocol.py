@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from openrl.errors import short
+from openrl.errors import counted, short
 from openrl.processes.worker import NotUsable, WrongValueError
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
@@ -165,7 +165,7 @@ def _column(values: Any, name: str, count: int) -> list[Any]:
     """Return one item per row. A bare value counts as a list of one."""
     column = values if isinstance(values, list) else [values]
     if len(column) != count:
-        raise NotUsable(f"it returned {len(column)} {name} for {count} rows")
+        raise NotUsable(f"it returned {len(column)} {name} for {counted(count, 'row')}")
     return column
 
 

@@ -23,7 +23,7 @@ from openrl.cluster.ray_group import RayGroup
 from openrl.config.groups.placement import ENGINES, PlacementFlags
 from openrl.config.groups.rollout_engine import EngineFlags
 from openrl.errors import UserError
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 from tests.ray_forks import forking_cluster, import_all_but_vllm
 
 pytestmark = pytest.mark.full
@@ -78,8 +78,7 @@ def address():
     with forking_cluster(node, node, imports=import_all_but_vllm) as cluster:
         processes = set(psutil.Process().children(recursive=True)) - {*before}
         yield cluster.address
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert not alive, "processes left behind"
+    assert not still_running(processes), "processes left behind"
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Whole runs in this process, on DeepSpeed and transformers' generation: whoever sleeps, they end
 bit for bit alike.
 
-Placement and flags are those of a run; only its processes are missing. ``tests/e2e/test_sleep.py``
-has the processes."""
+Placement and flags are those of a run; only its processes are missing.
+``tests/e2e/test_placements.py`` has the processes, and the rollout engines' contract vLLM's sleep."""
 
 from __future__ import annotations
 

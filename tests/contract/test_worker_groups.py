@@ -26,7 +26,7 @@ from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import import_path, start_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.errors import UserError
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 
 class PlainWorker:
@@ -130,8 +130,7 @@ def cluster(tmp_path_factory):
     processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
     cluster.close()
     sys.path.remove(str(plugins))
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert not alive, "processes left behind"
+    assert not still_running(processes), "processes left behind"
 
 
 async def create(cluster, reservation, worker_class, *args, **options) -> RayGroup:
@@ -448,8 +447,7 @@ def test_closing_ends_the_workers_and_their_children(cluster):
             children = [psutil.Process(pid) for pid in await group.call("pid_of_child")]
             return children + [child.parent() for child in children]
 
-    _, alive = psutil.wait_procs(asyncio.run(scenario()), timeout=PATIENCE)
-    assert not alive
+    assert not still_running(asyncio.run(scenario()))
 
 
 def test_a_plan_too_large_for_a_local_cluster_is_refused_at_once(cluster):

@@ -19,7 +19,7 @@ import psutil
 
 from openrl.tracking.jsonl import read_jsonl
 from tests.e2e.runs import ppo_flags
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 STEPS = 400  # far more than any of these runs gets to
 
@@ -124,7 +124,7 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(timeout=1)
     seconds = time.monotonic() - started
-    _, alive = psutil.wait_procs(run.children, timeout=60)  # Ray's agents look for their parent
+    alive = still_running(run.children, timeout=60)  # Ray's agents look for their parent
     output = run.said.read_text()
     saved = [int(p.name[5:]) for p in run.checkpoints.glob("step_*")]
     log = run.out / "metrics.jsonl"  # a full disk tears the last one

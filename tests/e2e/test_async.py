@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from openrl.config.groups.placement import ENGINES
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 pytestmark = pytest.mark.full
 
@@ -164,7 +164,7 @@ def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompt
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, output
     assert "SIGTERM: stopped after step" in output, output
-    assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
+    assert not still_running(children)
     assert "resumed from" in run("train_ppo_ray", joined)
     assert prompts_of_steps(cut) == prompts_of_steps(whole)
 

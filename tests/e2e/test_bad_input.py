@@ -529,7 +529,7 @@ def collect_with(task: Path, reward: Path) -> None:
             "raise ValueError('no verdict on ' + labels[i])",
             "ValueError: no verdict on 7+7= (reward.py, line 6)",
         ),
-        ("return values[1:]", "it returned 0 rewards for 1 rows"),
+        ("return values[1:]", "it returned 0 rewards for 1 row"),
         ("values[i] = float('nan')", "rewards must be finite, it returned nan"),
         ("values[i] = float('inf')", "rewards must be finite, it returned inf"),
         ("values[i] = None", "rewards must be numbers, it returned None"),

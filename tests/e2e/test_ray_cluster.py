@@ -11,7 +11,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
-from tests.patience import PATIENCE
+from tests.patience import still_running
 from tests.ray_forks import forking_cluster, import_all_but_vllm
 
 pytestmark = pytest.mark.full
@@ -97,5 +97,5 @@ def test_a_reward_that_fails_ends_the_run_with_one_message(cluster, task, tmp_pa
 
 def leaves_the_cluster_as_it_was(before: set[psutil.Process]) -> None:
     """Its processes live, those of the run are gone."""
-    psutil.wait_procs(list(busy() - before), timeout=PATIENCE)
+    still_running(busy() - before)
     assert busy() == before

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, run_here, start, untimed
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def kill_when(process, happened) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     # Ray's agents look for their parent now and then
-    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
+    alive = still_running(children)
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 
 

@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from openrl.errors import UserError
 from openrl.processes.child import CallFailed, Limits
 from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import Loaded, load_module
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 LIMITS = Limits(20.0, 2**31, "--step", "--memory")
 
@@ -63,17 +62,6 @@ async def call(pool, value, answerer=None):
 
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
-
-
-def gone(pid):
-    """Whether the process has ended, or does so soon."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            process.wait(PATIENCE)
-    except psutil.NoSuchProcess:
-        pass
-    return True
 
 
 def pid_in(path):
@@ -211,7 +199,7 @@ def test_a_caller_that_is_cancelled_ends_its_process_and_the_next_gets_a_new_one
             return pid, await call(pool, False)
 
     pid, other = run(main())
-    assert gone(pid)
+    assert not still_running([pid])
     assert other != pid
 
 
@@ -231,7 +219,7 @@ def test_nothing_is_left_of_what_left_its_family(write, tmp_path):
                 await call(pool, 1)
             return pid_in(sign)
 
-    assert gone(run(main()))
+    assert not still_running([run(main())])
 
 
 def test_a_closed_pool_fails_calls_that_run_wait_and_come(write, tmp_path):
@@ -251,4 +239,4 @@ def test_a_closed_pool_fails_calls_that_run_wait_and_come(write, tmp_path):
         "the test process was killed by SIGKILL",
         *["the test processes are closed"] * 2,
     ]
-    assert gone(pid)
+    assert not still_running([pid])

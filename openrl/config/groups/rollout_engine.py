@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from openrl.config.conditions import VLLM
-from openrl.errors import UserError
+from openrl.errors import UserError, counted
 from openrl.flags.schema import Condition, absent, flag, group
 
 
@@ -34,14 +34,15 @@ class ParallelSizes:
         each = "one place" if self.width == 1 else f"{self.width} places ({self})"
         if places % self.width:
             raise UserError(
-                f"{places} places cannot be divided into engines of {each} each",
+                f"{counted(places, 'place')} cannot be divided into engines of {each} each",
                 "sizes that divide evenly",
                 (given_by, "vllm_tensor_parallel_size"),
             )
         fit = places // self.width
         if engines is not None and engines != fit:
+            these = counted(engines, "engine")
             raise UserError(
-                f"{engines} engines of {each} each do not fill {places} places",
+                f"{these} of {each} each cannot fill {counted(places, 'place')}",
                 f"--vllm_num_engines {fit}",
                 (given_by, "vllm_num_engines"),
             )

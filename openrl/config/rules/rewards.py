@@ -17,6 +17,7 @@ from openrl.config.derived import (
 from openrl.config.groups.agent import read_env_config, split_command
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
+from openrl.errors import counted
 from openrl.extension_points import agent_servers, environments, verifiers
 from openrl.files import file_and_name
 from openrl.flags.checks import (
@@ -76,10 +77,10 @@ def groups_add_up(config: PPOConfig) -> Problems:
     if not tags:
         return
     if per_tag is None and running < len(tags):
-        message = f"{running} groups are too few for {len(tags)} tags"
+        message = f"{counted(running, 'group')} cannot hold {counted(len(tags), 'tag')}"
         yield problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
     elif per_tag is not None and len(per_tag) != len(tags):
-        message = f"{len(per_tag)} numbers for {len(tags)} tags"
+        message = f"{counted(len(per_tag), 'number')} for {counted(len(tags), 'tag')}"
         yield problem(("env_groups_per_tag", "env_tags"), message, "one per tag")
     elif per_tag is not None and sum(per_tag) != running:
         message = f"{' + '.join(map(str, per_tag))} is not {running}"
@@ -87,7 +88,7 @@ def groups_add_up(config: PPOConfig) -> Problems:
         yield problem(("env_groups_per_tag", "env_groups"), message, fix)
     most, wanted = flags.env_max_trajectories, config.batch.rollout_batch_size
     if most > 0 and most * running < wanted:
-        message = f"{running} groups that play {most} each do not fill a rollout of {wanted}"
+        message = f"{counted(running, 'group')} of {most} each cannot fill a rollout of {wanted}"
         fix = f"--env_max_trajectories {-(-wanted // running)}"
         yield problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
 

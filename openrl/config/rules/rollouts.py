@@ -14,6 +14,7 @@ from openrl.config.derived import (
 )
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.rollout_correction import rejection_tests
+from openrl.errors import counted
 from openrl.flags.checks import Given, Problems, check, check_environment, in_use, problem, warning
 from openrl.flags.schema import collect_flags
 from openrl.flags.values import convert
@@ -91,8 +92,9 @@ def older_rollouts_are_corrected(config: PPOConfig) -> Problems:
     if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
         flags = in_use(config, "async_train", "partial_rollout")
         flags += ("weight_sync_interval",) if interval > 1 else ()
-        steps = "1 step" if age == 1 else f"{age} steps"
-        message = f"rollouts are up to {steps} old, but losses are not corrected for this"
+        message = (
+            f"rollouts are up to {counted(age, 'step')} old, but losses are not corrected for this"
+        )
         yield warning(flags, message, "--enable_vllm_is_correction")
 
 
@@ -204,7 +206,7 @@ def rollouts_are_filled(config: PPOConfig) -> Problems:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
     name = "vllm_generate_batch_size"
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
-        message = f"{running} prompts do not fill a rollout of {wanted} in one round"
+        message = f"{counted(running, 'prompt')} cannot fill a rollout of {wanted} in one round"
         fix = f"--dynamic_filtering for more rounds, or --{name} {wanted} or more"
         yield problem((name, "rollout_batch_size"), message, fix)
 

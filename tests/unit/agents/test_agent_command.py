@@ -10,7 +10,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from openrl.agents import command_agent
@@ -20,6 +19,7 @@ from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
 from openrl.types import FinishReason, Prompt, Sampling
 from tests.endpoint import ROOM, Row, endpoint, hermes_chat, policy_of, rows_of
+from tests.patience import still_running
 
 EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
 PROMPT = Prompt(
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_program(tmp_path, then, end):
     trajectory = play(program(code), policy_of("b"), limits)
     assert (trajectory.finish_reason, trajectory.turns) == (end, 1)
     (written,) = tmp_path.iterdir()
-    assert gone(int(written.read_text()))
+    assert not still_running([int(written.read_text())])
 
 
 def test_a_program_that_is_given_up(tmp_path):
@@ -175,17 +175,9 @@ def test_a_program_that_is_given_up(tmp_path):
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await playing
-            assert gone(int(path.read_text()))
+            assert not still_running([int(path.read_text())])
 
     asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def gone(pid):
-    try:
-        psutil.Process(pid).wait(timeout=30)
-    except psutil.NoSuchProcess:
-        return True
-    return not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("command", ["", "no_such_program_here --x", "python 'open"])

@@ -1,17 +1,15 @@
 """Environments that misbehave cost their own episode: the next one is played, and nothing is left of
 what they started."""
 
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason
 from tests.agent_files import play, policy_of
-from tests.patience import PATIENCE
+from tests.patience import still_running
 
 GAME = """
 import os, subprocess, sys, time
@@ -122,17 +120,7 @@ def test_grandchildren_end_with_their_process(write, tmp_path):
     play(path, policy_of("bad"), policy_of("end"))
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 4
-    deadline = time.monotonic() + PATIENCE
-    while left := [pid for pid in started if _runs(pid)]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.02)  # until the kernel is done with them
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert not still_running(started)
 
 
 FRAIL = """

@@ -147,7 +147,7 @@ def test_what_one_engine_lies_on_is_granted_together():
     [
         (ONE_NODE, {"hybrid": COLOCATED, "sizes": (3, 1, 1)}, r"--colocate_all_models, --vllm_tensor_parallel_size: 8 places cannot be divided into engines of 3 places \(tensor 3\) each"),
         (ONE_NODE, {"hybrid": COLOCATED, "sizes": (2, 1, 1), "engines": 8},
-            r"--colocate_all_models, --vllm_num_engines: 8 engines of 2 places \(tensor 2\) each do not fill 8 places"),
+            r"--colocate_all_models, --vllm_num_engines: 8 engines of 2 places \(tensor 2\) each cannot fill 8 places"),
         # 6 + 2 of the second engine
         (TWO_NODES, {"placement": "actor=0-1;vllm=2-13", "sizes": (4, 1, 1)},
             r"vllm 1 has a tensor-parallel group on two nodes \(6-7 and 8-9\), although 4 places fit on one"),

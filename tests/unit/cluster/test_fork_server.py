@@ -15,7 +15,7 @@ import pytest
 from openrl.cluster import worker_start
 from openrl.cluster.fork_server import ForkServer, Preload
 from openrl.cluster.worker_start import FORK_SERVER
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 
 WORKER = """
 import json, os, sys, tempfile
@@ -183,5 +183,5 @@ def test_nothing_outlives_the_driver(tmp_path, worker):
         *pids, shared = begun.stdout.readline().split()
         forks = [psutil.Process(int(pid)) for pid in pids]
         driver.kill()
-        assert not psutil.wait_procs([server, *forks], timeout=PATIENCE)[1]
+        assert not still_running([server, *forks])
     assert not Path("/dev/shm", shared).exists()

@@ -210,7 +210,7 @@ def test_colocated_engines_on_several_nodes_lie_with_the_actor():
 
 def test_engines_that_cannot_share_are_refused():
     with pytest.raises(
-        UserError, match="--vllm_num_engines: 3 engines of one place each do not fill 4 places"
+        UserError, match="--vllm_num_engines: 3 engines of one place each cannot fill 4 places"
     ):
         planned(["actor"], TWICE_FOUR, engines=3, hybrid=HybridFlags(colocate_all_models=True))
 

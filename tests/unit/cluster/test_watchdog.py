@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from openrl.cluster import watchdog
-from tests.patience import PATIENCE
+from tests.patience import still_running
 
 DRIVER = """
 import subprocess, sys
@@ -64,7 +64,7 @@ def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
         (care,) = psutil.Process(driver.pid).children()
         assert agent.poll() is None and session.exists() and shared.exists()
         driver.kill()
-        care.wait(PATIENCE)  # it has seen the end of all that it killed
+        assert not still_running([care])  # it has seen the end of all that it killed
         assert {raylet.wait(10), agent.wait(10)} == {-signal.SIGKILL}
         assert not session.exists() and not link.is_symlink()
         assert other.poll() is reader.poll() is None

@@ -2,7 +2,6 @@
 rows."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -191,7 +190,7 @@ def test_a_failure_may_stop_the_run_and_shows_its_row(write):
 
 
 def test_a_wrong_count_costs_all_rows(write):
-    message = "reward: it returned 3 rewards for 1 rows"
+    message = "reward: it returned 3 rewards for 1 row"
     assert values(score(write("return [1.0] * 3"), group("3", "4"))[0]) == [message] * 2
 
 
@@ -219,7 +218,7 @@ def test_a_hang_is_killed_with_its_children_and_the_next_call_works(write, tmp_p
         1.0,
     ]
     assert values(fine) == [1.0]
-    assert _is_gone(int((tmp_path / "pid").read_text()))
+    assert not still_running([int((tmp_path / "pid").read_text())])
 
 
 def test_memory_without_bound_is_killed(write, tmp_path):
@@ -239,7 +238,7 @@ def test_memory_without_bound_is_killed(write, tmp_path):
         and "GiB of memory, more than the 0.3 GiB allowed (--reward_memory_gb)" in eaten[0].failure
     )
     assert values(fine) == [1.0]
-    assert _is_gone(int(pid.read_text()))
+    assert not still_running([int(pid.read_text())])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_close_ends_a_call_that_still_runs(write, tmp_path):
 
     pid, score = asyncio.run(run())
     assert values(score) == ["reward: the reward processes are closed"]
-    assert _is_gone(pid)
+    assert not still_running([pid])
 
 
 def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
@@ -329,7 +328,7 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     pid = _pid_in(sign)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert _is_gone(pid)
+    assert not still_running([pid])
 
 
 def _pid_in(sign):
@@ -339,20 +338,6 @@ def _pid_in(sign):
         assert time.monotonic() < deadline, "the function was never called"
         time.sleep(0.01)  # polling a file of another process
     return int(sign.read_text())
-
-
-def _is_gone(pid):
-    """Whether the process has ended, or does so soon; a zombie that nobody reaped has ended."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # -- before anything starts ------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from openrl.rewards.verifiers.programs import (
 from openrl.rewards.verifiers.sandbox import RunLimits, run
 from openrl.rewards.verifiers.sandbox_child import LANDLOCK_CREATE
 from openrl.rewards.verifiers.system_calls import CLONE, OPENING, REFUSED
+from tests.patience import still_running
 
 MB = 1 << 20
 # 20 s: a busy machine does not change an outcome
@@ -297,7 +298,7 @@ run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, RunLimits(10
     finally:
         waiting.kill()
         waiting.wait()
-    assert psutil.wait_procs(running, timeout=30)[1] == []
+    assert not still_running(running)
 
 
 def test_without_an_interpreter_there_is_no_verdict(monkeypatch):

@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from openrl.rollout_engines import vllm_process
 from openrl.rollout_engines.vllm_process import ForkContext, preload_engine
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, still_running
 from tests.tiny import rollout_spec
 
 
@@ -92,10 +91,10 @@ OWNER = """if True:
 def test_an_engine_ends_with_its_owner_that_is_killed(way):
     words = [sys.executable, "-c", OWNER, way]
     owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    engine = psutil.Process(int(owner.stdout.readline()))
+    engine = int(owner.stdout.readline())
     owner.kill()
     owner.communicate()
-    engine.wait(PATIENCE)
+    assert not still_running([engine])
 
 
 @pytest.mark.parametrize(
