@@ -77,6 +77,7 @@ def test_what_vllm_takes():
     assert list(wrong_fields(kwargs, AsyncEngineArgs)) == []
 
 
+@pytest.mark.full
 def test_a_process_of_its_own_looks():
     """Importing vLLM changes the process that it is in."""
     with pytest.raises(UserError) as caught:

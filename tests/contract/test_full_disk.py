@@ -50,6 +50,7 @@ def rank_of_two(rank, port, checkpoint, root):
     close_distributed()
 
 
+@pytest.mark.full
 def test_a_full_disk_on_one_rank_holds_up_no_other(tmp_path):
     on_ranks(2, rank_of_two, tiny_model_dir(tmp_path), tmp_path)
 

@@ -69,6 +69,7 @@ def hf_logprobs(model, batch):
     return column * batch.loss_mask
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
     engine, batch = (

@@ -36,8 +36,9 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # experts over two processes, one attention head on each
     "divided": ({"tied": True, "arch": "qwen3_moe"}, {"vllm_tensor_parallel_size": 2}),
 }
-BENCHES = [(b, m) for b in ("hf", "vllm") for m in MODELS]
-BENCHES = [bench for bench in BENCHES if bench not in {("hf", "divided"), ("vllm", "experts")}]
+BENCHES = [("hf", "tied"), ("vllm", "tied")]
+MORE = [("hf", "untied"), ("hf", "experts"), ("vllm", "untied"), ("vllm", "divided")]
+BENCHES += [pytest.param(bench, marks=pytest.mark.full) for bench in MORE]
 
 
 @dataclass

@@ -192,6 +192,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "stage", "dtype"), OPTIMIZERS)
 def test_other_optimizers_learn_and_resume_bit_for_bit(
     tmp_path, checkpoint, batch, name, stage, dtype
@@ -261,6 +262,7 @@ def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage
         assert name == other and torch.equal(before, after), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_going_back_to_a_save_forgets_what_came_after(tmp_path, checkpoint, batch, stage, dtype):
@@ -290,6 +292,7 @@ def test_communication_buffers_are_no_larger_than_the_gradients(checkpoint, batc
     assert psutil.Process().memory_info().vms - before < 5e8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("stage", "other"), [(0, 1), (1, 3), (2, 0), (3, 2)])
 def test_a_state_of_another_stage_goes_on(tmp_path, checkpoint, batch, stage, other, dtype):
@@ -397,6 +400,7 @@ def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
         worker.begin_sync(8, 2**20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -526,6 +530,7 @@ def dense_kl(path, reference, batch, temperature, top_k):
     return column * batch.loss_mask
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("stage", "top_k", "packing"),
     [(0, 5, False), (3, 5, True), (3, 0, False), (2, 0, True), (1, 5, True)],
@@ -584,6 +589,7 @@ def switch_loss(path, rows, experts=4, chosen=2):
     return float(experts * (torch.cat(shares).mean(0) * torch.cat(probabilities).mean(0)).sum())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arch", "stage", "run", "checkpointing"),
     [

@@ -11,6 +11,7 @@ from openrl.rollout_engines.vllm_start import missing_features
 from tests.patience import PATIENCE
 
 
+@pytest.mark.full
 def test_the_installed_vllm_has_all_of_it():
     """In a process of its own: importing vLLM changes the one it is in."""
     code = (

@@ -298,6 +298,7 @@ def test_adapters_are_announced_as_peft_names_them(tmp_path):
     assert sum(one.nbytes for one in sent) == sum(tensor.nbytes for tensor in stored.values())
 
 
+@pytest.mark.full
 def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
     """Base and adapter side by side give what the merged model gives; three syncs, prefixes cached
     in between."""

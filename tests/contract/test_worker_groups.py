@@ -340,6 +340,7 @@ def test_a_signal_to_the_drivers_process_group_is_for_the_driver_alone(cluster):
     assert not asyncio.run(scenario()) & {"gcs_server", "raylet", "ray::ActorHost"}
 
 
+@pytest.mark.full
 def test_workers_of_one_environment_are_forked_from_one_process(cluster):
     preload = Preload(partial(import_module, "colorsys"))
     path = os.pathsep.join(["/patched", *import_path()])
@@ -372,6 +373,7 @@ def test_a_constructor_error_arrives_as_it_was_raised(cluster):
         asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_handle_does_not_hold_the_data(cluster):
     async def scenario():
         async with ray_group(cluster, PlainWorker) as group:
@@ -392,6 +394,7 @@ def test_a_killed_worker_is_named_at_once(cluster):
     assert str(caught.value).splitlines()[1:] == ["    the last thing I said"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("speaks", [False, True])
 def test_the_last_words_are_what_the_worker_said(cluster, tmp_path, speaks):
     """Not the headers of logs, neither Ray's nor our own."""
@@ -429,6 +432,7 @@ def test_this_process_still_learns_how_its_own_children_ended(cluster):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("worker_class", [PlainWorker, AsyncWorker])
 def test_workers_learn_how_their_children_ended(cluster, worker_class):
     """Else a compiler that fails in vLLM's processes, or a program that a reward runs, seems to

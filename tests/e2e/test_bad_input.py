@@ -30,6 +30,7 @@ from openrl.rewards.build import RewardSetup
 from openrl.types import Prompt, Sampling
 from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 from tests.e2e.runs import make_task, ppo_flags, start
+from tests.marks import full_after
 from tests.patience import PATIENCE
 from tests.tiny import rollout_spec, tiny_tokenizer
 
@@ -524,19 +525,22 @@ def collect_with(task: Path, reward: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        (
-            "raise ValueError('no verdict on ' + labels[i])",
-            "ValueError: no verdict on 7+7= (reward.py, line 6)",
-        ),
-        ("return values[1:]", "it returned 0 rewards for 1 row"),
-        ("values[i] = float('nan')", "rewards must be finite, it returned nan"),
-        ("values[i] = float('inf')", "rewards must be finite, it returned inf"),
-        ("values[i] = None", "rewards must be numbers, it returned None"),
-        ("return {'scores': values}", "it did not return 'rewards', but 'scores'"),
-        ("while True: pass", "nothing came back within 3 s (--reward_timeout)"),
-        ("import os; os._exit(3)", "the reward process exited with status 3"),
-    ],
+    full_after(
+        1,
+        [
+            (
+                "raise ValueError('no verdict on ' + labels[i])",
+                "ValueError: no verdict on 7+7= (reward.py, line 6)",
+            ),
+            ("return values[1:]", "it returned 0 rewards for 1 row"),
+            ("values[i] = float('nan')", "rewards must be finite, it returned nan"),
+            ("values[i] = float('inf')", "rewards must be finite, it returned inf"),
+            ("values[i] = None", "rewards must be numbers, it returned None"),
+            ("return {'scores': values}", "it did not return 'rewards', but 'scores'"),
+            ("while True: pass", "nothing came back within 3 s (--reward_timeout)"),
+            ("import os; os._exit(3)", "the reward process exited with status 3"),
+        ],
+    ),
 )
 def test_a_reward_that_fails_shows_the_row(task, tmp_path, fault, said):
     (tmp_path / "reward.py").write_text(ROW.format(fault=fault))

@@ -123,6 +123,7 @@ def test_best_of_n_keeps_the_best_of_the_same_answers(task, answers, tmp_path):
     assert best == [max(answers[i : i + 3], key=lambda row: row["reward"]) for i in range(0, 30, 3)]
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_where_it_stood(task, tmp_path):
     """SIGKILL while later prompts are in work; the second run ends with what one run alone would
     have written."""

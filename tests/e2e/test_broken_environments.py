@@ -97,6 +97,7 @@ def trained(
     return metrics(task / "out") if code == 0 else []
 
 
+@pytest.mark.full
 def test_every_fault_costs_its_sample(task: Path) -> None:
     first, second = trained(task, FAULTS, {BROKEN: 1})
     kinds = ("timeout", "crash", "length", "value")

@@ -16,6 +16,7 @@ from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
 from openrl.workers.model_worker import ModelWorker
 from tests.e2e.bench import without_ray
 from tests.e2e.runs import SMALL_STEPS, make_task, metrics, ppo_flags, run_here, untimed
+from tests.marks import full_after
 
 
 def ended_with(task: Path, out: Path, **changes: object) -> int:
@@ -38,18 +39,18 @@ def whole(tmp_path_factory):
 
 
 CASES = [
+    (ModelWorker, "advance", 1, signal.SIGTERM, 143, 1),  # before the first optimizer step
     (RLTrainer, "report", 1, signal.SIGINT, 130, 2),
     (RLTrainer, "evaluate", 1, signal.SIGTERM, 143, 2),
     (ModelWorker, "forward", 1, signal.SIGTERM, 143, 1),
     (ModelWorker, "forward", 2, signal.SIGTERM, 143, 1),
-    (ModelWorker, "advance", 1, signal.SIGTERM, 143, 1),  # before the first optimizer step
     (ModelWorker, "advance", 2, signal.SIGTERM, 143, 2),  # ends with both optimizer steps
 ]
 """Class and method, which of its calls in the second step the signal comes in, the signal, the exit
 code, and the step that the checkpoint is of."""
 
 
-@pytest.mark.parametrize(("kind", "during", "call", "number", "code", "step"), CASES)
+@pytest.mark.parametrize(("kind", "during", "call", "number", "code", "step"), full_after(1, CASES))
 def test_a_signal_costs_nothing(
     whole, tmp_path, monkeypatch, capsys, kind, during, call, number, code, step
 ):

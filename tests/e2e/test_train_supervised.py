@@ -73,6 +73,7 @@ def whole(task):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.full
 def test_a_resume_equals_the_uninterrupted_run(task, whole, case):
     weights, lines = whole[case]
     assert len(lines) == 4 and lines[-1]["eval/loss"] < lines[0]["loss"]

@@ -328,6 +328,7 @@ def test_two_ranks(one_rank, two_ranks, case):
     assert_same_gradient(two_ranks[case], one_rank[2][case][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", LEAVING_OUT)
 def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case):
     """Of every cut on one rank and on two the gradient and the loss are those of all rows."""
@@ -415,6 +416,7 @@ def of_segments(update, model, batch: ExperienceBatch) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if is_by_token(case)])
 def test_a_trajectory_in_two_rows(one_rank, case):
     """The context up to a hole, and the whole one, trained after the hole."""

@@ -9,6 +9,7 @@ from openrl.agents.environments.agent import EnvironmentFailure
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason
 from tests.agent_files import play, policy_of
+from tests.marks import full_after
 from tests.patience import still_running
 
 GAME = """
@@ -40,47 +41,62 @@ def write(tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "words", "kind"),
-    [
-        ("time.sleep(1000)", "no answer within 4 s|nothing came back within 4 s", "timeout"),
-        ("while True: pass", "no answer within 4 s|nothing came back within 4 s", "timeout"),
-        ("os._exit(3)", "CallFailed: the agent process exited with status 3", "crash"),
-        (
-            "os.kill(os.getpid(), 11)",
-            "CallFailed: the agent process was killed by SIGSEGV",
-            "crash",
-        ),
-        ("raise ValueError('odd')", r"CallFailed: ValueError: odd \(game.py, line 10\)", "error"),
-        (
-            "return 'x' * 10**7, 0.0, False, False, {}",
-            "an observation has 10000000 characters",
-            "length",
-        ),
-        ("return 'x', float('nan'), False, False, {}", "the reward is nan", "value"),
-        ("return 'x', 'much', False, False, {}", "the reward must be a number, not str", "error"),
-        (
-            "return 'x', 10**400, False, False, {}",
-            "the reward is an integer that no float can hold",
-            "value",
-        ),
-        (
-            "return 'x', 0.0, False, False, {'metrics': {'size': -10**400}}",
-            "size is an integer that no float can hold",
-            "value",
-        ),
-        (
-            "return 'x', 0.0, False, False, {'success': None or 'yes'}",
-            "success must be a number, not str",
-            "error",
-        ),
-        ("return 'x', 0.0", "step must return gym's 5 or 4 values, not 2", "error"),
-        (
-            "return None, 0.0, False, False, {}",
-            "an observation must be text, a picture or .*, not NoneType",
-            "error",
-        ),
-        ("x = [0] * 10**8; time.sleep(1000)", r"0\.4 GiB allowed \(--env_memory_gb\)", "memory"),
-        ("sys.exit(4)", "CallFailed: the agent process exited with status 4", "crash"),
-    ],
+    full_after(
+        5,
+        [
+            ("time.sleep(1000)", "no answer within 4 s|nothing came back within 4 s", "timeout"),
+            ("while True: pass", "no answer within 4 s|nothing came back within 4 s", "timeout"),
+            ("os._exit(3)", "CallFailed: the agent process exited with status 3", "crash"),
+            (
+                "os.kill(os.getpid(), 11)",
+                "CallFailed: the agent process was killed by SIGSEGV",
+                "crash",
+            ),
+            (
+                "raise ValueError('odd')",
+                r"CallFailed: ValueError: odd \(game.py, line 10\)",
+                "error",
+            ),
+            (
+                "return 'x' * 10**7, 0.0, False, False, {}",
+                "an observation has 10000000 characters",
+                "length",
+            ),
+            ("return 'x', float('nan'), False, False, {}", "the reward is nan", "value"),
+            (
+                "return 'x', 'much', False, False, {}",
+                "the reward must be a number, not str",
+                "error",
+            ),
+            (
+                "return 'x', 10**400, False, False, {}",
+                "the reward is an integer that no float can hold",
+                "value",
+            ),
+            (
+                "return 'x', 0.0, False, False, {'metrics': {'size': -10**400}}",
+                "size is an integer that no float can hold",
+                "value",
+            ),
+            (
+                "return 'x', 0.0, False, False, {'success': None or 'yes'}",
+                "success must be a number, not str",
+                "error",
+            ),
+            ("return 'x', 0.0", "step must return gym's 5 or 4 values, not 2", "error"),
+            (
+                "return None, 0.0, False, False, {}",
+                "an observation must be text, a picture or .*, not NoneType",
+                "error",
+            ),
+            (
+                "x = [0] * 10**8; time.sleep(1000)",
+                r"0\.4 GiB allowed \(--env_memory_gb\)",
+                "memory",
+            ),
+            ("sys.exit(4)", "CallFailed: the agent process exited with status 4", "crash"),
+        ],
+    ),
 )
 def test_a_fault_costs_its_episode_and_says_which(write, fault, words, kind):
     policies = [policy_of("on", "bad"), policy_of("end")]

@@ -30,6 +30,7 @@ from benchmarks.placement_model import (
 from benchmarks.simulate_placement import main
 from benchmarks.virtual_clock import run_virtually
 from openrl.types import Prompt
+from tests.marks import full_after
 
 COSTS = Costs(0.01, 0.2e-3, 0.3e-3, 0.1e-3, sync=3.0, switch=5.0)
 EQUAL = Workload(COSTS, Lengths(500, prompt=100), 256, per_prompt=8)  # all answers: 500 tokens
@@ -212,7 +213,7 @@ def test_what_is_unfinished_goes_on_while_others_are_trained():
     assert partial.age_max == 2 and 0 < partial.age_mean < 1
 
 
-@pytest.mark.parametrize("seed", [3, 5, 6, 7, 8, 9, 11, 15])  # those that are quick
+@pytest.mark.parametrize("seed", full_after(1, [3, 5, 6, 7, 8, 9, 11, 15]))  # the quick ones
 def test_the_best_split_is_within_5_percent_of_trying_all(seed):
     draw = random.Random(seed)
     costs = Costs(
@@ -263,7 +264,7 @@ def test_costs_are_found_again_in_steps_that_they_explain():
 @pytest.mark.parametrize(
     "placement", [Placement(1), Placement(2, rollout_gpus=1)], ids=lambda p: p.name
 )
-@pytest.mark.parametrize("shape", ["16x48", "32x32", "64x16", "64x40"])
+@pytest.mark.parametrize("shape", full_after(1, ["16x48", "32x32", "64x16", "64x40"]))
 def test_a_measured_step_is_predicted_from_steps_of_other_shapes(shape, placement):
     """Steps of a real run on one core (``benchmarks/measure_stages.py --in_process --rounds 3``),
     where stages take turns as in either placement. Costs are fitted without the shape that is
@@ -284,6 +285,7 @@ FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 PUBLISHED = [case for case in cases() if FULL or not re.search(", (64|128) GPUs", case.name)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: case.name)
 def test_published_ratios(case):
     together, apart = case.run()

@@ -205,6 +205,7 @@ class Sums:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("reward", "problem"),
     [

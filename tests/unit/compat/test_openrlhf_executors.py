@@ -10,6 +10,7 @@ from openrl.compat.openrlhf.executor_agent import NotSampled, trajectory
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import Completion, FinishReason, Score
 from tests.agent_files import CHAT, END, PROMPT, ROOM, play, policy_of
+from tests.marks import full_after
 from tests.scripted_policy import sampled
 
 
@@ -127,6 +128,7 @@ def test_an_executor_may_leave_replies_out_and_cut_them(write):
     assert played.segments[0].versions[0].end == len(played.segments[0].token_ids)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("limits", "room", "end", "turns"),
     [
@@ -187,24 +189,27 @@ class AgentExecutor(AgentExecutorBase):
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [
-        ("time.sleep(1000)", r"nothing came back within 4 s \(--env_step_timeout\)"),
-        ("os._exit(3)", "the agent process exited with status 3"),
-        ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
-        ("return None", "execute must return a dict with observation_tokens and action_ranges"),
-        (
-            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': float('nan')}",
-            "ValueError: the reward is nan, not a finite number",
-        ),
-        (
-            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 10**400}",
-            "ValueError: the reward is an integer that no float can hold",
-        ),
-        (
-            "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 2, 'scores': 3}",
-            "ValueError: scores are verdicts between 0 and 1, it returned 3",
-        ),
-    ],
+    full_after(
+        1,
+        [
+            ("time.sleep(1000)", r"nothing came back within 4 s \(--env_step_timeout\)"),
+            ("os._exit(3)", "the agent process exited with status 3"),
+            ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
+            ("return None", "execute must return a dict with observation_tokens and action_ranges"),
+            (
+                "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': float('nan')}",
+                "ValueError: the reward is nan, not a finite number",
+            ),
+            (
+                "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 10**400}",
+                "ValueError: the reward is an integer that no float can hold",
+            ),
+            (
+                "return {'observation_tokens': tokens, 'action_ranges': [], 'reward': 2, 'scores': 3}",
+                "ValueError: scores are verdicts between 0 and 1, it returned 3",
+            ),
+        ],
+    ),
 )
 def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
     path = tmp_path / "executor.py"

@@ -50,6 +50,7 @@ def answer(game, said):
     return pytest.approx(reward), terminated or truncated, info["success"]
 
 
+@pytest.mark.full
 def test_a_seed_gives_the_same_game_in_every_process():
     program = EPISODES.replace("GAMES", json.dumps(GAMES))
     shown = [

@@ -27,6 +27,7 @@ from openrl.rewards.verifiers.programs import (
 from openrl.rewards.verifiers.sandbox import RunLimits, run
 from openrl.rewards.verifiers.sandbox_child import LANDLOCK_CREATE
 from openrl.rewards.verifiers.system_calls import CLONE, OPENING, REFUSED
+from tests.marks import full_after
 from tests.patience import still_running
 
 MB = 1 << 20
@@ -442,20 +443,23 @@ EQUAL += "".join(
 )
 @pytest.mark.parametrize(
     "code",
-    [
-        f"{EQUAL}def add(a, b): return All()",
-        f"{EQUAL}add = All()",
-        f"import json\n{ANSWERS}",
-        "def add(a, b): raise StopIteration",
-        "def abs(x): return 0\ndef add(a, b): return 9",
-        "import builtins\nbuiltins.exec = builtins.compile = lambda *_: None",
-        "import builtins\nabs = sorted = set = len = lambda *_: {3}\nclass math:\n"
-        "    isclose = lambda *_: True\ndef add(a, b): return 9",
-        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'[false, 3]\\n\\1' * 9)\n"
-        "    except OSError: pass\nos._exit(0)",
-        "class add(int):\n    def __new__(cls, *_): return int.__new__(cls, 9)\n"
-        "    def __eq__(self, other): return True\n    __hash__ = int.__hash__",
-    ],
+    full_after(
+        3,
+        [
+            f"{EQUAL}def add(a, b): return All()",
+            f"{EQUAL}add = All()",
+            f"import json\n{ANSWERS}",
+            "def add(a, b): raise StopIteration",
+            "def abs(x): return 0\ndef add(a, b): return 9",
+            "import builtins\nbuiltins.exec = builtins.compile = lambda *_: None",
+            "import builtins\nabs = sorted = set = len = lambda *_: {3}\nclass math:\n"
+            "    isclose = lambda *_: True\ndef add(a, b): return 9",
+            "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'[false, 3]\\n\\1' * 9)\n"
+            "    except OSError: pass\nos._exit(0)",
+            "class add(int):\n    def __new__(cls, *_): return int.__new__(cls, 9)\n"
+            "    def __eq__(self, other): return True\n    __hash__ = int.__hash__",
+        ],
+    ),
 )
 def test_no_object_of_the_code_takes_part_in_a_comparison(test, code):
     assert verdict(fenced(code), [test]).reward == 0

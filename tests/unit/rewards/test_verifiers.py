@@ -124,6 +124,7 @@ def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name
         assert all(isinstance(p, float) and math.isfinite(p) for p in verdict.parts.values())
 
 
+@pytest.mark.full
 def test_garbage_of_100_kilobytes_takes_linear_time():
     """All of it together takes seconds; a single quadratic step would take longer than the minutes
     it is given."""

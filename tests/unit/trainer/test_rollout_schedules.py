@@ -34,6 +34,7 @@ from openrl.types import (
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import Gate, RolloutRequest
 from tests.loops import Trackers, WeightSync, silent_progress
+from tests.marks import full_after
 
 STEPS = 6
 PLENTY = 1000  # prompts that a filter may try instead
@@ -318,13 +319,13 @@ def check_prompts(run: Run, takes: list[RolloutBatch]) -> None:
             assert not short or len(taken.generated) >= limits.wanted
 
 
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize("block", full_after(2, range(12)))
 def test_every_schedule_keeps_the_bound_and_every_prompt(block):
     for seed in range(100 * block, 100 * (block + 1)):
         check(run_virtually(Run(random_schedule(seed))()))
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", full_after(1, range(6)))
 def test_a_run_goes_on_from_any_moment(block):
     """Nothing is skipped and nothing comes twice. Where no answer overtakes another the steps train
     on the prompts of the run that was not interrupted."""
