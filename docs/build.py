@@ -1,4 +1,4 @@
-"""Write docs/flags.md and the tables of docs/algorithms.md, docs/verifiers.md and
+"""Write docs/flags.md, docs/coming_from_*.md and the tables of docs/algorithms.md, docs/verifiers.md and
 docs/environments.md from the code, and check references.
 
 python docs/build.py            write, then check
@@ -22,10 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
+from openrl.config.importing.tables import VERDICTS, keys_of  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
-from openrl.config.unknown_flags import candidates, known_names  # noqa: E402
+from openrl.config.unknown_flags import known_names  # noqa: E402
 from openrl.extension_points import (  # noqa: E402
     advantage_estimators,
+    config_tables,
     environments,
     metric_names,
     policy_losses,
@@ -90,17 +92,58 @@ def flags_elsewhere() -> list[str]:
         "",
         "## Names in other systems",
         "",
-        "A command that gets one of these names from TRL, verl or another command, and has no such",
-        "flag, refuses it and names its own: the first of the right column that it has. Of verl's",
-        "dotted names the last part counts.",
+        "A file or a command line of another system is read as it is ([importing](importing.md)). One",
+        "page for each system says what becomes of its keys:",
         "",
-        "| name elsewhere | flag here |",
-        "|---|---|",
     ]
-    for there in sorted(known_names().meaning):
-        flags = ", ".join(f"`--{name}`" for name in candidates(there))
-        lines.append(_cells(f"`{there}`", flags))
+    lines += [
+        f"- [{entry.name}]({coming_from(entry.name).name})" for entry in config_tables.entries()
+    ]
+    lines += [
+        "",
+        "A command that gets one of these names on its own command line, and has no such flag, refuses",
+        "it and names its own.",
+    ]
     return lines
+
+
+def coming_from(system: str) -> Path:
+    return ROOT / "docs" / f"coming_from_{re.sub(r'[^a-z0-9]+', '_', system.lower())}.md"
+
+
+def system_page(system: str) -> str:
+    """What becomes of every key of a system."""
+    keys = keys_of(system)
+    lines = [
+        f"# Coming from {system}",
+        "",
+        "Made by `make docs` from the table that the importer reads ([importing](importing.md)). Keys that",
+        f"most of {system}'s own examples have come first; the number says how many have it. `*` stands for",
+        "one part of a key, `**` for any rest.",
+    ]
+    for verdict, title in VERDICTS.items():
+        rows = [row for row in keys.rows if row.verdict == verdict]
+        if rows:
+            lines += [
+                "",
+                f"## {title[0].upper()}{title[1:]}",
+                "",
+                "| key | examples | here | |",
+                "|---|---|---|---|",
+            ]
+        for row in sorted(rows, key=lambda row: -row.files):
+            flags = ", ".join(f"`--{flag}`" for choice in row.flags for flag in choice.split("|"))
+            values = f" `{row.how}`" if "=" in row.how else ""
+            notes = [_shown(row.note), f"there `{row.default}` if left out" if row.default else ""]
+            lines.append(
+                _cells(
+                    f"`{row.key}`",
+                    str(row.files or ""),
+                    flags + values,
+                    "; ".join(filter(None, notes)),
+                )
+            )
+    return "\n".join(lines) + "\n"
 
 
 def _row(spec: FlagSpec, known: set[str]) -> str:
@@ -265,6 +308,7 @@ def main(check_only: bool) -> int:
         (ALGORITHMS_PAGE, algorithms_page()),
         (VERIFIERS_PAGE, verifiers_page()),
         (ENVIRONMENTS_PAGE, environments_page()),
+        *((coming_from(entry.name), system_page(entry.name)) for entry in config_tables.entries()),
     )
     for page, text in pages:
         if not check_only:

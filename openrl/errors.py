@@ -13,6 +13,8 @@ class UserError(Exception):
     those that the message is about. With ``fatal`` False it is a warning, which nobody raises.
     """
 
+    label = "warning"  # what is printed before one that is not fatal
+
     def __init__(
         self, message: str, remedy: str = "", flags: tuple[str, ...] = (), fatal: bool = True
     ) -> None:
@@ -53,6 +55,15 @@ def listed(items: Sequence[object], most: int = 10) -> str:
     """Return the first items for a message, and how many there are besides."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
+
+
+class Note(UserError):
+    """What a command says of its flags although nothing is wrong with them. Nobody raises it."""
+
+    label = "note"
+
+    def __init__(self, message: str, remedy: str = "", flags: tuple[str, ...] = ()) -> None:
+        super().__init__(message, remedy, flags, fatal=False)
 
 
 class BadRow(Exception):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.flags.elsewhere import FlagNames
 from openrl.registry import Registry
 
 COMPAT = "openrl.compat.*"
@@ -55,7 +54,8 @@ agent_servers: Registry[Any] = Registry("agent_server", COMPAT)
 
 # -- entries are called by the name of a system ----------------------------------------------------
 
-flag_names: Registry[FlagNames] = Registry("flags of system", COMPAT)
+config_tables: Registry[Any] = Registry("configuration of system", COMPAT)
+"""``ConfigTable`` of openrl/config/importing/tables.py."""
 metric_names: Registry[Mapping[str, str]] = Registry("metrics of system", COMPAT)
 """{name of a metric there: name here}. Names that both share need no entry."""
 reward_signatures: Registry[Any] = Registry(

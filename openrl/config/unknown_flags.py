@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from openrl.config.commands import COMMANDS
+from openrl.config.importing.tables import REFUSE, keys_of
 from openrl.errors import UserError
-from openrl.extension_points import flag_names
+from openrl.extension_points import config_tables
 from openrl.flags.checks import EXPLAINERS, problem, warning
 from openrl.flags.elsewhere import FlagNames, MissingFlag
 from openrl.flags.schema import collect_flags
@@ -50,12 +51,22 @@ OWN = FlagNames(
 
 @cache
 def known_names() -> FlagNames:
-    """Return the names of ours and of all systems."""
-    every = [OWN, *(entry.component for entry in flag_names.entries())]
-    return FlagNames(
-        {there: here for names in every for there, here in names.meaning.items()},
-        {there: why for names in every for there, why in names.missing.items()},
-    )
+    """Return the names of ours and of all systems: for dotted keys the last part, and of keys that
+    share one the flag that most examples mean."""
+    meaning: dict[str, str] = {}
+    missing: dict[str, MissingFlag] = {}
+    rows = [
+        (row, entry.component.as_flags or row.how == REFUSE)
+        for entry in config_tables.entries()
+        for row in keys_of(entry.name).rows
+    ]
+    for row, explains in sorted(rows, key=lambda found: -found[0].files):
+        if row.flags:
+            meaning.setdefault(row.key.rpartition(".")[2], row.flags[0].split("|")[0])
+        elif explains and "." not in row.key:
+            fix = "leave it out" if row.how == REFUSE else ""
+            missing.setdefault(row.key, MissingFlag(row.note, fix, row.commands))
+    return FlagNames(meaning | dict(OWN.meaning), missing | dict(OWN.missing))
 
 
 def candidates(name: str) -> tuple[str, ...]:
@@ -82,7 +93,17 @@ def flag_of_another(command: type, name: str) -> UserError | None:
         if any(name in (spec.name, *spec.alias) for spec in collect_flags(config))
     ]
     message = f"not a flag of this command, but of {', '.join(owners)}"
-    return problem((name,), message, "leave it out") if owners else None
+    if owners:
+        return problem((name,), message, "leave it out")
+    return _unknown_key(name) if "." in name else None
+
+
+def _unknown_key(name: str) -> UserError | None:
+    """What is nearest to a dotted flag among those of systems whose flags have dots."""
+    for entry in config_tables.entries():
+        if entry.component.as_flags and (near := keys_of(entry.name).nearest(name)):
+            return problem((name,), f"no such flag, and no such key of {entry.name}", f"--{near}")
+    return None
 
 
 EXPLAINERS.append(flag_of_another)

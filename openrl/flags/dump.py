@@ -54,7 +54,7 @@ def dump_yaml(config: Any) -> str:
             section = spec.section
             lines.append(f"\n# --- {section} ---")
         lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
-        lines.append(_line(spec.name, value))
+        lines.append(yaml_line(spec.name, value))
     return "\n".join(lines).lstrip() + "\n"
 
 
@@ -93,7 +93,7 @@ def value_of(config: Any, spec: FlagSpec) -> Any:
     return getattr(config.options[part] if spec.components else getattr(config, part), name)
 
 
-def _line(name: str, value: Any) -> str:
+def yaml_line(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return f"{name}: {_text(value, _QuotingDumper, default_flow_style=True)}"
     return _text({name: value}, _Dumper, default_flow_style=False)

@@ -7,7 +7,7 @@ YAML is read as text too, so that the flag's type, and not a guess of YAML's, de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,14 @@ class Setting:
     def where(self) -> str:
         """The place, for messages: " (run.yaml, line 3)"; empty for the command line."""
         return f" ({self.file}, line {self.line})" if self.file else ""
+
+
+# Takes a command, its flags and what the user wrote; returns the settings with what stands in the
+# form of another system replaced, and problems.
+Translator = Callable[
+    [type, Sequence[Any], Sequence[Setting]], tuple[list[Setting], list[UserError]]
+]
+TRANSLATORS: list[Translator] = []
 
 
 def scan(argv: Iterable[str]) -> tuple[list[Setting], list[UserError]]:
@@ -108,6 +116,14 @@ def _plain(node: yaml.Node) -> Any:
     if node.style:  # quotes or a block: always text, whatever it looks like
         return Quoted(node.value)
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+def from_yaml(text: str) -> Any:
+    """Return the value of one YAML expression, whose scalars stay text. Raises UserError."""
+    try:
+        return _plain(yaml.compose(text, Loader=yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, AttributeError) as error:
+        raise UserError(f"{text[:60]!r} is not YAML") from error
 
 
 def read_table(path: str, flag: str) -> Any:

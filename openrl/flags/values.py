@@ -141,6 +141,11 @@ def is_switch(type_: Any) -> bool:
     return inner is bool or (is_union(inner) and bool in get_args(inner))
 
 
+def is_mapping(type_: Any) -> bool:
+    """Return whether a flag takes a JSON object."""
+    return get_origin(without_none(type_)) is dict
+
+
 def expected(type_: Any) -> str:
     """Name the type for a message: "a whole number", "one of vllm, hf", "2 values"."""
     if is_union(type_):

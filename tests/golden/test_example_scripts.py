@@ -31,7 +31,7 @@ def commands(path: Path) -> list[tuple[str, list[str]]]:
         (name, shlex.split(re.split(r" [12]?>+ | & *$", words)[0], comments=True))
         for name, words in found
     ]
-    return [(name, words) for name, words in calls if "..." not in words]
+    return [(name, words) for name, words in calls if "..." not in words and name in COMMANDS]
 
 
 CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]

@@ -11,6 +11,7 @@ import pytest
 
 import openrl.config.rules.all  # noqa: F401
 from openrl.config.commands import COMMANDS
+from openrl.config.importing.tables import keys_of
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
@@ -273,6 +274,48 @@ def test_scripts_of_openrlhf_start(line, unused, monkeypatch):
     assert sorted(named) == unused.split()
 
 
+def dotted(line: str) -> str:
+    """The command line as later versions of OpenRLHF write it, where they have the flag."""
+    command, *words = line.split()
+    known = {}
+    for row in keys_of("OpenRLHF").rows:
+        for flag in row.flags:
+            supervised = row.key.startswith(("model.", "adam.", "data.dataset"))
+            if supervised == (command != "train_ppo_ray") or flag not in known:
+                known[flag] = row.key
+    own = {"max_samples", "use_wandb", "use_icepop", "prompt_max_len", "generate_max_len"}
+    return " ".join(
+        [
+            command,
+            *(
+                f"--{known[word[2:]]}" if word[2:] in known and word[2:] not in own else word
+                for word in words
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [script[1] for script in SCRIPTS[:16]], ids=[s[0] for s in SCRIPTS[:16]]
+)
+def test_dotted_flags_say_the_same_as_those_without_dots(line, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    config, problems = settled(dotted(line))
+    assert dotted(line).count("--") == line.count("--") and re.search(r"--\w+\.\w+", dotted(line))
+    assert config == settled(line)[0]
+    notes = [str(p) for p in problems if p.label == "note"]
+    assert len(notes) == 1 and re.match(r"read \d+ keys of OpenRLHF: ", notes[0])
+
+
+def test_a_key_in_a_dotted_flag_is_shown_nowhere(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setattr(sys, "argv", ["train_ppo_ray", "--logger.wandb.key", "0a1b2c3d4e"])
+    line = SCRIPTS[0][1] + " --logger.wandb.key 0a1b2c3d4e"
+    config, problems = settled(line)
+    assert config.logging.use_wandb is True and os.environ["WANDB_API_KEY"] == "0a1b2c3d4e"
+    assert "0a1b2c3d4e" not in " ".join([*map(str, problems), *sys.argv, dump_yaml(config)])
+
+
 def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "")
     monkeypatch.setattr(sys, "argv", ["train_ppo_ray", "--use_wandb", "0a1b2c3d4e"])
@@ -293,7 +336,8 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
         ("train_ppo_ray --learning_rate 1", "actor and critic have a learning rate each\n  try: --actor_learning_rate"),
         ("train_ppo_ray --dataset d", "no such flag here\n  try: --prompt_data"),
         ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n  try: --enable_vllm_is_correction"),
-        ("train_ppo_ray --actor.num_nodes 1", "no such flag\n  try: --actor_num_nodes"),
+        ("train_ppo_ray --actor.num_nodes many", "actor.num_nodes: expected a whole number, got 'many'"),
+        ("train_ppo_ray --train.colocate_al", "no such key of OpenRLHF\n  try: --train.colocate_all"),
         ("train_rm --ref_offload", "--ref_offload: no such flag"),
         ("train_sft --frobnicate", "--frobnicate: no such flag"),
     ],

@@ -7,53 +7,24 @@
 
 Its executors may name the AgentInstance that they would play."""
 
+from pathlib import Path
 from typing import Any
 
 from openrl.agents.interfaces import AgentInterface, has_base
-from openrl.extension_points import agent_interfaces, flag_names, metric_names, stand_ins
-from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.config.importing.tables import ConfigTable
+from openrl.extension_points import agent_interfaces, config_tables, metric_names, stand_ins
 from openrl.processes.interfaces import Signature, parameters
 
-TRAINING = ("train_ppo_ray", "train_sft", "train_rm", "train_dpo")
-NEVER_READ = MissingFlag("OpenRLHF itself never reads it")
-ONE_PROCESS = MissingFlag("one process holds the whole model", commands=("batch_inference",))
-
-flag_names.add(
+COMMANDS = (
+    *("train_ppo_ray", "train_sft", "train_rm", "train_dpo", "serve_rm", "batch_inference"),
+    "lora_combiner",
+)
+config_tables.add(
     "OpenRLHF",
-    FlagNames(
-        missing={
-            "actor_init_on_gpu": NEVER_READ,
-            "perf": NEVER_READ,
-            "train_split": NEVER_READ,
-            "zero_stage": ONE_PROCESS,
-            "local_rank": ONE_PROCESS,
-            "deepcompile": MissingFlag("DeepSpeed runs without DeepCompile", commands=TRAINING),
-            "dataloader_num_workers": MissingFlag(
-                "rows are tokenised before training", commands=TRAINING
-            ),
-            "vllm_sync_with_ray": MissingFlag(
-                "vLLM's own weight transfer moves the weights", commands=("train_ppo_ray",)
-            ),
-            "expand_n_samples": MissingFlag(
-                "each answer to a prompt is already a separate request",
-                commands=("train_ppo_ray",),
-            ),
-            "use_ds_universal_ckpt": MissingFlag(
-                "checkpoints resume with other ranks and ZeRO stages as they are",
-                commands=TRAINING,
-            ),
-            "ref_offload": MissingFlag(
-                "the reference reads all rows before training begins and is then removed",
-                commands=("train_dpo",),
-            ),
-            "num_cpus_for_local_task": MissingFlag(
-                "rewards and agents run beside the engines and need no CPUs reserved",
-                commands=("train_ppo_ray",),
-            ),
-            "load_model": MissingFlag(
-                "a model is a directory or a Hub name", "--pretrain DIRECTORY"
-            ),
-        },
+    ConfigTable(
+        Path(__file__).with_name("keys.tsv"),
+        marks={f"openrlhf.cli.{name}": name for name in COMMANDS},
+        as_flags=True,
     ),
 )
 

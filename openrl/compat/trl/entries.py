@@ -9,52 +9,51 @@ be a ``get_reward()``."""
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from openrl.agents.interfaces import AgentInterface
-from openrl.extension_points import agent_interfaces, flag_names, reward_signatures
-from openrl.flags.elsewhere import FlagNames, MissingFlag
+from openrl.config.importing.tables import ConfigTable
+from openrl.extension_points import agent_interfaces, config_tables, reward_signatures
 from openrl.rewards.signatures import RewardSignature
 
-DEEPSPEED = MissingFlag(
-    "most of DeepSpeed's settings have flags of their own",
-    "--zero_stage and the like, and --ds_config_overrides for the others",
-    ("train_ppo_ray", "train_sft", "train_rm", "train_dpo"),
+SUPERVISED = {"SFTConfig": "train_sft", "RewardConfig": "train_rm", "DPOConfig": "train_dpo"}
+RL = ("GRPOConfig", "AsyncGRPOConfig")
+SCRIPTS = {
+    "sft": "train_sft",
+    "reward_modeling": "train_rm",
+    "reward": "train_rm",
+    "dpo": "train_dpo",
+}
+RL_SCRIPTS = (
+    *("grpo", "grpo_agent", "grpo_vlm", "grpo_2048", "gspo", "gspo_vlm", "async_grpo"),
+    *("grpo_trainer", "openenv"),
 )
+OTHERS = ("gkd", "distillation", "kto", "online_dpo", "nash_md", "xpo", "cpo", "bco", "prm", "rloo")
 
-flag_names.add(
+config_tables.add(
     "TRL",
-    FlagNames(
-        meaning={
-            "model_name_or_path": "pretrain",
-            "dataset_name": "prompt_data",
-            "output_dir": "save_path",
-            "num_generations": "n_samples_per_prompt",
-            "environment_factory": "agent_func_path",
-            "max_prompt_length": "prompt_max_len",
-            "max_completion_length": "generate_max_len",
-            "max_seq_length": "max_len",
-            "per_device_train_batch_size": "micro_train_batch_size",
-            "num_train_epochs": "num_episodes",
-            "weight_decay": "l2",
-            "max_grad_norm": "max_norm",
-            "beta": "init_kl_coef",
-            "epsilon": "eps_clip",
-            "lora_r": "lora_rank",
-            "fp16": "param_dtype",
-            "torch_dtype": "param_dtype",
-            "report_to": "track_with",
+    ConfigTable(
+        Path(__file__).with_name("keys.tsv"),
+        marks={
+            **SUPERVISED,
+            **dict.fromkeys(RL, "train_ppo_ray"),
+            **{f"{name}.py": command for name, command in SCRIPTS.items()},
+            **{f"trl {name}": command for name, command in SCRIPTS.items()},
+            **{f"{name}.py": "train_ppo_ray" for name in RL_SCRIPTS},
+            "trl grpo": "train_ppo_ray",
+            **dict.fromkeys((f"{name}.py" for name in OTHERS), ""),
         },
-        missing={
-            "gradient_accumulation_steps": MissingFlag(
-                "it follows from --train_batch_size, --micro_train_batch_size and the number of"
-                " ranks",
-                "leave it out",
-                DEEPSPEED.commands,
-            ),
-            "deepspeed": DEEPSPEED,
-            "deepspeed_config": DEEPSPEED,
-            "ds_config": DEEPSPEED,
+        refused={
+            "kto.py": "python -m openrl.cli.train_dpo --loss kto",
+            "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",
+            "rloo.py": "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
+        },
+        together="openrl.compat.trl.keys:together",
+        calls={
+            **dict.fromkeys((*RL, *SUPERVISED), ""),
+            "LoraConfig": "lora.",
+            "GRPOTrainer": "trainer.",
         },
     ),
 )

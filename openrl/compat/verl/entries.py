@@ -5,12 +5,14 @@ coroutine or not. Answers are passed without special tokens. ``extra_info`` is t
 that name, or else all other columns."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from openrl.agents.interfaces import ToolFiles
+from openrl.config.importing.tables import ConfigTable
 from openrl.extension_points import (
     advantage_estimators,
-    flag_names,
+    config_tables,
     metric_names,
     policy_losses,
     reward_signatures,
@@ -18,7 +20,6 @@ from openrl.extension_points import (
     stand_ins,
     tool_files,
 )
-from openrl.flags.elsewhere import FlagNames, MissingFlag
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Column, RewardSignature, read_dicts
 
@@ -33,31 +34,29 @@ advantage_estimators.add_names(
 )
 policy_losses.add_names("verl", {"vanilla": "ppo"})
 
-flag_names.add(
+OTHERS = ("main_eval", "main_generation", "main_generation_server")
+config_tables.add(
     "verl",
-    FlagNames(
-        meaning={
-            "path": "pretrain",
-            "train_files": "prompt_data",
-            "val_files": "eval_dataset",
-            "prompt_key": "input_key",
-            "n": "n_samples_per_prompt",
-            "max_assistant_turns": "max_turns",
-            "max_user_turns": "max_turns",
-            "tool_config_path": "tools",
-            "max_response_length": "generate_max_len",
-            "total_epochs": "num_episodes",
-            "adv_estimator": "advantage_estimator",
-            "kl_coef": "init_kl_coef",
-            "kl_loss_coef": "init_kl_coef",
-            "nnodes": "actor_num_nodes",
-            "n_gpus_per_node": "actor_num_gpus_per_node",
+    ConfigTable(
+        Path(__file__).with_name("keys.tsv"),
+        marks={
+            "verl.trainer.main_ppo": "train_ppo_ray",
+            "main_ppo.py": "train_ppo_ray",
+            "verl.trainer.main_ppo_sync": "train_ppo_ray",
+            "verl.experimental.fully_async_policy.fully_async_main": "train_ppo_ray",
+            "verl.experimental.one_step_off_policy.main_ppo": "train_ppo_ray",
+            "recipe.dapo.main_dapo": "train_ppo_ray",
+            "recipe.dapo.src.main_dapo": "train_ppo_ray",
+            "verl.trainer.sft_trainer": "train_sft",
+            "verl.trainer.sft_trainer_ray": "train_sft",
+            "verl.trainer.fsdp_sft_trainer": "train_sft",
+            "optim.": "train_sft",
+            **dict.fromkeys((f"verl.trainer.{name}" for name in OTHERS), ""),
         },
-        missing={
-            "ppo_mini_batch_size": MissingFlag(
-                "it counts prompts", "--train_batch_size, in samples"
-            )
-        },
+        refused=dict.fromkeys(
+            (f"verl.trainer.{name}" for name in OTHERS), "python -m openrl.cli.evaluate --help"
+        ),
+        together="openrl.compat.verl.keys:together",
     ),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 # isort: off
 from openrl.config import unknown_flags  # noqa: F401
+from openrl.config.importing import taking  # noqa: F401
 from openrl.config.rules import rewards  # noqa: F401
 from openrl.config.rules import algorithm  # noqa: F401
 from openrl.config.rules import placement  # noqa: F401

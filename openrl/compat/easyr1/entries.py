@@ -1,13 +1,15 @@
-"""EasyR1: its rows and reward functions. It shares verl's flags and metrics.
+"""EasyR1: its keys, rows and reward functions. It shares verl's metrics.
 
 ``compute_score(reward_inputs)`` takes a list of dicts and returns one, or with REWARD_TYPE =
 "sequential" one dict at a time. Answers are passed without special tokens. The inputs also hold the
 prompt and the other columns of the data. Earlier versions had other parameters."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from openrl.extension_points import reward_signatures, row_shapes
+from openrl.config.importing.tables import ConfigTable
+from openrl.extension_points import config_tables, reward_signatures, row_shapes
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import RewardSignature, read_dicts
 
@@ -42,3 +44,12 @@ reward_signatures.add(
 )
 
 row_shapes.add("EasyR1", [("problem", "answer")])
+
+config_tables.add(
+    "EasyR1",
+    ConfigTable(
+        Path(__file__).with_name("keys.tsv"),
+        marks={"verl.trainer.main": "train_ppo_ray"},
+        together="openrl.compat.easyr1.keys:together",
+    ),
+)

@@ -1,0 +1,210 @@
+"""TRL's keys that several flags of ours share, or the other way round.
+
+A GRPO run there generates ``steps_per_generation`` micro-batches on each process, then takes
+``num_iterations`` passes over them in optimizer steps of ``gradient_accumulation_steps``
+micro-batches; steps are optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.importing.common import trackers
+from openrl.config.importing.convert import Computed, GivenKeys
+
+RL, DPO = "train_ppo_ray", "train_dpo"
+AGGREGATIONS = {
+    "grpo": "seq-mean-token-mean",
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+    "cispo": "token-mean",
+    "sapo": "seq-mean-token-mean",
+}
+PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo"}
+MISMATCH = {
+    "token_truncate": ("tis", "token"),
+    "token_mask": ("icepop", "token"),
+    "sequence_truncate": ("tis", "sequence"),
+    "sequence_mask": ("icepop", "sequence"),
+}
+
+
+def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    yield from batches(keys, command)
+    yield from steps(keys, command)
+    yield from loss(keys, command)
+    yield from adapters(keys)
+    yield from running(keys, command)
+    yield from trackers(keys, "report_to")
+    if command == RL:
+        yield from mismatch(keys)
+        yield from engines(keys)
+
+
+def processes(keys: GivenKeys) -> int:
+    return keys.whole("num_processes", 1)
+
+
+def accumulated(keys: GivenKeys) -> int:
+    return keys.whole("gradient_accumulation_steps", 1)
+
+
+def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    micro, ranks, more = (
+        keys.whole("per_device_train_batch_size"),
+        processes(keys),
+        accumulated(keys),
+    )
+    size = "per_device_train_batch_size"
+    yield Computed("micro_train_batch_size", micro, (size,))
+    note = f"{micro} per device x {ranks} processes x {more}"
+    parts = ("gradient_accumulation_steps", size, "num_processes")
+    yield Computed("train_batch_size", micro * ranks * more, parts, note)
+    machines = keys.whole("num_machines", 1)
+    yield Computed("num_gpus_per_node", max(1, ranks // machines), ("num_processes",))
+    yield Computed("num_nodes", machines, ("num_machines",))
+    if command != RL:
+        return
+    yield Computed("micro_rollout_batch_size", micro, (size,))
+    yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), ("num_processes",))
+    yield Computed("actor_num_nodes", machines, ("num_machines",))
+    generated, of = generation(keys), keys.whole("num_generations", 1)
+    note = f"{generated} completions / {of} of each prompt"
+    written = (
+        "steps_per_generation",
+        "generation_batch_size",
+        size,
+        "num_processes",
+        "num_generations",
+    )
+    yield Computed("rollout_batch_size", max(1, generated // of), written, note)
+
+
+def generation(keys: GivenKeys) -> int:
+    """Return how many completions a generation has."""
+    each = keys.whole("steps_per_generation") or accumulated(keys)
+    size = keys.whole("per_device_train_batch_size") * processes(keys) * each
+    return keys.whole("generation_batch_size") or size
+
+
+def steps(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    """Optimizer steps there; a step of train_ppo_ray is a rollout and all learnt from it."""
+    each = keys.whole("steps_per_generation") or accumulated(keys)
+    per_rollout = max(1, each // accumulated(keys)) * keys.whole("num_iterations", 1)
+    per_rollout = per_rollout if command == RL else 1
+    note = f"{per_rollout} optimizer steps in each of ours" if per_rollout > 1 else ""
+    for key in ("max_steps", "logging_steps", "save_steps", "eval_steps"):
+        strategy = keys.text(key.replace("steps", "strategy"))
+        if not keys.given(key) and key != "logging_steps":
+            if strategy == "no" or strategy == "false":
+                yield Computed(key, -1, (key.replace("steps", "strategy"),))
+            continue
+        count = keys.number(key)
+        written = (
+            -1 if count < 0 or strategy in ("no", "false") else max(1, round(count / per_rollout))
+        )
+        yield Computed(key, written, (key,), note)
+
+
+def loss(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    kind = keys.text("loss_type")
+    if command != RL:
+        if command == DPO and kind:
+            yield Computed("loss", PREFERENCES.get(kind, kind), ("loss_type",))
+        if keys.given("beta"):
+            yield Computed("beta", keys.number("beta"), ("beta",))
+        return
+    kind = kind or "dapo"  # the default there
+    level = keys.text("importance_sampling_level")
+    gspo = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level, "ppo")
+    policy = kind if kind in ("cispo", "sapo") else gspo
+    yield Computed("policy_loss_type", policy, ("importance_sampling_level", "loss_type"))
+    yield Computed("loss_agg_mode", AGGREGATIONS.get(kind, kind), ("loss_type",))
+    if kind == "dr_grpo":
+        width = keys.whole("max_completion_length")
+        yield Computed("loss_agg_norm_const", width, ("loss_type", "max_completion_length"))
+    if policy != "sapo":
+        low = keys.number("epsilon")
+        high = keys.number("epsilon_high", low)
+        yield Computed("eps_clip_low_high", [str(low), str(high)], ("epsilon", "epsilon_high"))
+    beta = keys.number("beta")
+    yield Computed("init_kl_coef", beta, ("beta",), "" if beta else "no reference is loaded")
+    if beta:
+        yield Computed("use_kl_loss", True, ("beta",))
+        yield Computed("kl_estimator", "k3", ("beta",))
+    parts = keys.text("multi_objective_aggregation") == "normalize_then_sum"
+    named = ("multi_objective_aggregation",)
+    yield Computed("advantage_estimator", "gdpo" if parts else "group_norm", named)
+    scale = keys.text("scale_rewards")
+    if scale in ("false", "none", "null"):
+        yield Computed("no_advantage_std_norm", True, ("scale_rewards",))
+
+
+def adapters(keys: GivenKeys) -> Iterator[Computed]:
+    called = keys.given("lora.r") or keys.given("lora.lora_alpha")
+    if not called and not keys.on("use_peft"):
+        return
+    names = ("lora.r", "lora.lora_alpha", "lora.lora_dropout", "lora.target_modules")
+    if not called:
+        names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+    rank, alpha, dropout, modules = names
+    yield Computed("lora_rank", keys.whole(rank, 8), (rank, "use_peft"))
+    yield Computed("lora_alpha", keys.whole(alpha, 8), (alpha,))
+    yield Computed("lora_dropout", keys.number(dropout), (dropout,))
+    if wanted := keys.items(modules):
+        yield Computed(
+            "target_modules", wanted[0] if wanted == ["all-linear"] else wanted, (modules,)
+        )
+
+
+def mismatch(keys: GivenKeys) -> Iterator[Computed]:
+    prefix = "vllm_importance_sampling_"
+    if keys.raw(f"{prefix}correction") is not None and not keys.on(f"{prefix}correction"):
+        return
+    mode = keys.text(f"{prefix}mode")
+    kind, level = MISMATCH.get(mode, (mode, "token"))
+    yield Computed("vllm_is_correction_type", kind, (f"{prefix}mode",))
+    yield Computed("vllm_is_level", level, (f"{prefix}mode",))
+    cap = f"{prefix}cap" if keys.given(f"{prefix}cap") else f"{prefix}clip_max"
+    ends = [str(keys.number(f"{prefix}clip_min")), str(keys.number(cap))]
+    yield Computed("vllm_is_truncated_threshold", ends, (cap, f"{prefix}clip_min"))
+
+
+def engines(keys: GivenKeys) -> Iterator[Computed]:
+    if keys.text("vllm_mode") == "server":
+        return
+    yield Computed("colocate_all_models", True, ("vllm_mode",), "training and engines take turns")
+    size = keys.whole("vllm_tensor_parallel_size", 1)
+    yield Computed(
+        "vllm_num_engines", max(1, processes(keys) // size), ("vllm_mode", "num_processes")
+    )
+    if keys.on("vllm_enable_sleep_mode"):
+        yield Computed("vllm_enable_sleep", True, ("vllm_enable_sleep_mode",))
+
+
+def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    if name := keys.text("dataset_name"):
+        subset = keys.text("dataset_config")
+        name = f"{name}@{subset}" if subset else name
+        flag = "prompt_data" if command == RL else "dataset"
+        yield Computed(flag, name, ("dataset_name", "dataset_config"))
+    if command == RL:
+        yield Computed("input_key", "prompt", ("dataset_name",), "always so there")
+        yield Computed("apply_chat_template", True, ("dataset_name",), "where prompts are chats")
+    warm = "warmup_ratio" if keys.given("warmup_ratio") else "warmup_steps"
+    count = keys.number(warm)
+    if count >= 1:
+        yield Computed("lr_warmup_steps", int(count), (warm,))
+    else:
+        yield Computed("lr_warmup_ratio", count, (warm,), "a share of the steps")
+    betas = [str(keys.number("adam_beta1")), str(keys.number("adam_beta2"))]
+    yield Computed("adam_betas", betas, ("adam_beta1", "adam_beta2"))
+    if path := keys.text("output_dir"):
+        yield Computed("save_path", path, ("output_dir",))
+        yield Computed("ckpt_path", f"{path}/ckpt", ("output_dir",))
+    if keys.given("missing_eos_penalty"):
+        lower = -abs(keys.number("missing_eos_penalty"))
+        note = "becomes the reward of a truncated answer instead of being subtracted"
+        yield Computed(
+            "stop_properly_penalty_coef", lower, ("missing_eos_penalty",), note, "differs"
+        )

@@ -1,0 +1,314 @@
+"""What is in a file or a command line of another system: whose keys, for which command here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openrl.config.importing.shell import Script
+from openrl.config.importing.tables import ConfigTable, keys_of
+from openrl.config.importing.values import Written, flat, merged, put, resolve
+from openrl.errors import UserError, listed
+from openrl.extension_points import config_tables
+from openrl.files import read_text
+from openrl.flags.checks import warning
+from openrl.flags.sources import Setting, from_yaml, read_file
+
+MAIN = "train_ppo_ray"
+FILES = ("config", "config_path", "config_name", "config-path", "config-name", "config_file")
+"""Words of a command line that name a file of keys."""
+
+
+@dataclass
+class NestedKeys:
+    """The keys of one file or command line, nested as there."""
+
+    tree: dict[str, Any]
+    words: tuple[str, ...] = ()  # of the command line: what it runs
+    where: dict[str, str] = field(default_factory=dict)  # first part of a key -> its place
+    problems: list[UserError] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    system: str
+    command: str  # its name here; empty: nothing tells
+    values: dict[str, Written]
+
+
+def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
+    """Return whose keys these are. Raises UserError if nobody's, naming what was recognised."""
+    tree = resolve(source.tree)
+    counts = known_keys(source)
+    by_words = [
+        e.name for e in config_tables.entries() if _mark(e.component, source.words) is not None
+    ]
+    if chosen:
+        names = {name.lower(): name for name in counts}
+        if chosen.lower() not in names:
+            raise UserError(f"--from {chosen}: no such system", f"one of {', '.join(counts)}")
+        system = names[chosen.lower()]
+    else:
+        # of systems that share keys, the one that knows most of them; of two programs likewise
+        system = max(by_words or counts, key=lambda name: counts[name], default="")
+        total = len(flat("", tree))
+        if not by_words and (not system or counts[system] * 2 <= total):
+            some = [f"{n} of {total} keys are {name}'s" for name, n in counts.items() if n]
+            raise UserError(
+                f"a configuration of no known system: {listed(some) or 'no key is known'}",
+                f"--from SYSTEM, which is one of {', '.join(counts)}",
+            )
+    table = config_tables[system].component
+    values = {
+        key: written
+        for name, value in tree.items()
+        for key, written in flat(name, value, source.where.get(name, ""), keys_of(system)).items()
+    }
+    mark = _mark(table, (*source.words, *values))
+    if mark and not table.marks[mark]:
+        raise UserError(f"{system}'s {mark} has no counterpart", table.refused.get(mark, ""))
+    return Recognised(system, table.marks[mark] if mark else "", values)
+
+
+def known_keys(source: NestedKeys) -> dict[str, int]:
+    """Return how many of the keys each system knows."""
+    tables = {entry.name: keys_of(entry.name) for entry in config_tables.entries()}
+    return {
+        name: sum(keys.row(key) is not None for key in flat("", source.tree, "", keys))
+        for name, keys in tables.items()
+    }
+
+
+def _mark(table: ConfigTable, words: Iterable[str]) -> str | None:
+    """Return the first mark of a table among words; a mark that ends with a dot begins a word."""
+    words = list(words)
+    for mark in table.marks:
+        for word in words:
+            if word == mark or (mark.endswith(".") and word.startswith(mark)):
+                return mark
+    return None
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def from_settings(settings: Sequence[Setting]) -> NestedKeys:
+    """Return the keys of one YAML file. What its defaults list names comes first."""
+    file = settings[0].file if settings else ""
+    source = NestedKeys({s.name: s.raw for s in settings if s.name != "defaults"})
+    source.where = {s.name: s.where for s in settings}
+    for setting in settings:
+        if setting.name == "defaults" and isinstance(setting.raw, list):
+            for below in _defaults(setting.raw, Path(file).parent, source.problems):
+                source.tree = merged(below, source.tree)
+    return source
+
+
+def _defaults(entries: list[Any], home: Path, problems: list[UserError]) -> list[dict[str, Any]]:
+    """Return the files of a defaults list, the last first."""
+    found = []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            continue  # a group of files; those of models say what a model's own config.json says
+        name, _, _ = str(entry).partition("@")
+        path = home / f"{name.removesuffix('.yaml')}.yaml"
+        if name == "_self_" or not path.is_file():
+            if name != "_self_":
+                problems.append(warning((), f"{entry} of the defaults is not at {path}: not read"))
+            continue
+        settings, wrong = read_file(str(path))
+        problems += wrong
+        found.append(from_settings(settings).tree)
+    return found[::-1]
+
+
+# -- command lines and scripts ---------------------------------------------------------------------
+
+
+def from_script(text: str, home: Path) -> NestedKeys:
+    """Return the keys of the command in a script that runs a known program."""
+    script = Script(text)
+    marks = {
+        mark
+        for entry in config_tables.entries()
+        for mark in entry.component.marks
+        if not mark.endswith(".")
+    }
+    for words in script.commands:
+        words = _unwrapped(words)
+        names = [Path(word).name if word.endswith(".py") else word for word in words]
+        names = [
+            f"{a} {b}" if f"{a} {b}" in marks else a
+            for a, b in zip(names, [*names[1:], ""], strict=True)
+        ]
+        at = next((i for i, name in enumerate(names) if name in marks), None)
+        if at is not None:
+            return _from_words(words[at + 1 :], names[at], home)
+    programs = [
+        w for c in script.commands for w in _unwrapped(c) if re.search(r"\.py$|^\w+(\.\w+){2,}$", w)
+    ]
+    raise UserError(
+        f"no command of a known system; found {listed(programs) or 'no program'}",
+        f"a script that runs one of {listed(sorted(marks), 12)}",
+    )
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """Return the words of a command without an outer bash -c "..."."""
+    if "-c" in words[:-1] and any(Path(w).name in ("bash", "sh") for w in words[:2]):
+        inner = words[words.index("-c") + 1]
+        return shlex.split(inner, comments=True)
+    return words
+
+
+def _from_words(words: Sequence[str], program: str, home: Path) -> NestedKeys:
+    """Return what the arguments of a program say: key=value, --key value and files."""
+    source = NestedKeys({}, (program,))
+    given: dict[str, Any] = {}
+    files: dict[str, str] = {}
+    name = ""
+    for word in words:
+        assigned = re.fullmatch(r"[+~]{0,2}([\w.@/-]+)=(.*)", word, re.S)
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            given[name] = [value] if equals else []
+        elif assigned and not given.get(name) and not name:
+            given[assigned[1]] = _value(assigned[2])
+        elif assigned and "." in assigned[1]:
+            name, given[assigned[1]] = "", _value(assigned[2])
+        elif name:
+            given[name].append(word)
+    tree: dict[str, Any] = {}
+    for key, value in given.items():
+        flag = value[0] if isinstance(value, list) and len(value) == 1 else value
+        raw = "true" if value == [] else flag
+        if key in FILES:
+            files[key.replace("-", "_")] = str(raw)
+        elif not key.startswith("hydra"):
+            put(tree, key, raw)
+    for path in _named_files(files, home):
+        settings, wrong = read_file(str(path))
+        source.problems += wrong
+        below = from_settings(settings)
+        source.problems += below.problems
+        source.tree = merged(below.tree, source.tree)
+    if files and not source.tree:
+        source.problems.append(
+            warning((), f"{' '.join(files.values())}: no such file: the system's defaults count")
+        )
+    source.tree = merged(source.tree, tree)
+    return source
+
+
+def _value(text: str) -> Any:
+    """Return the value of key=value, which is written as YAML."""
+    try:
+        return from_yaml(text) if text[:1] in ("[", "{", "'", '"') else text
+    except UserError:
+        return text
+
+
+def _named_files(files: Mapping[str, str], home: Path) -> list[Path]:
+    """Return those files that exist, looked for from here and from the script's directory up."""
+    places = [Path(), home, *home.resolve().parents]
+    names = [files[key] for key in ("config", "config_file") if key in files]
+    if "config_name" in files:
+        name = files["config_name"].removesuffix(".yaml") + ".yaml"
+        folders = [files.get("config_path", "."), ".", "configs", "config", "examples"]
+        names += [str(Path(folder, name)) for folder in folders]
+    found = [
+        path for name in names for path in (place / name for place in places) if path.is_file()
+    ]
+    return found[:1]
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+
+def from_python(text: str) -> NestedKeys:
+    """Return the arguments of calls such as ``SomeConfig(learning_rate=1e-6)``. Names are looked up
+    among the constants of the file and the defaults of its argparse; nothing is run."""
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise UserError(f"line {error.lineno}: not Python: {error.msg}") from error
+    known = {c: p for e in config_tables.entries() for c, p in e.component.calls.items()}
+    names = _constants(module)
+    tree: dict[str, Any] = {}
+    called = []
+    for node in ast.walk(module):
+        if (
+            not isinstance(node, ast.Call)
+            or (name := ast.unparse(node.func).rpartition(".")[2]) not in known
+        ):
+            continue
+        called.append(name)
+        for word in node.keywords:
+            if word.arg:
+                put(tree, known[name] + word.arg, _constant(word.value, names))
+    if not called:
+        raise UserError(
+            "no call of a known class", f"a file that calls one of {listed(sorted(known))}"
+        )
+    return NestedKeys(tree, tuple(called))
+
+
+def _constants(module: ast.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument"):
+            flags = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            default = next((k.value for k in node.keywords if k.arg == "default"), None)
+            if flags and default is not None:
+                found.setdefault("args." + str(flags[-1]).lstrip("-").replace("-", "_"), default)
+    return found
+
+
+def _constant(node: ast.expr, names: Mapping[str, Any], depth: int = 8) -> Any:
+    """Return a value as YAML holds it; for what only running would tell, ``${expression}``."""
+    try:
+        return _as_text(ast.literal_eval(node))
+    except (ValueError, TypeError):
+        text = ast.unparse(node)
+        known = names.get(text)
+        return (
+            _constant(known, names, depth - 1) if known is not None and depth else "${" + text + "}"
+        )
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_text(item) for item in value]
+    if isinstance(value, dict):
+        return {str(k): _as_text(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def read(argument: str) -> NestedKeys:
+    """Return the keys of a file, or of a command line given as one text.
+
+    Raises UserError for what is neither."""
+    path = Path(argument).expanduser() if "\n" not in argument and len(argument) < 4096 else None
+    if path is None or not path.is_file():
+        if " " not in argument.strip():
+            raise UserError(f"{argument}: no such file")
+        return from_script(argument, Path())
+    if path.suffix in (".yaml", ".yml", ".json"):
+        settings, wrong = read_file(str(path))
+        if any(p.fatal for p in wrong):
+            raise next(p for p in wrong if p.fatal)
+        source = from_settings(settings)
+        source.problems += wrong
+        return source
+    try:
+        text = read_text(str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {argument}: {error}") from error
+    return from_python(text) if path.suffix == ".py" else from_script(text, path.parent)
