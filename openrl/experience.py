@@ -147,6 +147,8 @@ class ExperienceBatch(TokenBatch):
     # (B, T) factor on each token's policy loss: importance weight of trainer against engine
     is_weights: Tensor | None = None
     selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately
+    # (B,) int64, the number of a row on whose tokens the update reports; -1: it does not
+    traced: Tensor | None = None
 
     @property
     def reference(self) -> tuple[Tensor, ...]:

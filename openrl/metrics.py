@@ -77,6 +77,17 @@ class Last:
         return other
 
 
+@dataclass(frozen=True)
+class ByRow:
+    """What was measured on single rows of a batch, by their number; no figure of a step."""
+
+    rows: Mapping[int, Any]
+    value: None = None
+
+    def merge(self, other: ByRow) -> ByRow:
+        return ByRow({**self.rows, **other.rows})
+
+
 class Metric(Protocol):
     """Any of the kinds above; another kind may join them if it merges."""
 

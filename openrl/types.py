@@ -149,6 +149,7 @@ class Score:
     # why the reward sources gave no reward. ``reward`` is then NaN, which drops the trajectory, or
     # 0 if --reward_failure_policy says so
     failure: str | None = None
+    seconds: float | None = field(default=None, compare=False)  # until the sources had answered
 
     @classmethod
     def of(cls, right: bool, **parts: float) -> Self:
@@ -240,6 +241,16 @@ class RenderedTurn:
     reward: float = 0.0
 
 
+@dataclass(frozen=True)
+class ToolUse:
+    """One call of a tool by a policy."""
+
+    turn: int  # the first is 1
+    name: str
+    seconds: float
+    failed: bool
+
+
 @dataclass
 class Trajectory:
     """One episode played from a prompt. It usually has one segment; an agent that rewrites its
@@ -259,6 +270,11 @@ class Trajectory:
     agent: str = ""  # who played it, where several agents share an episode
     seed: int | None = None  # environment seed; siblings start from equal observations
     rendered: tuple[RenderedTurn, ...] = ()  # its turns for people, if they were requested
+    # who sampled it with which seed and in which time, for people
+    engine: int | None = field(default=None, compare=False)  # rank of the engine
+    sampling_seed: int | None = None  # of its first request; None: the engine chose one
+    seconds: float | None = field(default=None, compare=False)
+    tool_uses: list[ToolUse] = field(default_factory=list, compare=False)
 
     @property
     def response_length(self) -> int:
@@ -297,6 +313,7 @@ class PromptGroup:
     # attempts that failed and are not among the trajectories: they were played again, or more
     # samples were started than were wanted
     failed_attempts: list[Trajectory] = field(default_factory=list)
+    traced: bool = False  # the trace keeps it, and what training finds out about it
 
     @property
     def answers(self) -> list[Trajectory]:

@@ -46,7 +46,12 @@ from openrl.config.groups.data import (
 )
 from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
 from openrl.config.groups.evaluation import EvaluateFlags, PromptEvalFlags, SupervisedEvalFlags
-from openrl.config.groups.inference import BatchTaskFlags, RewardModelFlags, ServerFlags
+from openrl.config.groups.inference import (
+    BatchTaskFlags,
+    RescoreFlags,
+    RewardModelFlags,
+    ServerFlags,
+)
 from openrl.config.groups.logging import (
     DebugFlags,
     LoggingFlags,
@@ -54,6 +59,7 @@ from openrl.config.groups.logging import (
     PluginFlags,
     RLLoggingFlags,
     SeedFlags,
+    TraceFlags,
 )
 from openrl.config.groups.lora import LoRAFlags, MergeFlags, PolicyLoRAFlags, QuantizationFlags
 from openrl.config.groups.model import (
@@ -123,6 +129,7 @@ class PPOConfig:
     faults: RolloutFaultFlags
     logging: LoggingFlags
     rl_logging: RLLoggingFlags
+    trace: TraceFlags
     debug: PlanFlags
     options: dict[str, Any]
 
@@ -281,6 +288,16 @@ class EvaluateConfig(AnsweringConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RescoreConfig:
+    """``python -m openrl.cli.trace rescore RUN``: what another reward would have given."""
+
+    task: RescoreFlags
+    reward: RewardFlags
+    debug: PluginFlags
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     """``python -m openrl.cli.lora_combiner``: merge a LoRA adapter into its base model."""
 
@@ -301,6 +318,7 @@ COMMANDS: dict[str, type] = {
     "serve_rm": ServeConfig,
     "batch_inference": BatchInferenceConfig,
     "evaluate": EvaluateConfig,
+    "rescore": RescoreConfig,
     "lora_combiner": MergeConfig,
 }
 """Every command and its config."""

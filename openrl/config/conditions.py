@@ -56,6 +56,10 @@ SEVERAL_STEPS = Condition(
 
 # -- logging
 
+TRACED = Condition(
+    lambda config: config.trace.trace_sample_rate > 0 or config.collecting.rollout_dump_dir,
+    "with --trace_sample_rate above 0",
+)
 WANDB = Condition(lambda config: "wandb" in config.logging.trackers, "with --use_wandb")
 PROJECTS = Condition(
     lambda config: not {"tensorboard"}.issuperset(config.logging.trackers),

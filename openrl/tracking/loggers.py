@@ -15,6 +15,8 @@ from typing import Any
 
 from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
 from openrl.extension_points import metric_names, trackers
+from openrl.trace.learned import LearnedStep
+from openrl.trace.writer import TraceWriter
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
 from openrl.tracking.trackers import TrackedRun, Tracker
@@ -63,9 +65,10 @@ class Trackers:
         samples: SampleLog | None = None,
         every: int = 1,
         evaluated: SampleLog | None = None,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.local, self.others, self.every = local, others or {}, every
-        self.samples, self.evaluated = samples, evaluated
+        self.samples, self.evaluated, self.trace = samples, evaluated, trace
         self.failures: Counter[str] = Counter()
         self._reported: set[str] = set()
         for name, tracker in self.others.items():
@@ -84,19 +87,39 @@ class Trackers:
         for name, tracker in self.others.items() if sent else ():
             self._guard(name, tracker.log, step, sent)
 
+    def log_played(
+        self,
+        step: int,
+        groups: list[PromptGroup],
+        trained: list[int],
+        version: int,
+        counts: dict[str, float],
+    ) -> None:
+        """Add the groups of a step to the trace, before it trains, see ``TraceWriter.played``."""
+        if self.trace:
+            self._guard("trace", self.trace.played, step, groups, trained, version, counts)
+
+    def log_learned(self, step: int, learned: LearnedStep | None) -> None:
+        """Add what a step found out to the trace."""
+        if self.trace and learned:
+            self._guard("trace", self.trace.learned, step, learned)
+
     def log_samples(self, step: int, groups: list[PromptGroup]) -> None:
         """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
         if self.samples and step % self.every == 0:
             self._guard("samples", self.samples.log, step, groups)
 
     def log_evaluated(self, step: int, groups: list[PromptGroup]) -> None:
-        """Write answers of an evaluation to eval_samples.jsonl, if the run keeps any."""
+        """Write answers of an evaluation to the trace and to eval_samples.jsonl, if the run keeps
+        any there."""
+        if self.trace:
+            self._guard("trace", self.trace.evaluated, step, groups)
         if self.evaluated:
             self._guard("samples", self.evaluated.log, step, groups)
 
     def close(self) -> None:
         files = ("jsonl", self.local), ("samples", self.samples), ("samples", self.evaluated)
-        for name, closing in (*files, *self.others.items()):
+        for name, closing in (*files, ("trace", self.trace), *self.others.items()):
             if closing:
                 self._guard(name, closing.close)
 
@@ -134,6 +157,7 @@ def build_trackers(
     keep_until: int = -1,
     samples: RLLoggingFlags | None = None,
     evaluated: int = 0,
+    trace: TraceWriter | None = None,
 ) -> Trackers:
     """Return the trackers that the flags ask for, writing under ``run_dir``.
 
@@ -160,6 +184,7 @@ def build_trackers(
         ),
         flags.logging_steps,
         SampleLog(run_dir / "eval_samples.jsonl", evaluated, keep_until) if evaluated else None,
+        trace,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout_engines.build import sampling_from_flags
+from openrl.trace.writer import TraceWriter
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
@@ -110,10 +113,7 @@ def build_trainer(
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
     repair = EngineRepair(restarts, weight_sync, progress) if restarts else None
     pool = EnginePool(roles.engines, repair, config.asynchrony.partial_rollout)
-    directory = config.collecting.rollout_dump_dir
-    dump = Path(directory).expanduser() if directory else None
-    if dump:
-        dump.mkdir(parents=True, exist_ok=True)
+    keep_until = step_of(checkpoints.start_from)
     return RLTrainer(
         build_rollouts(config, inputs, roles, learner, pool),
         learner,
@@ -125,9 +125,10 @@ def build_trainer(
             Path(config.checkpoint.save_path),
             name=progress.title,
             config=checkpoints.run_flags,
-            keep_until=step_of(checkpoints.start_from),
+            keep_until=keep_until,
             samples=config.rl_logging,
             evaluated=config.evaluation.eval_generations_to_log,
+            trace=build_trace(config, inputs, keep_until),
         ),
         progress,
         RunSettings(
@@ -135,10 +136,23 @@ def build_trainer(
             config.evaluation,
             config.engine.weight_sync_interval,
             stop,
-            dump,
             config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,
         ),
     )
+
+
+def build_trace(config: PPOConfig, inputs: Inputs, keep_until: int) -> TraceWriter | None:
+    flags, directory = config.trace, Path(config.checkpoint.save_path) / "trace"
+    if dump := config.collecting.rollout_dump_dir:
+        flags, directory = replace(flags, trace_sample_rate=1.0), Path(dump).expanduser()
+    if not flags.trace_sample_rate:
+        return None
+    tokenizer = deepcopy(inputs.tokenizer)  # tokenizers may not be used by two threads at a time
+
+    def pieces(token_ids: list[int]) -> list[str]:
+        return [tokenizer.decode([token]) for token in token_ids]
+
+    return TraceWriter(directory, flags, pieces, keep_until)
 
 
 def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:

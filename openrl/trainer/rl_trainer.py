@@ -28,12 +28,7 @@ from openrl.trainer.learning.learner import Learner
 from openrl.trainer.rollout.buffer import RolloutBatch
 from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
 from openrl.trainer.rollout.metrics import attempt_notes, failure_notes, rollout_metrics
-from openrl.trainer.rollout.replay import (
-    batch_from_json,
-    batch_to_json,
-    dump_evaluated,
-    dump_rollouts,
-)
+from openrl.trainer.rollout.replay import batch_from_json, batch_to_json
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints
 from openrl.trainer.saving.disk import DiskFull, model_has_room
@@ -52,7 +47,6 @@ class RunSettings:
     evaluation: PromptEvalFlags
     weight_sync_interval: int
     stop: StopRequest = field(default_factory=StopRequest)
-    dump: Path | None = None  # directory of --rollout_dump_dir
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
 
 
@@ -163,6 +157,7 @@ class RLTrainer:
         batch = self.untrained or await self.play(step)
         if batch is None:
             return
+        self.trackers.log_played(step, batch.generated, batch.trained, batch.version, batch.counts)
         point, self.untrained = DropPoint(self.asked_to_stop), batch
         learning = self.learn_and_sync(batch, step, point)
         try:
@@ -185,8 +180,6 @@ class RLTrainer:
                 batch = await self.stop.unless_stopped(self.rollouts.take(tell))
                 if batch is None:
                     await self.rollouts.close()  # or a pause would wait for the running answers
-        if batch is not None and self.settings.dump:
-            dump_rollouts(self.settings.dump, step, batch)
         return batch
 
     async def learn_and_sync(
@@ -237,6 +230,7 @@ class RLTrainer:
         values |= self.perf_metrics(groups, values)
         self.trackers.log(step, values)
         self.trackers.log_samples(step, groups)
+        self.trackers.log_learned(step, self.learner.learned)
         if saves:
             await self.save(best_metric(values, checkpoint.best_metric_key))
         self.progress.advance(step, values)
@@ -277,8 +271,6 @@ class RLTrainer:
             return {}
         values = to_floats(measured)
         self.trackers.log_evaluated(self.step, self.evaluation.answered)
-        if self.settings.dump:
-            dump_evaluated(self.settings.dump, self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
         self.totals.eval_reward_after = values.get(REWARD)
         return values

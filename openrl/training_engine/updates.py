@@ -17,7 +17,7 @@ from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan, TokenBatch
 from openrl.extension_points import policy_losses
-from openrl.metrics import Max, Mean, Metric
+from openrl.metrics import ByRow, Max, Mean, Metric
 from openrl.models.logits import Output, Outputs
 
 
@@ -29,6 +29,9 @@ class Forward(Protocol):
 
 COMPARED = "mismatch/"
 """Prefix of metrics that compare policy and engine, see ``mismatch_figures``."""
+
+TRACED = "traced"
+"""The metric with what the policy's update measured on the tokens of ``ExperienceBatch.traced``."""
 
 Measured = tuple[Tensor, dict[str, Metric]]
 """The loss of a micro-batch, and its metrics."""
@@ -111,9 +114,14 @@ class PolicyUpdate:
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
+        traced = {"logprobs": logprobs, "entropies": entropies}
+        if "clip_fraction" in columns:
+            traced["clipped"] = columns["clip_fraction"]
         per_token = token_losses.per_token
         if batch.is_weights is not None:
             per_token = per_token * batch.is_weights
+            traced["weights"] = batch.is_weights
+        metrics |= _traced(traced | {"losses": per_token}, batch)
         policy_loss = self._divided(per_token, batch, counts, batch.loss_weights)
         terms = {"policy_loss": (self.rl_coef, policy_loss)}
         if self.kl_estimator == "full":
@@ -271,6 +279,24 @@ def _share(loss: Tensor, batch: TokenBatch, counts: StepCounts) -> Mean:
     else:
         weight = 1 / counts.dp_size if counts.zero_gradient_tokens else 0
     return Mean(float(loss.detach()) / counts.dp_size, weight)
+
+
+@torch.no_grad()
+def _traced(columns: dict[str, Tensor], batch: ExperienceBatch) -> dict[str, Metric]:
+    """Return the columns, (b, T) each, of the rows to report on; empty if there are none."""
+    if batch.traced is None:
+        return {}
+    rows = (batch.traced >= 0) & batch.valid
+    if not bool(rows.any()):
+        return {}
+    numbers, lengths = batch.traced[rows].tolist(), batch.lengths[rows].tolist()
+    kept = torch.stack([column[rows].float() for column in columns.values()])
+    values = kept.masked_fill(~batch.loss_mask[rows], 0).cpu().numpy()
+    of_rows = {
+        number: dict(zip(columns, values[:, row, :length], strict=True))
+        for row, (number, length) in enumerate(zip(numbers, lengths, strict=True))
+    }
+    return {TRACED: ByRow(of_rows)}
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -198,9 +199,11 @@ class RolloutWorker:
             return
         if self.reward is None or not unscored:
             return
+        started = time.monotonic()
         scores = await self.reward.score(PromptGroup(unscored[0].prompt, unscored))
+        seconds = time.monotonic() - started
         for trajectory, score in zip(unscored, scores, strict=True):
-            trajectory.score = score
+            trajectory.score = replace(score, seconds=seconds)
 
     async def _sample(
         self,
@@ -219,9 +222,12 @@ class RolloutWorker:
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             async with self.gate:
+                started = time.monotonic()
                 played = await play_episode(self.agent, prompt, self.generate, sampling, starts)
             for trajectory in played:
-                trajectory.replays = attempt
+                trajectory.replays, trajectory.engine = attempt, self.context.rank
+                trajectory.sampling_seed = sampling.seed
+                trajectory.seconds = time.monotonic() - started
             if not has_failed(played):
                 break
             failed.append(next(t for t in played if t.finish_reason.is_failure))

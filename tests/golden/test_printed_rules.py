@@ -46,7 +46,7 @@ FILES = (
     *("tokens/tokenizer.json", "adapter/adapter_config.json", "adapter/adapter_model.bin"),
     *("r.py", "a.py", "d.jsonl", "e.jsonl", "routes.yaml", "t.jinja"),
     *("ended/step_000002/manifest.json", "torn/.writing_step_000002/x"),
-    *("rollouts/step_000001.jsonl", "logged_in/.netrc"),
+    *("rollouts/index.jsonl", "logged_in/.netrc"),
 )
 """What command lines name: models, data, rewards, an earlier run, checkpoints, rollouts."""
 CONTENTS = {"adapter/adapter_config.json": '{"r": 8}', "tags.yaml": "chess: {size: 8}\n"}

@@ -23,6 +23,7 @@ LAYERS = (
     ("compat",),
     ("agents", "games"),
     ("data", "models", "rewards", "tracking"),
+    ("trace",),
     ("algorithms", "vision"),
     ("experience",),
     ("types",),
@@ -68,6 +69,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "peft": {"models", "lazy"},
     "mcp": {"agents"},
     "websockets": {"compat"},
+    "pyarrow": {"trace"},
 }
 
 OPTIONAL = {

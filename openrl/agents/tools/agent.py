@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
@@ -17,7 +19,7 @@ from openrl.agents.tools.calls import (
 from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.agents.turns import TurnEpisode
-from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Message, Prompt, Sampling, Score, ToolUse, Trajectory
 from openrl.vision.parts import Content, content_text, prompt_messages
 from openrl.waiting import all_or_first_error
 
@@ -46,6 +48,7 @@ class ToolEpisode(TurnEpisode):
         self.tools, self.parse, self.schemas = tools, parse, tools.schemas
         self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
         self.in_a_row = 0  # parse errors
+        self.uses: list[ToolUse] = []
         self.parsed = ParsedReply("")  # the last reply
 
     async def begin(self) -> list[Message]:
@@ -85,12 +88,17 @@ class ToolEpisode(TurnEpisode):
     async def _call_tool(self, call: ToolCall) -> Content:
         """Return a call's result, or its error. If the policy only reads text, an image becomes
         "[image]"."""
+        started, failed = time.monotonic(), False
         try:
             result = await self.tools.call(call.name, call.arguments)
             return result if self.conversation.chat.takes_images else content_text(result)
         except ToolError as error:
             self.failed_calls += 1
+            failed = True
             return f"Error: {error}"
+        finally:
+            seconds = time.monotonic() - started
+            self.uses.append(ToolUse(self.conversation.turns, call.name, seconds, failed))
 
     def _chat_forms(self, reply: Reply, after: list[Message]) -> list[list[Message]]:
         """Return the forms that a reply and its results may have in the chat, best first."""
@@ -111,7 +119,9 @@ class ToolEpisode(TurnEpisode):
             **self.tools.metrics,
         }
         score = None if reward is None else Score(reward)
-        return self.conversation.trajectory(finish_reason, score, metrics)
+        return replace(
+            self.conversation.trajectory(finish_reason, score, metrics), tool_uses=self.uses
+        )
 
     async def close(self) -> None:
         await self.tools.close()

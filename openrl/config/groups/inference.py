@@ -97,3 +97,12 @@ class BatchTaskFlags:
         bounds="> 0",
         only_if=Condition(lambda config: config.task.iter is not None, "with --iter"),
     )
+
+
+@group("Task")
+class RescoreFlags:
+    run: str = flag(REQUIRED, "The run whose trajectories to score: its --save_path, or its trace.")
+    steps: tuple[int, ...] = flag((), "Training steps to score. None: all that the trace holds.")
+    output_path: str | None = flag(
+        None, "JSONL file for the old and the new reward of each trajectory. None: not written."
+    )

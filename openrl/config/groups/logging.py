@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.config.conditions import PROJECTS, WANDB
+from openrl.config.conditions import PROJECTS, TRACED, WANDB
 from openrl.flags.schema import flag, given, group
 
 
@@ -76,6 +76,31 @@ class RLLoggingFlags:
         False,
         "Print GPU and host memory of each worker at every wake, sleep, sync and load, and log"
         " the extremes of each step.",
+    )
+
+
+@group("Logging")
+class TraceFlags:
+    """What a run keeps of its trajectories, for `python -m openrl.cli.trace`."""
+
+    trace_sample_rate: float = flag(
+        0.05,
+        "Share of each step's prompt groups, but at least 8 groups, that SAVE_PATH/trace keeps"
+        " whole: tokens, rewards, advantages, log-probs. 0: no trace; 1: every group, as"
+        " --rollout_replay_dir needs.",
+        bounds="[0, 1]",
+    )
+    trace_keep_steps: int = flag(
+        0,
+        "Keep the trajectories of the newest N steps; the list of older ones stays. 0: all steps.",
+        bounds=">= 0",
+        only_if=TRACED,
+    )
+    trace_max_gb: float = flag(
+        20.0,
+        "Most GiB that the trace takes; the oldest steps go first. 0: no limit.",
+        bounds=">= 0",
+        only_if=TRACED,
     )
 
 

@@ -212,13 +212,14 @@ class CollectFlags:
     )
     rollout_dump_dir: str | None = flag(
         None,
-        "Directory for the complete answers of every step and evaluation, to read or for"
-        " --rollout_replay_dir. None: not written.",
+        "Keep the whole trace in this directory: every answer of every step and evaluation, as with"
+        " --trace_sample_rate 1. None: SAVE_PATH/trace.",
     )
     rollout_replay_dir: str | None = flag(
         None,
-        "Train on the answers that another run wrote to its --rollout_dump_dir, without engines"
-        " or rewards; equal flags give equal weights. None: generate answers.",
+        "Train on the answers in the trace of another run, without engines or rewards: its"
+        " --save_path, with --trace_sample_rate 1, or its --rollout_dump_dir. Equal flags give equal"
+        " weights. None: generate answers.",
     )
 
     @property

@@ -303,16 +303,21 @@ def nothing_is_played_where_rollouts_are_replayed(config: PPOConfig) -> Problems
 def kept_rollouts_are_there(config: PPOConfig) -> Problems:
     directory = config.collecting.rollout_replay_dir
     if directory is not None and not Path(directory).expanduser().is_dir():
-        fix = "a directory that another run wrote with --rollout_dump_dir"
+        fix = "the --save_path of a run with --trace_sample_rate 1, or its --rollout_dump_dir"
         yield problem(("rollout_replay_dir",), f"no such directory: {directory}", fix)
 
 
 @check_environment
 def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
     directory, flags = config.collecting.rollout_dump_dir, config.checkpoint
-    if directory and not flags.resumes and any(Path(directory).expanduser().glob("step_*.jsonl")):
+    if directory and not flags.resumes and (Path(directory).expanduser() / "index.jsonl").exists():
         message = f"{directory} holds rollouts of an earlier run"
         yield problem(("rollout_dump_dir",), message, "another directory")
+    if (read := config.collecting.rollout_replay_dir) is not None:
+        run, read_from = Path(flags.save_path).expanduser().resolve(), Path(read).expanduser()
+        if read_from.resolve() in (run, run / "trace"):
+            message = "this run would write its trace over the one that it replays"
+            yield problem(("rollout_replay_dir", "save_path"), message, "another --save_path")
 
 
 # -- how answers are drawn -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
 from openrl.metrics import Last, Mean, Metric, merge_all
 from openrl.models.logits import Output
+from openrl.trace.learned import LearnedStep, TokenColumns, traced_rows, traced_tokens
 from openrl.tracking.progress import Stage
 from openrl.trainer.learning.credit import CreditAssignment, correct_mismatch, mismatch_of_update
 from openrl.trainer.learning.dropping import DropPoint, StepDropped
@@ -39,7 +41,7 @@ from openrl.trainer.learning.rows import (
     zero_gradient_metrics,
 )
 from openrl.training_engine.state import StateParts
-from openrl.training_engine.updates import COMPARED, RoleUpdate
+from openrl.training_engine.updates import COMPARED, TRACED, RoleUpdate
 from openrl.types import PromptGroup
 from openrl.waiting import all_or_first_error
 from openrl.workers.model_worker import ModelChoice
@@ -89,6 +91,8 @@ class Learner:
         self.tokenizer, self.settings = tokenizer, settings
         self.credit, self.correction, self.losses = credit, correction, losses
         self.monitor = monitor
+        self.learned: LearnedStep | None = None  # what the last step found out, for the trace
+        self._updates: list[Mapping[int, TokenColumns]] = []  # of the policy's optimizer steps
 
     async def learn(
         self,
@@ -102,7 +106,7 @@ class Learner:
 
         Raises StepDropped if the run is asked to stop before ``point``. Then everything that a
         checkpoint holds of the learner is as before the step."""
-        before = self.state()
+        before, self.learned, self._updates = self.state(), None, []
         try:
             async with self.settings.profiling.step(step, self.roles.models):
                 return await self._learn(groups, version, step, stage, point)
@@ -138,10 +142,23 @@ class Learner:
         ages = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
         loss, options = policy_losses[self.losses.actor.loss_type], self.losses.actor.options
         batch = select_tokens(batch, loss.component, options, self._generator(step))
+        batch = batch.replace(traced=traced_rows(groups))
         with stage("train"):
             metrics |= masked | ages | await self.update(batch, step, point)
+        self.learned = self._learned(groups, batch, version, rows)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
+
+    def _learned(
+        self, groups: list[PromptGroup], batch: ExperienceBatch, version: int, rows: Tensor
+    ) -> LearnedStep | None:
+        """Return what the trace keeps of a step. ``rows`` (B,) bool have log-probs of the passes
+        before the update."""
+        if batch.traced is None:
+            return None
+        old = batch.old_logprobs if self.losses.old_logprobs == "forward" else None
+        batch = batch.replace(old_logprobs=old, ref_ids=None, ref_support=None, ref_hidden=None)
+        return LearnedStep(groups, batch, version, rows, self._updates)
 
     def _rows_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
         """Return the rows, (B,) bool, that need log-probs of policy and reference. None: only known
@@ -294,7 +311,10 @@ class Learner:
         async with self.residency.stage("train", group.role):
             reports = await update_rows(group, point, *parts)
         self.monitor.check(role, step, batch, plan, reports)
+        if role == "actor":
+            self._updates = [traced_tokens(of_step) for of_step in zip(*reports, strict=True)]
         measured = merge_all(report for rank in reports for report in rank)
+        measured.pop(TRACED, None)
         own = {f"{role}/{n}": m for n, m in measured.items() if not n.startswith(COMPARED)}
         work: dict[str, Metric] = {}
         if role == "actor":

@@ -25,8 +25,8 @@ from typing import Any, Literal, TypeVar
 
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
+from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.filtering import DynamicFilter
-from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
 from openrl.types import Prompt, PromptGroup
 
 Found = TypeVar("Found")
@@ -80,6 +80,12 @@ class RolloutBatch:
     counts: dict[str, float] = field(default_factory=dict)  # the buffer's metrics by name
     # abandoned: nobody needs their answers
     aborted: list[PendingPrompt] = field(default_factory=list)
+
+    @property
+    def trained(self) -> list[int]:
+        """The places of ``groups`` in ``generated``."""
+        place = {id(group): n for n, group in enumerate(self.generated)}
+        return [place[id(group)] for group in self.groups]
 
 
 class RolloutBuffer:

@@ -10,8 +10,8 @@ import pytest
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
+from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.metrics import rollout_metrics
-from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
 from openrl.types import (
     Completion,
     FinishReason,

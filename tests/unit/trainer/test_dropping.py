@@ -147,6 +147,8 @@ class Engine:
 class Learner:
     """Is asked to stop as soon as it learns step ``at``."""
 
+    learned = None
+
     def __init__(self, stop, at):
         self.stop, self.at, self.learnt, self.residency = stop, at, [], Residency()
 

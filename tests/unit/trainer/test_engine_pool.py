@@ -98,6 +98,8 @@ class Engines(WeightSync):
 
 
 class Learner:
+    learned = None
+
     def __init__(self):
         self.residency = Residency()
         self.steps = {}

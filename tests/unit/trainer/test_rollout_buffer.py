@@ -23,8 +23,8 @@ import pytest
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.data.order import SeededStream
+from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollout.saved_groups import group_from_json, group_to_json
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
 
 PROMPTS = [Prompt(str(i), [1], "") for i in range(100)]

@@ -235,6 +235,8 @@ class Trainer(RLTrainer):
 
 
 class Learner:
+    learned = None
+
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 

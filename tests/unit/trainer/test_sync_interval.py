@@ -40,6 +40,8 @@ class Engine:
 
 
 class Learner:
+    learned = None
+
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 

@@ -1,9 +1,10 @@
-"""Groups as JSON, for checkpoints that hold answers and for files of rollouts."""
+"""The record of a trajectory as plain values: what the trace stores in columns and a checkpoint in
+JSON."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from openrl.types import (
@@ -14,6 +15,7 @@ from openrl.types import (
     PromptGroup,
     Score,
     Segment,
+    ToolUse,
     Trajectory,
     VersionSpan,
 )
@@ -30,11 +32,11 @@ def group_to_json(group: PromptGroup) -> dict[str, Any]:
     begun = {"token_ids": prompt.token_ids, "text": prompt.text}
     return {
         "prompt": prompt.id,
-        "made": begun | {"images": _placed_to_json(prompt.images)} if made else {},
+        "made": begun | {"images": images_to_json(prompt.images)} if made else {},
         "images": _new_images(group, {placed.image.sha256 for placed in row}),
-        "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
-        "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
-        "lost": [_trajectory_to_json(t) for t in group.failed_attempts],
+        "trajectories": [trajectory_to_json(t) for t in group.trajectories],
+        "greedy": trajectory_to_json(group.greedy) if group.greedy else None,
+        "lost": [trajectory_to_json(t) for t in group.failed_attempts],
     }
 
 
@@ -44,13 +46,13 @@ def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Prompt
     known = {placed.image.sha256: placed.image for placed in prompt.images}
     known |= {key: Image(b64decode(data), key) for key, data in saved["images"].items()}
     if made:
-        prompt = replace(prompt, **made | {"images": _placed_from_json(made["images"], known)})
+        prompt = replace(prompt, **made | {"images": images_from_json(made["images"], known)})
     return PromptGroup(
         prompt,
-        [_trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
-        _trajectory_from_json(greedy, prompt, known) if greedy else None,
+        [trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
+        trajectory_from_json(greedy, prompt, known) if greedy else None,
         # files of the time before these were kept lack them
-        [_trajectory_from_json(t, prompt, known) for t in saved.get("lost", [])],
+        [trajectory_from_json(t, prompt, known) for t in saved.get("lost", [])],
     )
 
 
@@ -60,32 +62,36 @@ def _new_images(group: PromptGroup, known: set[str]) -> dict[str, str]:
     return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}
 
 
-def _placed_to_json(images: Images) -> list[list[Any]]:
+def images_to_json(images: Images) -> list[list[Any]]:
     return [[p.image.sha256, p.start, p.end, list(p.placeholder)] for p in images]
 
 
-def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
+def images_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
     return tuple(PlacedImage(known[key], start, end, tuple(ids)) for key, start, end, ids in saved)
 
 
-def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as JSON values, without its prompt. Lists are its own, not copies."""
     fields = vars(trajectory) | {"prompt": None, "segments": []}
     fields["end"] = fields.pop("finish_reason").value
     for segment in trajectory.segments:
-        images = _placed_to_json(segment.images)
-        fields["segments"].append(asdict(replace(segment, images=())) | {"images": images})
-    fields["score"] = asdict(trajectory.score) if trajectory.score else None
+        versions = [vars(span) for span in segment.versions]
+        images = images_to_json(segment.images)
+        fields["segments"].append(vars(segment) | {"versions": versions, "images": images})
+    fields["score"] = dict(vars(trajectory.score)) if trajectory.score else None
+    fields["tool_uses"] = [vars(use) for use in trajectory.tool_uses]
     del fields["rendered"]
     return fields
 
 
-def _trajectory_from_json(
+def trajectory_from_json(
     saved: dict[str, Any], prompt: Prompt, known: dict[str, Image]
 ) -> Trajectory:
+    """The inverse of ``trajectory_to_json``. ``known`` maps hashes to images."""
     segments = []
     for of_segment in saved["segments"]:
         versions = tuple(VersionSpan(**span) for span in of_segment["versions"])
-        images = _placed_from_json(of_segment["images"], known)
+        images = images_from_json(of_segment["images"], known)
         segments.append(Segment(**of_segment | {"versions": versions, "images": images}))
     score = Score(**saved["score"]) if saved["score"] else None
     parts = {
@@ -93,6 +99,7 @@ def _trajectory_from_json(
         "segments": segments,
         "finish_reason": FinishReason(saved["end"]),
         "score": score,
+        "tool_uses": [ToolUse(**use) for use in saved.get("tool_uses", ())],
     }
     plain = {key: value for key, value in saved.items() if key != "end"}
     return Trajectory(**plain | parts)

@@ -1,0 +1,134 @@
+"""``python -m openrl.cli.trace RUN``: every kept trajectory of a run, token by token."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from openrl.errors import UserError, printable
+from openrl.trace.query import Query, select
+from openrl.trace.reader import Trace
+
+EXAMPLES = """
+examples:
+  python -m openrl.cli.trace RUN --step 50 --sort reward     the worst of step 50 first
+  python -m openrl.cli.trace RUN 50/13                       one in full, coloured by advantage
+  python -m openrl.cli.trace RUN 50/13 --color_by gap
+  python -m openrl.cli.trace RUN --text "I cannot" --json    a JSON object per trajectory
+  python -m openrl.cli.trace rescore RUN --remote_rm_url new_reward.py
+
+docs/trace.md explains the columns.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return the exit code."""
+    if argv[:1] == ["rescore"]:
+        from openrl.cli.rescore import main as rescore  # loads what judges
+
+        return rescore(argv[1:])
+    given = parser().parse_args(argv)
+    try:
+        trace = Trace(given.run)
+        if given.trajectory is None:
+            listed(trace, given)
+        else:
+            shown(trace, given)
+    except UserError as error:
+        print(printable(f"trace: {error}"), file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `| head` has read enough
+        sys.stderr.close()
+        return 0
+    for problem in trace.problems:
+        print(printable(f"trace: warning: {problem}"), file=sys.stderr)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="trace",
+        description="List the kept trajectories of a run, or show one.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = found.add_argument
+    add("run", metavar="RUN", help="the run's --save_path, or the directory of its trace")
+    add("trajectory", nargs="?", type=number, metavar="STEP/NUMBER", help="show this one in full")
+    add("--step", type=steps, metavar="N or A-B", help="of this step, or of these")
+    add("--source", help="of this data source or tag")
+    add("--tag", choices=("train", "filtered", "evaluation"))
+    add("--agent", help="of this agent")
+    add("--prompt_id", metavar="ID", help="of this row of the data, e.g. train:17")
+    add("--reward_min", type=float, metavar="FLOAT")
+    add("--reward_max", type=float, metavar="FLOAT")
+    add("--failed", action="store_true", default=None, help="whose episode or reward failed")
+    add("--text", help="with this in prompt or response; upper and lower case are the same")
+    add("--sort", default="step", metavar="COLUMN", help="smallest first; --sort=-COLUMN: largest")
+    add("--limit", type=int, default=20, metavar="N", help="show at most this many; 0: all")
+    add(
+        "--color_by",
+        choices=("advantage", "gap", "entropy", "age", "mask"),
+        default="advantage",
+        help="what the colour of a token shows",
+    )
+    add("--json", action="store_true", help="print JSON: one object per line, or the whole record")
+    return found
+
+
+def steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
+def number(text: str) -> tuple[int, int]:
+    step, _, of_step = text.partition("/")
+    return int(step), int(of_step)
+
+
+def listed(trace: Trace, given: argparse.Namespace) -> None:
+    """Print the trajectories that the filters leave."""
+    columns = trace.index()
+    names = ("step", "source", "tag", "agent", "prompt_id", "reward_min", "reward_max", "failed")
+    query = Query(
+        **{name: getattr(given, name) for name in names}, text=given.text, sort=given.sort
+    )
+    rows = select(trace, columns, query)
+    shown_rows = rows[: given.limit] if given.limit else rows
+    if given.json:
+        for row in shown_rows:
+            print(json.dumps({name: column[row] for name, column in columns.items()}))
+        return
+    from openrl.trace.show import table
+    from openrl.tracking.console import PlainConsole
+
+    console = PlainConsole()
+    console.print(table(columns, shown_rows))
+    kept = len(columns["step"])
+    console.print(f"{len(shown_rows)} of {len(rows)} found, of {kept} in the trace")
+    if not rows and kept:
+        console.print(f"nothing matches {', '.join(query.filters)}")
+
+
+def shown(trace: Trace, given: argparse.Namespace) -> None:
+    """Print one trajectory."""
+    step, of_step = given.trajectory
+    found: dict[str, Any] = trace.trajectory(step, of_step)
+    siblings = trace.group(step, of_step)
+    if given.json:
+        print(json.dumps(found | {"siblings": siblings}))
+        return
+    from openrl.trace.show import whole
+    from openrl.tracking.console import PlainConsole
+
+    console = PlainConsole()
+    for line in whole(found, siblings, given.color_by):
+        console.print(line, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+import json
+import re
+
+import pytest
+
+from openrl.cli.trace import main
+from openrl.trace.index import NAME
+from openrl.trace.writer import TraceWriter
+from openrl.types import PromptGroup
+from tests.traces import WHOLE, answered, group, prompt, write
+
+
+@pytest.fixture
+def run(tmp_path):
+    write(tmp_path, [group(0, (1.0, 0.5))], [group(1, (0.0, 0.75))])
+    return str(tmp_path)
+
+
+def test_the_worst_comes_first(run, capsys):
+    assert main([run, "--sort", "reward", "--limit", "1"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"2/0 +train:1 +train +0 +1 +1 +0\.3 +2 +stop +answer 0", output)
+    assert "1 of 4 found, of 4 in the trace" in output
+
+
+def test_json_has_an_object_per_line(run, capsys):
+    assert main([run, "--step", "2", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["reward"] for row in rows] == [0.0, 0.75]
+
+
+def test_one_is_followed_back_and_forward(run, capsys):
+    assert main([run, "1/1"]) == 0
+    output = capsys.readouterr().out
+    assert "1/1 (train), group 0, answer 1" in output
+    assert "train:0, source default" in output
+    assert "weights 2, 3" in output
+    assert "reward       0.5, passed 0.5 = right 0.5" in output
+    assert "siblings     1 (1/0), 0.5 (1/1), mean 0.75" in output
+    assert "shaped 0.5" in output and "mean advantage of its tokens 1" in output
+    assert "optimizer step 1 of the training step, 2 tokens" in output
+    assert "coloured by advantage from 0.5 to 1.5" in output
+    assert "t5t9t7t1" in output
+
+
+@pytest.mark.parametrize(
+    ("by", "scale"),
+    [("gap", "0.1 to 0.3"), ("entropy", "2 to 4"), ("age", "0 to 1"), ("mask", "1 to 1")],
+)
+def test_tokens_have_colours(run, capsys, by, scale):
+    assert main([run, "1/0", "--color_by", by]) == 0
+    assert f"from {scale}" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_said(run, tmp_path, capsys):
+    assert main([run, "9/0"]) == 2
+    assert "no trajectory 0 of step 9" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "no such directory" in capsys.readouterr().err
+    (tmp_path / "trace" / NAME).open("a").write("{")
+    assert main([run]) == 0
+    assert "1 broken line(s)" in capsys.readouterr().err
+    assert main([run, "--source", "none"]) == 0
+    assert "nothing matches --source" in capsys.readouterr().out
+
+
+def test_what_a_policy_wrote_does_not_act_on_the_terminal(tmp_path, capsys):
+    of = prompt()
+    writer = TraceWriter(tmp_path / "trace", WHOLE, lambda ids: ["\x1b[2J"] * len(ids))
+    writer.played(1, [PromptGroup(of, [answered(of, "[red]x\x1b]0;gone\x07")])], [0], 0, {})
+    writer.close()
+    assert main([str(tmp_path)]) == main([str(tmp_path), "1/0"]) == 0
+    output = capsys.readouterr().out
+    assert "\x1b[2J" not in output and "\x1b]0" not in output and "[red]x" in output
