@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         from openrl.cli.rescore import main as rescore  # loads what judges
 
         return rescore(argv[1:])
+    gc.disable()  # it would look through a large index again and again, and find nothing
     given = parser().parse_args(argv)
     try:
         trace = Trace(given.run)

@@ -107,11 +107,15 @@ LEARNED = pa.schema(
 """What training found out about one segment. A list that was not computed is null."""
 
 
+_OWN_TEXTS = ("text", "failure")  # every row has another, so a dictionary of them is no use
+
+
 def write_table(path: Path, rows: Rows, schema: pa.Schema) -> int:
     """Write rows as a file of columns, whole or not at all. Returns its bytes."""
     buffer = io.BytesIO()
     table = pa.Table.from_pylist(rows, schema=schema)
-    pq.write_table(table, buffer, compression="zstd")
+    texts = [f.name for f in schema if f.type == pa.string() and f.name not in _OWN_TEXTS]
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=texts)
     write_atomically(path, buffer.getvalue())
     return buffer.tell()
 

@@ -138,7 +138,7 @@ class TraceWriter:
                 write_atomically(images_dir(self.directory) / name, data)
                 self._images.add(name)
                 self._bytes += len(data)
-        self._name_tokens(i for p in rows for s in p.trajectory.segments for i in s.token_ids)
+        self._name_tokens(s.token_ids for p in rows for s in p.trajectory.segments)
         size = write_table(path, [played_row(p) for p in rows], PLAYED)
         self._wrote(record["step"], path, size)
         self._list(record, played_columns(rows))
@@ -157,8 +157,8 @@ class TraceWriter:
     def _list(self, record: dict[str, Any], columns: dict[str, list[Any]]) -> None:
         self._append(self.directory / NAME, to_line(record | {"rows": columns}))
 
-    def _name_tokens(self, token_ids: Iterable[int]) -> None:
-        new = sorted({*token_ids} - self._known)
+    def _name_tokens(self, token_rows: Iterable[list[int]]) -> None:
+        new = sorted(set().union(*token_rows) - self._known)
         if new and self.pieces is not None:
             named = zip(new, self.pieces(new), strict=True)
             self._append(pieces_path(self.directory), "".join(f"{json.dumps(n)}\n" for n in named))
