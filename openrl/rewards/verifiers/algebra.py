@@ -71,6 +71,8 @@ def same_expression(answer: str, label: str) -> bool:
         return False
     if isinstance(actual, sympy.Symbol) or isinstance(expected, sympy.Symbol):
         return bool(actual == expected)  # the library takes X_1 for x_1, and E for e
+    if isinstance(actual, sympy.Integer) and isinstance(expected, sympy.Integer):
+        return bool(actual == expected)
     given, right = _value(actual), _value(expected)
     if given is None or right is None:
         return True

@@ -21,6 +21,7 @@ from openrl.rewards.verifiers.extract import (
 from openrl.types import Score
 
 PATTERN_TIMEOUT = 1.0  # seconds
+_JOINS = r"\b(?:or|and)\b"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -144,16 +145,27 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
     if marked is not None:
         return _letter(marked, options.letters)
     text, letters = after_thinking(text), f"[{options.letters}]"
-    stated = re.findall(
-        rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])", text
-    )
-    if stated:
-        return stated[-1]
+    said = rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])"
+    if re.search(said, text):
+        return _last_alone(said, text, letters)
     last = _letter(text.strip().rpartition("\n")[2], options.letters)
     if last is None and options.loose:
-        alone = re.findall(rf"(?<![\w'])({letters})(?![\w'])", text)
-        return alone[-1] if alone else None
+        return _last_alone(rf"(?<![\w'])({letters})(?![\w'])", text, letters)
     return last
+
+
+def _last_alone(pattern: str, text: str, letters: str) -> str | None:
+    """Return the last letter that ``pattern`` finds; None if another one is joined to it, as in "A
+    or B" and "option A and option B"."""
+    *_, last = [None, *re.finditer(pattern, text)]
+    if last is None:
+        return None
+    joined = rf"[\s*)\]\"'.]*(?:[,/&]\s?(?:{_JOINS})?|{_JOINS})[\s*(\[\"']*"
+    named = r"(?i:(?:the\s)?(?:answer|option|choice)[\s*(\[]*)?"
+    behind = re.match(rf"{joined}{named}({letters})(?![\w'])", text[last.end(1) :])
+    before = re.search(rf"(?<![\w'])({letters}){joined}{named}\Z", text[: last.start(1)][-60:])
+    others = [found[1] for found in (behind, before) if found]
+    return last[1] if all(other == last[1] for other in others) else None
 
 
 def _letter(text: str, letters: str) -> str | None:
@@ -168,5 +180,7 @@ def _letter(text: str, letters: str) -> str | None:
     if found is None or re.match(
         rf"[\s,;/&*]*(?:and|or)?\s*\(?[{letters}]\b(?:[).:]|\W*\Z)", found[2] or ""
     ):
+        return None
+    if re.search(rf"{_JOINS}[\s*(\[]*[{letters}][).:\]]", found[2] or ""):  # A. Paris or B. Rome
         return None
     return found[1].upper()

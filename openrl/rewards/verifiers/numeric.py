@@ -20,7 +20,8 @@ from openrl.rewards.verifiers.units import Unit, split_unit, unit_behind, units_
 from openrl.types import Score
 
 _DIGITS = r"\d{1,100}"  # anything longer is not read as a number
-_FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P<t>\d)(?P<b>\d))"
+_SIGNED = rf"\s?[-+]?\s?{_DIGITS}\s?"
+_FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_SIGNED})\}}\{{(?P<bottom>{_SIGNED})\}}|(?P<t>\d)(?P<b>\d))"
 _NUMBER = re.compile(
     r"(?<![\w^.])(?<!\^\{)"  # not inside a word, an exponent or another number
     r"(?P<sign>[-+]?)(?:\\?\$|[\u20ac\u00a3\u00a5])?"
@@ -40,6 +41,7 @@ _MULTIPLE = re.compile(rf"\s?({'|'.join(_MULTIPLES)})\b")
 _REPEATING = re.compile(
     r"(?P<whole>\d{0,100})\.(?P<fixed>\d{0,50})\\(?:overline|bar)\s?\{?(?P<part>\d{1,50})\}?"
 )
+_SIZE = re.compile(r"(?:\||\\lvert\s?)(.+?)(?:\||\s?\\rvert)")  # |-5|
 _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
 
 # What changes the value of a number: before it, as in \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; after it,
@@ -61,6 +63,7 @@ _GOES_ON = re.compile(
 )
 _LIST = re.compile(r"\s?(?:[A-Za-z]+\s?)?(?:[,;&|]|and\b)\W{0,3}\d")  # 12, 13; 2 h and 5 min
 _EXPONENT = re.compile(r"(?<=[A-Za-z])\^?\{?[23]\}?(?!\d)")  # of a unit
+ROUNDING = 1e-9  # by how much decimals of equal numbers may differ, as a share of them
 LONGEST = 1000  # characters of an answer; a longer one is wrong
 
 
@@ -76,6 +79,11 @@ class Number:
     @property
     def behind(self) -> str:
         return self.text[self.end :]
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is written as digits alone, which leaves no room for rounding."""
+        return re.fullmatch(r"[-+]?[\d,]+", self.text[self.start : self.end]) is not None
 
 
 def numbers(text: str) -> Iterator[Number]:
@@ -107,7 +115,11 @@ def whole_number(text: str) -> Number | None:
     value, unit = split_unit(split_name(text)[1])
     while (inside := in_brackets(value)) is not None:
         value = inside[1]
-    return replace(number, unit=unit) if (number := _all_of(value)) else None
+    size = _SIZE.fullmatch(value)
+    number = _all_of(size[1].strip() if size else value)
+    if number is None:
+        return None
+    return replace(number, unit=unit, value=abs(number.value) if size else number.value)
 
 
 def _all_of(text: str) -> Number | None:
@@ -183,7 +195,9 @@ def _decimal(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
 def _fraction(found: re.Match[str]) -> Fraction | None:
     if found["top"] is None and found["t"] is None:
         return None
-    top, bottom = int(found["top"] or found["t"]), int(found["bottom"] or found["b"])
+    top, bottom = (
+        int((found[name] or found[name[0]]).replace(" ", "")) for name in ("top", "bottom")
+    )
     return Fraction(top, bottom) if bottom else None
 
 
@@ -192,7 +206,10 @@ class NumberOptions:
     where: Where = flag("auto", WHERE_HELP)
     absolute: float = flag(0.0, "How far from the label is right.", bounds=">= 0")
     relative: float = flag(
-        1e-9, "How far from the label is right, as a share of the label.", bounds=">= 0"
+        ROUNDING,
+        "How far from the label is right, as a share of the label. Up to 1e-9, two integers must be"
+        " equal.",
+        bounds=">= 0",
     )
     percent: Literal["either", "share"] = flag(
         "either", "What 5% equals: 0.05 alone (share), or 5 as well (either)."
@@ -254,10 +271,16 @@ def same_quantity(given: Number, label: Number) -> bool:
 
 
 def equal(
-    given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, either: bool = True
+    given: Number,
+    label: Number,
+    absolute: float = 0.0,
+    relative: float = ROUNDING,
+    either: bool = True,
 ) -> bool:
-    """Whether two numbers are equal within one of the tolerances. With ``either``, a percent sign
-    that only one of them has may be ignored."""
+    """Whether two numbers are equal within one of the tolerances, of which ``ROUNDING`` is not one
+    for integers. With ``either``, a percent sign that only one of them has may be ignored."""
+    if relative <= ROUNDING and given.is_integer and label.is_integer:
+        relative = 0.0
     values = {given.value}
     if either and given.percent != label.percent:
         values.add(given.value * 100 if given.percent else given.value / 100)
