@@ -256,12 +256,15 @@ def gdpo(outcomes: TrajectoryRewards, options: PartOptions) -> Tensor:
     if not weights:
         remedy = "a reward that returns extra_logs, or another estimator"
         raise UserError("gdpo: the reward has no parts", remedy)
+    whole = [name for name, part in parts.items() if not part[outcomes.valid].isnan().any()]
     total = torch.zeros_like(outcomes.rewards)
     for name, weight in weights.items():
-        if name not in parts or bool(parts[name][outcomes.valid].isnan().any()):
+        if name not in whole:
             raise UserError(
                 f"gdpo needs every part in every row, and reward part {name!r} is missing in some",
-                f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}",
+                f"--gdpo_parts with some of: {', '.join(whole)}"
+                if whole
+                else "a reward that returns the same extra_logs for every answer",
             )
         total = total + weight * outcomes.standardised(parts[name])
     return total

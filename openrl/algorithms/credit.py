@@ -5,14 +5,14 @@ Per trajectory:
  2. --len_reward_coef
  3. --overlong_buffer_len
  4. --stop_properly_penalty_coef on truncated trajectories
- 5. --reward_clip_range
- 6. the estimator's scores: its own baseline or, in its place, the mean and std that
+ 5. the estimator's scores: its own baseline or, in its place, the mean and std that
     --reward_norm_mean and --reward_norm_std ask for, if their scopes differ from the estimator's
- 7. --reward_norm_clip
+ 6. --reward_norm_clip
+ 7. --reward_clip_range, unless the estimator reads the parts of the reward
 
 Per token:
  8. each score on its trajectory's last sampled token (process rewards where they were earned,
-    unless step 6 compared or normalised), minus the KL if it is part of the reward
+    unless step 5 compared or normalised), minus the KL if it is part of the reward
  9. --token_reward_clip
 10. --whiten_rewards
 11. the estimator's credit: advantages and returns
@@ -81,11 +81,8 @@ def compute_advantages(
     _check(batch, outcomes, plan.estimator)
     estimator, flags = plan.estimator.component, plan.shaping
     shaped = shape_rewards(outcomes, flags, plan.max_new_tokens)
-    clipped = shaped.clamp(*flags.reward_clip_range)
-    metrics = _share("reward_clip_fraction", clipped != shaped, outcomes.valid)
-    scores, more = _scores(replace(outcomes, rewards=clipped), plan, running)
-    metrics |= more
-    batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
+    scores, metrics = _scores(replace(outcomes, rewards=shaped), plan, running)
+    batch = batch.replace(shaped=trajectories.spread(shaped), scores=trajectories.spread(scores))
 
     # a compared or normalised score is one number, and process rewards are on another scale
     keep_process_rewards = estimator.scores is as_rewarded and set(plan.norm_scopes) == {"none"}
@@ -112,7 +109,7 @@ def compute_advantages(
 def _scores(
     outcomes: TrajectoryRewards, plan: CreditSettings, running: RunningMoments
 ) -> tuple[Tensor, dict[str, float]]:
-    """Do steps 6 and 7."""
+    """Do steps 5 to 7."""
     limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
     names, none = ("reward_norm_mean", "reward_norm_std"), ("none", "none")
     own = tuple(estimator.suggests.get(name, "none") for name in names)
@@ -126,6 +123,10 @@ def _scores(
         scores = normalise(replace(outcomes, rewards=scores), *scopes, running)
     if limits is not None:
         scores = scores.clamp(*limits)
+    if "reward_parts" not in estimator.needs:
+        clipped = scores.clamp(*plan.shaping.reward_clip_range)
+        metrics |= _share("reward_clip_fraction", clipped != scores, outcomes.valid)
+        scores = clipped
     if "group" in scopes or "siblings" in estimator.needs:
         _, _, sizes = outcomes.group_moments(scores)
         metrics["singleton_groups"] = float(((sizes == 1) & outcomes.valid).sum())

@@ -38,6 +38,8 @@ from openrl.types import PromptGroup
 from openrl.waiting import result_beside
 from openrl.workers.weight_sync import WeightSync
 
+CLIPPED = "rollout/reward_clip_fraction"
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -68,6 +70,7 @@ class RLTrainer:
         self.evaluation, self.checkpoints = evaluation, checkpoints
         self.trackers, self.progress, self.settings = trackers, progress, settings
         self.step, self.totals = 0, Totals()
+        self.told_of_clipping = False
         self.unsent = 0  # training steps since the last weight sync
         self.save_seconds = 0.0  # of the last checkpoint
         self.untrained: RolloutBatch | None = None  # rollouts of a step that has not trained yet
@@ -191,6 +194,12 @@ class RLTrainer:
         metrics |= await self.learn(batch, step, point)
         for note in [*attempt_notes(batch.generated), *failure_notes(batch.generated)]:
             self.progress.note(note)
+        if (clipped := metrics.get(CLIPPED)) and clipped.value == 1 and not self.told_of_clipping:
+            self.told_of_clipping = True
+            self.progress.note(
+                f"WARNING: --reward_clip_range clips every reward of step {step}: how far they differ"
+                " is lost\n  try: a wider range"
+            )
         if step % self.settings.weight_sync_interval == 0:
             metrics |= await self.sync()
         await self.rollouts.set_policy_version(self.weight_sync.version)

@@ -44,7 +44,7 @@ class RewardShapingFlags:
     )
     reward_clip_range: tuple[float, float] = of_whole_reward(
         (-10.0, 10.0),
-        "Clamp each sample's reward to this range, after penalties and before any baseline.",
+        "Clamp each sample's reward to this range, after penalties and the baseline.",
         bounds="increasing",
     )
     len_reward_range: tuple[int, int | None] = flag(

@@ -179,7 +179,12 @@ def test_gdpo_by_hand():
     ("columns", "words", "message"),
     [
         ({"format": [1.0, torch.nan]}, (), "'format' is missing in some"),
-        ({"format": [1.0, 0.0]}, ("right",), "'right' is missing in some"),
+        ({"format": [1.0, 0.0]}, ("right",), "(?s)'right' is missing in some.*some of: format$"),
+        (
+            {"format": [1.0, torch.nan], "right": [1.0, 0.0]},
+            (),
+            "(?s)'format' is missing in some.*some of: right$",
+        ),
         ({}, (), "the reward has no parts"),
     ],
 )

@@ -246,13 +246,14 @@ def test_the_order_of_operations_by_hand():
         overlong_buffer_len=14,  # from 2 tokens on
         overlong_penalty_factor=7.0,
         stop_properly_penalty_coef=0.5,
-        reward_clip_range=(-10, 9),
+        reward_clip_range=(-0.5, 9),
         token_reward_clip=1.25,
     )
-    # 1-4: 8 + 4 * 0.75 - 0 = 11;  (20 - 2 + 4 * 0.5 - 7 / 7) / 2 = 9.5;  5: 9 and 9;  6: 0 and 0
-    assert done.scores.tolist() == [0, 0]
+    # 1-4: 8 + 4 * 0.75 - 0 = 11;  (20 - 2 + 4 * 0.5 - 7 / 7) / 2 = 9.5
+    # 5: minus their mean 10.25;  7: of 0.75 and -0.75 the second is clipped
+    assert done.scores.tolist() == [0.75, -0.5]
     # 8: each token pays 0.5 nats; 9: nothing to clip
-    assert done.token_rewards[0].tolist() == [0, -0.5, -0.5, 0, 0]
+    assert done.token_rewards.tolist() == [[0, -0.5, 0.25, 0, 0], [0, -0.5, -0.5, -0.5, -1]]
     assert done.rewards.tolist() == [8, 20]
     wide = credit(
         batch,
@@ -296,7 +297,7 @@ def test_what_shaping_did_is_measured():
     flags = {"token_reward_clip": 0.5, "advantage_clip": 0.4, "mask_truncated": True}
     metrics = measured_credit(batch, "group_norm", **flags)[1]
     assert metrics == {
-        "reward_clip_fraction": 0.25,  # 30 of at most 10
+        "reward_clip_fraction": 0.0,  # 30 is alone in its group
         "singleton_groups": 1.0,
         "token_reward_clip_fraction": 0.25,  # -1 and 1 on the last of two tokens each, of 8
         "masked_truncated": 1.0,
@@ -312,5 +313,25 @@ def test_what_shaping_did_is_measured():
     flags = {"token_reward_clip": 0.5, "advantage_clip": 0.4}
     assert not [n for n in measured_credit(nothing, "reinforce", **flags)[1] if "fraction" in n]
     running = measured_credit(batch, "reinforce", reward_norm_mean="running")[1]
-    assert running["reward_running_mean"] == 4
-    assert running["reward_running_std"] == pytest.approx((50 / 3) ** 0.5)  # of 10, 1, 2, 3
+    assert running["reward_running_mean"] == 9
+    assert running["reward_running_std"] == pytest.approx((590 / 3) ** 0.5)  # of 30, 1, 2, 3
+
+
+def test_the_range_clips_what_a_baseline_leaves():
+    """As OpenRLHF does; before the baseline all of these rewards would be 10."""
+    batch = outcome_batch([80, 20, 60, 15], [0, 0, 0, 0])  # their mean is 43.75
+    done, metrics = measured_credit(batch, "dr_grpo")
+    assert done.scores.tolist() == [10, -10, 10, -10]
+    assert metrics["reward_clip_fraction"] == 1
+    normed, metrics = measured_credit(batch, "group_norm")
+    std = ((36.25**2 + 23.75**2 + 16.25**2 + 28.75**2) / 3) ** 0.5
+    assert normed.scores.tolist() == pytest.approx(
+        [x / std for x in (36.25, -23.75, 16.25, -28.75)]
+    )
+    assert metrics["reward_clip_fraction"] == 0
+    plain, metrics = measured_credit(batch, "reinforce")
+    assert plain.scores.tolist() == [10] * 4 and metrics["reward_clip_fraction"] == 1
+    greedy = batch.replace(greedy_rewards=of(70, 70, 70, 70))
+    assert credit(greedy, "remax").scores.tolist() == [10, -10, -10, -10]
+    parts = batch.replace(reward_parts={"a": of(1, 2, 3, 4)})
+    assert len(set(credit(parts, "gdpo", reward_clip_range=(0, 1)).scores.tolist())) == 4
