@@ -14,10 +14,22 @@ OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(...) is such a name
 LFS_POINTER = b"version https://git-lfs"
 
 
+def as_utf8(text: str) -> bytes:
+    """Encode a text. A half of a surrogate pair, which UTF-8 lacks, becomes an escape such as
+    \\udcff, as in JSON."""
+    return text.encode(errors="backslashreplace")
+
+
+def writable(text: str) -> str:
+    """Return the text as files and trackers can hold it, with halves of surrogate pairs escaped."""
+    return text if text.isascii() else as_utf8(text).decode()
+
+
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Write a temporary file next to ``path``, fsync it and rename it over ``path``. Text is
-    encoded as UTF-8. A device or a pipe is written directly, since a rename would replace it."""
-    encoded = data.encode() if isinstance(data, str) else data
+    encoded by ``as_utf8``. A device or a pipe is written directly, since a rename would replace
+    it."""
+    encoded = as_utf8(data) if isinstance(data, str) else data
     if path.exists() and not path.is_file():
         path.write_bytes(encoded)
         return

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Self
 
+from openrl.files import writable
+
 Message = dict[str, Any]
 """One chat message in the form that chat templates take: "role", "content" and any further keys
 that the template knows."""
@@ -104,11 +106,16 @@ class Prompt:
     text: str
     label: Any = None  # the value of --label_key, passed to rewards unchanged
     messages: tuple[Message, ...] = ()  # the chat that ``text`` was rendered from, if any
+    variables: dict[str, Any] = field(default_factory=dict)  # the row's, of the chat template
     source: str = "default"  # data source or tag; metrics are split by it
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
     render: bool = False  # keep the turns of its episodes for people to read
+
+    def __post_init__(self) -> None:
+        for name in ("id", "source"):  # of files and environments, which may have any name
+            object.__setattr__(self, name, writable(getattr(self, name)))
 
     @property
     def chat(self) -> list[Message]:
@@ -150,6 +157,12 @@ class Score:
     # 0 if --reward_failure_policy says so
     failure: str | None = None
     seconds: float | None = field(default=None, compare=False)  # until the sources had answered
+
+    def __post_init__(self) -> None:
+        parts = {writable(str(name)): value for name, value in self.parts.items()}
+        object.__setattr__(self, "parts", parts)
+        if self.failure is not None:
+            object.__setattr__(self, "failure", writable(self.failure))
 
     @classmethod
     def of(cls, right: bool, **parts: float) -> Self:
@@ -275,6 +288,11 @@ class Trajectory:
     sampling_seed: int | None = None  # of its first request; None: the engine chose one
     seconds: float | None = field(default=None, compare=False)
     tool_uses: list[ToolUse] = field(default_factory=list, compare=False)
+
+    def __post_init__(self) -> None:
+        self.failure = None if self.failure is None else writable(self.failure)
+        self.agent = writable(self.agent)
+        self.metrics = {writable(str(name)): value for name, value in self.metrics.items()}
 
     @property
     def response_length(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from openrl.errors import UserError
+from openrl.files import as_utf8
 from openrl.types import PlacedImage
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ def fingerprint(rows: Iterable[tuple[list[int], str, Sequence[PlacedImage]]]) ->
     digest = hashlib.blake2b(digest_size=8)
     for token_ids, text, images in rows:
         rest = " ".join([text, *(placed.image.sha256 for placed in images)])
-        digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + rest.encode() + b"\n")
+        digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + as_utf8(rest) + b"\n")
     return digest.hexdigest()
 
 

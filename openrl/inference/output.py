@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import EvaluateDataFlags
 from openrl.errors import UserError
-from openrl.files import write_atomically
+from openrl.files import as_utf8, write_atomically
 from openrl.locks import lock
 from openrl.types import PromptGroup, Trajectory
 
@@ -130,7 +130,7 @@ class Output:
         """Append the rows of one unit; they are on disk when this returns. Raises UserError if they
         cannot be written; what was cut short is removed when a run resumes."""
         try:
-            self._file.write("".join(map(_line, rows)).encode())
+            self._file.write(as_utf8("".join(map(_line, rows))))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:

@@ -31,7 +31,9 @@ class JsonlWriter:
         write_atomically(path, "".join(to_line(r) for r in kept))
         self.last_step: int | None = kept[-1]["step"] if kept else None
         # stays open as long as the run
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._file = open(  # noqa: SIM115
+            path, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Raises OSError with the file's name if it cannot be written."""

@@ -25,6 +25,7 @@ from openrl.config.derived import logging_directory
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.groups.placement import has_launcher
 from openrl.errors import Interrupted, UserError, printable
+from openrl.files import as_utf8
 from openrl.tracking.progress import Progress
 from openrl.trainer.saving.checkpoints import Checkpoints, find_start, own_directories
 from openrl.waiting import cancel_all
@@ -133,7 +134,7 @@ class StopRequest:
 
 def tell_directly(line: str) -> None:
     with suppress(OSError):  # the terminal is gone
-        os.write(2, f"{line}\n".encode())
+        os.write(2, as_utf8(f"{line}\n"))
 
 
 class WorkerLost(UserError):

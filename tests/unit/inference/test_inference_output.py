@@ -45,6 +45,15 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
     assert run(path) == []
 
 
+def test_half_a_surrogate_pair_is_written(tmp_path):
+    path = tmp_path / "out.jsonl"
+    row = {"id": "row:0", "sample": 0, "text": "x\ud800"}
+    with Output(path, ["row:0"], 1, FLAGS) as output:
+        output.write([row])
+    assert whole(path) == [row]  # as UTF-8
+    assert Output(path, ["row:0"], 1, FLAGS).done == 1
+
+
 def test_wherever_a_run_dies_every_row_is_there_once_in_the_end(tmp_path):
     """The file is cut at every single byte; the next run mends it."""
     path = tmp_path / "out.jsonl"

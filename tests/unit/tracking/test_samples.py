@@ -1,5 +1,6 @@
 import json
 
+from openrl.tracking.loggers import JsonlTracker
 from openrl.tracking.samples import SampleLog
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
@@ -87,3 +88,34 @@ def test_resume_drops_the_samples_of_later_steps(tmp_path):
     second = SampleLog(tmp_path / "samples.jsonl", 1, keep_until=2)
     second.log(3, groups())
     assert [r["step"] for r in read(tmp_path / "samples.jsonl")] == [1, 2, 3]
+
+
+def test_halves_of_surrogate_pairs_are_written_as_escapes(tmp_path):
+    """Users' code may name anything so: parts, failures, agents, sources, metrics."""
+    half = "x\ud800"
+    prompt = Prompt(half, [5, 9], "1", label=half, source=half)
+    score = Score.failed(half)
+    parts = Score(1.0, parts={half: 1.0}).parts
+    played = trajectory(prompt, half, score)
+    played.agent = ""
+    lost = Trajectory(prompt, played.segments, FinishReason.STOP, failure=half, agent=half,
+                      metrics={half: 1.0})  # fmt: skip
+    texts = [
+        prompt.id,
+        prompt.source,
+        *parts,
+        score.failure,
+        lost.failure,
+        lost.agent,
+        *lost.metrics,
+    ]
+    assert texts == ["x\\ud800"] * len(texts)
+    log = SampleLog(tmp_path / "samples.jsonl", 1)
+    log.log(1, [PromptGroup(prompt, [played])])
+    (row,) = read(tmp_path / "samples.jsonl")  # which is UTF-8
+    assert (row["label"], row["response"], row["failure"]) == (half, half, "x\\ud800")
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(1, {f"reward/{half}": 1.0})
+    assert read(tmp_path / "metrics.jsonl") == [{"step": 1, f"reward/{half}": 1.0}]
+    again = JsonlTracker(tmp_path / "metrics.jsonl", keep_until=1)  # a resume
+    assert again.last_step == 1
