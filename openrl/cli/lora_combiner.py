@@ -14,11 +14,13 @@ def prepare(config: MergeConfig) -> None:
     """Read the headers of the base and the adapter. Raises UserError for files that cannot be
     loaded, and for a base of another kind."""
     # heavy libraries are imported after the flags have been checked
+    from openrl.models.exports import check_export
     from openrl.models.stored import check_backbone, check_language_model, stored_shapes
 
     merge, collector = config.merge, ErrorCollector()
-    check = check_backbone if merge.is_rm else check_language_model
-    collector.run(check, merge.model_path, config.model.trust_remote_code)
+    path, trusted = merge.model_path, config.model.trust_remote_code
+    collector.run(check_backbone if merge.is_rm else check_language_model, path, trusted)
+    collector.run(check_export, path, trusted, not merge.is_rm)
     collector.run(stored_shapes, merge.lora_path)
     collector.raise_all()
 

@@ -9,43 +9,69 @@ from pathlib import Path
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import load_peft_weights
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES, Loading, load_pretrained
+from openrl.models.exports import require_all, write_files
 from openrl.models.scalar_model import HEAD_FIELD, stored_head
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class
+from openrl.models.trial import Trial
 
 HEAD = "score"  # the name that transformers' sequence classifiers use
+CLOSE = 1e-5  # how far logits may be from those with the adapter, as a share of the largest
 
 
 def merge_adapter(
     base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
 ) -> PreTrainedModel:
     """Merge base and adapter, write the result as one model with the base's tokenizer, and return
-    it. It is a reward model with the head ``head_prefix``, or without one a language model.
+    it as it is read back. It is a reward model with the head ``head_prefix``, or without one a
+    language model.
 
     The sum is computed in fp32 and rounded once, to --param_dtype. The directory appears whole or
-    not at all. Raises UserError if the adapter does not fit the base.
+    not at all. Raises UserError if the adapter does not fit the base, and if the merged model, or
+    what was written, says something else than base and adapter.
     """
     exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
     if head_prefix is None:
         kind = language_model_class(load_config(base, flags.trust_remote_code))
         model = load_pretrained(kind, base, Loading(exact, "cpu"))
     else:
+        kind = AutoModelForSequenceClassification
         model = _reward_model(base, adapter, exact, head_prefix)
-    merged = _apply(model, adapter, base).to(DTYPES[flags.param_dtype])
+    merged = _apply(model, adapter, base)
+    for parameter in merged.parameters():  # not the buffers, which loading leaves in fp32
+        parameter.data = parameter.data.to(DTYPES[flags.param_dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=flags.trust_remote_code)
+    written, trial = _logits(merged), f"{output}: the model that was written"
     aside = output.with_name(f".{output.name}.{os.getpid()}")
+    aside.mkdir(parents=True)
     try:
-        merged.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        fields = {"architectures": [type(merged).__name__], "dtype": str(merged.dtype)[6:]}
+        failed = write_files(
+            aside, merged, _checkpoint(merged), fields, {"tokenizer": tokenizer.save_pretrained}
+        )
+        del merged, model  # the one that is read back needs their memory
+        if not failed:
+            found = load_pretrained(kind, str(aside), Loading(LoadFlags(**vars(flags)), "cpu"))
+            _require_equal(written, _logits(found), trial)
         os.replace(aside, output)  # also replaces an empty directory
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return merged
+    require_all(output, failed)
+    return found
+
+
+def _checkpoint(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the weights under their checkpoint names, tied ones once."""
+    held = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    weights = {name: model.state_dict()[name] for name in reversed(held.values())}
+    return {name: t.contiguous() for name, t in revert_weight_conversion(model, weights).items()}
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
@@ -69,8 +95,10 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
 
 
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
-    """Return the model with the adapter added. Raises UserError unless every stored tensor fits."""
+    """Return the model with the adapter added. Raises UserError unless every stored tensor fits,
+    and the merged model says the same."""
     stored = load_peft_weights(adapter, device="cpu")
+    tied = _untie(model)
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
     # wrong sizes, unknown target modules, unknown kinds of adapter
@@ -85,4 +113,50 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
             f" counterpart, e.g. {wrong[0]}",
             "the base it was trained on",
         )
-    return with_adapter.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
+    expected = _logits(with_adapter)
+    merged = with_adapter.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
+    if tied:
+        _tie_again(merged)
+    _require_equal(expected, _logits(merged), f"--lora_path: {adapter} merged into {base}")
+    return merged
+
+
+def _untie(model: PreTrainedModel) -> bool:
+    """Give an output head that is the embedding a copy of its own, since an adapter may change
+    only one of them. Return whether it was the embedding."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return False
+    head.weight = nn.Parameter(embedding.weight.detach().clone())
+    _set_tied(model, False)
+    return True
+
+
+def _tie_again(model: PreTrainedModel) -> None:
+    """Make head and embedding one again, if no adapter has changed either."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if torch.equal(head.weight, embedding.weight):
+        head.weight = embedding.weight
+        _set_tied(model, True)
+
+
+def _set_tied(model: PreTrainedModel, tied: bool) -> None:
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = tied
+
+
+@torch.no_grad()
+def _logits(model: nn.Module) -> Tensor:
+    """Return what the model makes of a few tokens, in fp32."""
+    config = model.config
+    trial = Trial.of(config, torch.float32)
+    return trial.probe(lambda ids, mask: model(input_ids=ids, attention_mask=mask.long()).logits)
+
+
+def _require_equal(expected: Tensor, found: Tensor, what: str) -> None:
+    gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    if not gap <= CLOSE:
+        raise UserError(
+            f"{what} gives other logits than base and adapter ({gap:.2g} of the largest)",
+            "another adapter: this one has parts that cannot be merged",
+        )

@@ -14,7 +14,6 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from copy import copy
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -22,14 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.errors import UserError
 from openrl.files import model_written_aside
 from openrl.models.causal_lm import DTYPES
+from openrl.models.exports import Write, require_all, write_files
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import dequantised, of_adapter
 from openrl.models.stored import load_config
@@ -108,29 +105,19 @@ def write_model(
 ) -> None:
     """Write a model directory: ``weights``, under their checkpoint names, with the config, the
     custom code and the processor of the model, and its adapters, if it has any, alone too.
-    ``fields`` are added to config.json. Writes no tokenizer."""
+    ``fields`` are added to config.json. Writes no tokenizer. Raises UserError if the weights are
+    there, but not all of the rest."""
     of_torch = str(DTYPES[dtype]).removeprefix("torch.")
     fields = {"architectures": [model.architecture], "dtype": of_torch, **fields}
+    more: dict[str, Write] = {}
+    if vision := model.vision:
+        more["processor"] = vision.processor.save
+    if own := model.adapters:
+        modules = model.adapted_modules
+        more[ADAPTER_FOLDER] = lambda place: own.write(place / ADAPTER_FOLDER, adapters, modules)
     with model_written_aside(directory) as aside:
-        _write_weights(aside, model.hf, weights, fields)
-        if model.vision:
-            model.vision.processor.save(aside)
-        if model.adapters:
-            model.adapters.write(aside / ADAPTER_FOLDER, adapters, model.adapted_modules)
-
-
-def _write_weights(
-    directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]
-) -> None:
-    config = copy(hf.config)
-    config.update(dict(fields))
-    vars(config).pop("quantization_config", None)  # the weights are written unquantised
-    config.save_pretrained(directory)
-    if hf.can_generate():
-        hf.generation_config.save_pretrained(directory)
-    if hf.is_remote_code():
-        custom_object_save(hf, directory, config=config)
-    save_torch_state_dict(weights, directory, metadata={"format": "pt"})
+        failed = write_files(aside, model.hf, weights, fields, more)
+    require_all(directory, failed)
 
 
 def own_range(parameter: Any) -> tuple[int, int]:

@@ -84,6 +84,10 @@ MODELS = {
     "a tensor less": (drop, "1 weights missing, e.g. model.layers.0.mlp.gate_proj.weight"),
     "bert": (a_bert, "is a BertForMaskedLM, which writes no text"),
     "reward model": (a_reward_model, "ForSequenceClassification, which writes no text"),
+    "generation": (
+        write("generation_config.json", b'{"do_sample": false, "temperature": 0.5}'),
+        "its generation_config.json cannot be saved with the trained model",
+    ),
     "no JSON": (write("config.json", b"{"), "config.json is not JSON"),
     "unknown": (change_config(model_type="nosuch"), "does not know its architecture"),
     "shard gone": (

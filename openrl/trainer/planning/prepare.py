@@ -16,12 +16,12 @@ from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import check_address
 from openrl.config import derived
-from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.commands import PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
-from openrl.data.images import image_budget, row_images
+from openrl.data.images import RowImages, image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError, short
@@ -31,6 +31,7 @@ from openrl.models.checkpointing import check_recompute
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
+from openrl.models.exports import check_export, check_tokenizer_saves, try_to_save
 from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
@@ -140,6 +141,7 @@ def check_training(
     collector.run(check_shards, config, device)
     collector.run(find_start, config.checkpoint, False)
     collector.run(check_places, path, config.checkpoint)
+    collector.run(check_export, path, trusted, not isinstance(config, RMConfig))
 
 
 def read_data(config: PPOConfig, device: Device) -> Inputs:
@@ -157,6 +159,7 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     collector = ErrorCollector()
     eval_prompts: list[Prompt] = []
     eval_reports: list[str] = []
+    collector.run(check_saved_beside, tokenizer, builder.images)
     with collector:
         prompts, reports = training_prompts(config, builder)
     with collector:
@@ -174,6 +177,13 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     collector.raise_all()
     reports += [*eval_reports, *budget, *ptx_reports]
     return Inputs(device, tokenizer, prompts, eval_prompts, reports, ptx_rows)
+
+
+def check_saved_beside(tokenizer: PreTrainedTokenizerBase, images: RowImages | None) -> None:
+    """Raise UserError if the tokenizer or the processor cannot be saved with the trained model."""
+    check_tokenizer_saves(tokenizer)
+    if images is not None and images.processor is not None:
+        try_to_save("processor", tokenizer.name_or_path, images.processor.save)
 
 
 def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:

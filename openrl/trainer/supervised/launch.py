@@ -40,7 +40,11 @@ from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, write_reports
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import supervised_batching
-from openrl.trainer.planning.prepare import check_models_split, check_training
+from openrl.trainer.planning.prepare import (
+    check_models_split,
+    check_saved_beside,
+    check_training,
+)
 from openrl.trainer.planning.start_lines import split_lines, write_config
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.supervised.model import SupervisedModel
@@ -95,6 +99,7 @@ def prepare(config: Any) -> SupervisedInputs:
     with collector:
         tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
         task = task_of(config, tokenizer)
+        check_saved_beside(tokenizer, task.builder.images)
         examples = load_examples(config, task)
         check_models_split(config, [path, *([task.reference] if task.reference else [])])
         token_ids = [row.token_ids for example in examples.all for row in example.rows]

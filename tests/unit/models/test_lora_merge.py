@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
+from openrl.models import lora_merge
 from openrl.models.causal_lm import Loading
 from openrl.models.lora_merge import merge_adapter
 from openrl.models.scalar_model import RewardModel, load_scalar_model
@@ -25,10 +26,8 @@ def make_adapter(model: torch.nn.Module, out: Path, **settings) -> Path:
     """An adapter of random numbers on attention and MLP: unlike a fresh one it changes the
     model."""
     torch.manual_seed(1)
-    targets = ["q_proj", "v_proj", "down_proj"]
-    config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, **settings
-    )
+    settings = {"target_modules": ["q_proj", "v_proj", "down_proj"]} | settings
+    config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **settings)
     get_peft_model(model, config).save_pretrained(out)
     return out
 
@@ -104,6 +103,56 @@ def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(tmp_path, head
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     assert classifier.config.num_labels == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ],
+)
+def test_a_tied_head_is_untied_where_the_adapter_changes_it_or_the_embedding(
+    base, tmp_path, settings
+):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapter = make_adapter(model, tmp_path / "adapter", **settings)
+    if "modules_to_save" in settings:
+        path = adapter / "adapter_model.safetensors"
+        stored = load_file(path)
+        stored = {n: t * 1.5 if "lm_head" in n else t for n, t in stored.items()}
+        save_file(stored, path, metadata={"format": "pt"})
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    expected = logprobs(PeftModel.from_pretrained(plain, adapter))
+    merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert not merged.config.tie_word_embeddings
+    torch.testing.assert_close(logprobs(merged), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_head_that_nothing_changes_stays_tied(base, adapter, tmp_path):
+    merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.config.tie_word_embeddings
+    assert "lm_head.weight" not in load_file(tmp_path / "merged/model.safetensors")
+
+
+@pytest.mark.parametrize("step", ["merged into", "the model that was written"])
+def test_a_merge_that_changes_what_the_model_says_is_refused(
+    base, adapter, tmp_path, monkeypatch, step
+):
+    """The logits with the adapter, merged, before and after writing: one of them is off."""
+    found = iter([0.0, 1e-4] if step == "merged into" else [0.0, 0.0, 0.0, 1e-4])
+
+    def logits(model, plain=lora_merge._logits):
+        return plain(model) * (1 + next(found))
+
+    monkeypatch.setattr(lora_merge, "_logits", logits)
+    with pytest.raises(UserError, match=f"{step}.* gives other logits"):
+        merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
+    assert not any("merged" in p.name for p in tmp_path.iterdir())
 
 
 def test_a_base_without_head_is_no_reward_model(base, adapter, tmp_path):
