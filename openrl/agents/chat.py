@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from openrl.data.tokenizer import leading_ids
@@ -42,10 +43,15 @@ class ChatFormat:
         self._special = {i for i, token in added.items() if token.special}
 
     def render(
-        self, messages: Sequence[Message], tools: Schemas | None = None, to_reply: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Schemas | None = None,
+        to_reply: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Return the text of a chat up to where the assistant begins to write or, without
-        ``to_reply``, up to the end of the last message. Raises TemplateError."""
+        ``to_reply``, up to the end of the last message. ``variables`` are those of a row, which
+        stand before the run's. Raises TemplateError."""
         if not self.chat:  # messages mark their images themselves
             return _whole("".join(map(message_text, messages)))
         try:
@@ -54,7 +60,7 @@ class ChatFormat:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=to_reply,
-                **self.kwargs,
+                **{**self.kwargs, **variables},
             )
         except Exception as error:  # templates raise anything, e.g. because roles must alternate
             raise TemplateError(f"the chat template cannot render it: {error}") from error

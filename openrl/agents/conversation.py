@@ -86,6 +86,14 @@ class _TextRow:
         return row
 
 
+def with_row_tools(tools: Schemas | None, of_row: Schemas) -> Schemas:
+    """Return an agent's schemas and, behind them, those of a row whose names no tool of the agent
+    has."""
+    own = list(tools or ())
+    names = {schema["function"]["name"] for schema in own}
+    return [*own, *(schema for schema in of_row if schema["function"]["name"] not in names)]
+
+
 class Conversation:
     """Asks the policy for replies and keeps the rows of an episode.
 
@@ -105,6 +113,9 @@ class Conversation:
         self.row_per_turn = config.row_per_turn
         self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
+        given = dict(prompt.variables)
+        self._row_tools: Schemas = given.pop("tools", ())
+        self._variables = given
         self.turns, self.forks = 0, 0
         self.rendered: list[RenderedTurn] = []
         self._asking = 0  # turns that are being sampled
@@ -126,7 +137,7 @@ class Conversation:
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         self._require_turn()
-        text, images = self.chat.render(messages, tools), self.chat.images_in(messages)
+        text, images = self._render(messages, tools), self.chat.images_in(messages)
         row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
@@ -203,11 +214,17 @@ class Conversation:
         best, most = chats[-1], -1
         for chat in chats:
             with suppress(TemplateError):
-                text, images = self.chat.render(chat, tools), self.chat.images_in(chat)
+                text, images = self._render(chat, tools), self.chat.images_in(chat)
                 rows = (row for row in self._rows if row.is_continued_by(text, images))
                 if (held := max((len(row.text) for row in rows), default=0)) > most:
                     best, most = chat, held
         return list(best)
+
+    def _render(self, messages: Sequence[Message], tools: Schemas | None) -> str:
+        """Render a chat with what the prompt's row gives to the template. A client of the endpoint
+        says itself which tools there are. Raises TemplateError."""
+        shown = tools if self.any_prompt else with_row_tools(tools, self._row_tools)
+        return self.chat.render(messages, shown, variables=self._variables)
 
     def _require_turn(self) -> None:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):

@@ -24,7 +24,7 @@ def prepare(config: SupervisedConfig) -> Any:
 
 
 def run(config: SupervisedConfig, inputs: Any) -> None:
-    """Train; with --dry_run print the plan instead."""
+    """Train; with --dry_run print the plan and the first row instead."""
     import asyncio
 
     from openrl.trainer.supervised.launch import (
@@ -39,10 +39,14 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
         if not config.debug.dry_run:
             asyncio.run(serve(config, inputs))
     elif config.debug.dry_run:
+        from openrl.tracking.console import PlainConsole
         from openrl.trainer.planning.dry_run import supervised_memory
+        from openrl.trainer.planning.first_row import print_example
 
         spec = trained_spec(config, inputs.task, inputs.device, inputs.steps)
         memory = supervised_memory(config, spec, inputs.ranks(config.ranks))
         print(printable(describe(config, inputs)), memory, sep="\n\n")
+        names = inputs.task.builder.row_names
+        print_example(PlainConsole(), inputs.examples.train[0], names, inputs.tokenizer)
     else:
         asyncio.run(train(config, inputs))

@@ -51,12 +51,14 @@ class TokenisedRow:
     rows: tuple[SupervisedRow, ...]
     whole: bool  # none of its texts was cut
     value: float
+    open_turns: int = 0  # learned turns that the chat template leaves without an end
 
 
 class ExampleBuilder(ABC, Generic[Example]):
     """Makes examples from rows, by the column and template flags."""
 
     noun = "examples"
+    row_names: tuple[str, ...] = ("row",)  # of an example, for people; further rows are helpers
 
     def __init__(
         self,
@@ -106,8 +108,11 @@ class ExampleBuilder(ABC, Generic[Example]):
         names = [source.name for source in sources]
         refuse_bad_rows(flag, zip(names, (chunk.bad for chunk in read), strict=True))
         reports = [
-            self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)
+            "; ".join([self._report(name, chunk.items, flag), *chunk.notes])
+            for name, chunk in zip(names, read, strict=True)
         ]
+        if without_end := sum(row.open_turns for chunk in read for row in chunk.items):
+            reports.append(self._ends_made(without_end))
         return [
             self.examples([d for d in chunk.items if self._is_usable(d)]) for chunk in read
         ], reports
@@ -129,12 +134,22 @@ class ExampleBuilder(ABC, Generic[Example]):
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
                 continue
-            chunk.items.append(
-                TokenisedRow(
-                    tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value
-                )
-            )
+            cut, whole = tuple(row for row, _ in pairs), all(whole for _, whole in pairs)
+            without_end = sum(text.stands_in for text in texts)
+            chunk.items.append(TokenisedRow(cut, whole, value, without_end))
+        chunk.unread_keys |= self.templates.unread_keys
         return chunk
+
+    def _ends_made(self, turns: int) -> str:
+        """Warn of turns that the chat template ends with nothing that engines stop at."""
+        stops = ", ".join(map(repr, self.templates.stops))
+        end = repr(self.tokenizer.eos_token)
+        return (
+            f"WARNING: the chat template ends {turns} of the assistant's turns with no token that"
+            f" engines stop at ({stops}), so {end} is learned as their end\n  try: the token with"
+            " which it ends turns in eos_token_id of generation_config.json, or"
+            " --tokenizer_chat_template FILE"
+        )
 
     def _has_answer(self, example: TokenisedRow) -> bool:
         return all(any(row.loss_mask) for row in example.rows)

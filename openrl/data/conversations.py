@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openrl.data.rows import as_text
@@ -33,8 +34,17 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 UNTRAINED = {"weight": 0, "train": False, "loss": False}
 """Keys and values by which a row says that a message of the assistant is not learned."""
 
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a content that are text; the last two are those of OpenAI's responses."""
+
 TRAIN = "train"
 """Our key of a message; False says that it is not learned. No template sees it."""
+
+MEANINGFUL = {"role", "content", "tool_calls", "tool_call_id", "name", TRAIN, *REASONING}
+"""Keys of messages that are read here, or that templates may leave out without a loss."""
+
+SYSTEM = ("system", "developer")
+"""Roles of messages that say how to answer."""
 
 
 def as_chat(value: Any) -> Any:
@@ -76,10 +86,9 @@ def _message(turn: Any) -> Message:
         if key in message and message["role"] == "assistant":
             message[REASONING[0]] = message.pop(key)
     if message.get("content") is None:
-        if not (message.get("tool_calls") or message.get(REASONING[0])):
-            if "content" not in turn:
-                raise BadRow("a chat message is not of the form {role, content}")
-            return _marked(message)
+        held = message.get("tool_calls") or message.get(REASONING[0])
+        if not held and "content" not in turn:
+            raise BadRow("a chat message is not of the form {role, content}")
         message["content"] = ""
     content = message["content"]
     if isinstance(content, list) and all(_is_text(part) for part in content):
@@ -98,7 +107,7 @@ def _marked(message: Message) -> Message:
 
 def _is_text(part: Any) -> bool:
     if isinstance(part, dict):
-        return part.get("type") == "text" and isinstance(part.get("text"), str)
+        return part.get("type", "text") in TEXT_PARTS and isinstance(part.get("text"), str)
     return isinstance(part, str)
 
 
@@ -149,6 +158,24 @@ def as_schemas(value: Any) -> list[dict[str, Any]]:
     ]
 
 
+def keys_nobody_reads(messages: Iterable[Message], template: str) -> set[str]:
+    """Return the keys of messages that neither mean anything here nor appear in the chat
+    template."""
+    keys = {key for message in messages for key in message}
+    return {k for k in keys - MEANINGFUL if not re.search(rf"\b{re.escape(k)}\b", template)}
+
+
+def kinds_of_content(messages: Iterable[Message]) -> set[str]:
+    """Return the types of what messages of ``as_messages`` hold, as their parts name them."""
+    kinds: set[str] = set()
+    for content in (message["content"] for message in messages):
+        parts = content if isinstance(content, list) else [content]
+        for part in parts:
+            named = part.get("type", "text") if isinstance(part, dict) else None
+            kinds.add(str(named) if named else "text" if isinstance(part, str) else "unknown")
+    return kinds
+
+
 def has_content(message: Message) -> bool:
     """Return whether a message says, thinks or calls anything."""
     return any(message.get(key) for key in ("content", "tool_calls", REASONING[0]))
@@ -164,11 +191,12 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_nulls(cell) for key, cell in value.items()}
     if isinstance(value, list):
-        return [_object_without_nulls(item) for item in value]
+        return [objects_without_nulls(item) for item in value]
     return value
 
 
-def _object_without_nulls(value: Any) -> Any:
+def objects_without_nulls(value: Any) -> Any:
+    """Return the value without the keys that are null in any of its objects."""
     if isinstance(value, dict):
-        return {k: _object_without_nulls(v) for k, v in value.items() if v is not None}
-    return [_object_without_nulls(v) for v in value] if isinstance(value, list) else value
+        return {k: objects_without_nulls(v) for k, v in value.items() if v is not None}
+    return [objects_without_nulls(v) for v in value] if isinstance(value, list) else value

@@ -9,9 +9,11 @@ what training draws from stays in memory: the token ids, label and small columns
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datasets import (
     Dataset,
@@ -19,12 +21,15 @@ from datasets import (
     disable_progress_bars,
     get_dataset_config_names,
     get_dataset_split_names,
+    load_dataset_builder,
     load_from_disk,
 )
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.json.json import Json
 
 from openrl.config.groups.data import FILE_FORMATS, data_items, name_and_subset
-from openrl.data.row_files import load_file, load_rows_of
+from openrl.data.row_files import load_file, load_files, load_rows_of
 from openrl.errors import UserError
 
 disable_progress_bars()  # its progress bars would disturb ours
@@ -146,8 +151,11 @@ def _load_named(
 ) -> Dataset:
     """Load a directory of data files or a dataset of the Hub."""
     try:
-        return load_rows_of(name, max_samples=max_samples, **_load_arguments(name, split, subset))
-    except ValueError as error:  # an unknown split; the message lists the known ones
+        arguments = _load_arguments(name, split, subset)
+        if (exact := _load_exactly(name, max_samples, **arguments)) is not None:
+            return exact
+        return load_rows_of(name, max_samples=max_samples, **arguments)
+    except (ValueError, csv.Error) as error:  # an unknown split; the message lists the known ones
         raise UserError(f"--{flag}: {name}: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:
         raise UserError(f"--{flag}: cannot load {name}: {error.__cause__ or error}") from error
@@ -156,6 +164,28 @@ def _load_named(
             f"--{flag}: {name} is neither a local path nor in the cache, and the Hub cannot be"
             f" reached: {error}"
         ) from error
+
+
+def _load_exactly(
+    source: str, max_samples: int | None, split: str, **arguments: str
+) -> Dataset | None:
+    """Load a dataset that consists of JSON or CSV files, with the values that the files have; None
+    for any other. ``datasets`` knows which files belong to which split. Raises ValueError."""
+    builder = load_dataset_builder(source, **arguments)
+    config: Any = builder.config
+    if isinstance(builder, Json) and config.field is None:
+        kind, separator = "json", ","
+    elif isinstance(builder, Csv) and config.names is None and config.header == "infer":
+        kind, separator = "csv", config.sep
+    else:
+        return None
+    files = config.data_files or {}
+    wanted = split.split("+")
+    if unknown := [part for part in wanted if part not in files]:
+        raise ValueError(f'Unknown split "{unknown[0]}". Should be one of {sorted(files)}.')
+    return load_files(
+        [file for part in wanted for file in files[part]], kind, max_samples, separator
+    )
 
 
 def _load_arguments(name: str, split: str, subset: str | None) -> dict[str, str]:

@@ -73,6 +73,7 @@ class PairBuilder(PreferenceBuilder):
     """Pairs of a chosen and a rejected answer."""
 
     noun = "pairs"
+    row_names = ("chosen answer", "rejected answer")
 
     def __init__(self, *args: Any, margins: bool = False, **kwargs: Any) -> None:
         """With ``margins``, each row also says by how much the chosen answer is better."""
@@ -100,6 +101,7 @@ class RatedBuilder(PreferenceBuilder):
     """Single answers, in the column of chosen ones, that ``label_key`` rates good or bad."""
 
     noun = "rated answers"
+    row_names = ("rated answer",)
 
     def __init__(self, *args: Any, label_key: str = "label", **kwargs: Any) -> None:
         """The other arguments are those of every builder."""

@@ -123,7 +123,8 @@ class PromptBuilder:
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
             chunk = read_rows(rows, reader, self.workers)
             unread = f"not given to rewards: {', '.join(binary)}" if binary else ""
-            read.append((source, chunk, tuple(filter(None, (columns.note, unread)))))
+            notes = (columns.note, unread, *chunk.notes)
+            read.append((source, chunk, tuple(filter(None, notes))))
         refuse_bad_rows(flag, [(source.name, chunk.bad) for source, chunk, _ in read])
         for _, chunk, _ in read:
             self._check_images(chunk.items)
@@ -158,6 +159,7 @@ class PromptBuilder:
                 chunk.bad.append((draft.number, str(reason)))
                 continue
             chunk.items.append((kept, len(ids)))
+        chunk.unread_keys |= self.templates.unread_keys
         return chunk
 
     def _draft(
@@ -182,6 +184,7 @@ class PromptBuilder:
             token_ids=[],
             text=text,
             messages=tuple(messages),
+            variables=variables,
             label=label,
             source=self._source(row, tag),
             difficulty=_difficulty(row, columns.difficulty_key),

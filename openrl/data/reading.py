@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,13 @@ class Chunk(Generic[T]):
 
     items: list[T] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
+    unread_keys: set[str] = field(default_factory=set)  # of messages, see ``Templates``
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say of the messages."""
+        names = ", ".join(map(repr, sorted(self.unread_keys)))
+        return [f"the chat template reads no {names} of messages"] if names else []
 
 
 Read = Callable[[Numbered], Chunk[T]]
@@ -38,6 +45,7 @@ def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
     for chunk in _chunks(rows, read, min(workers, os.cpu_count() or 1)):
         whole.items += chunk.items
         whole.bad += chunk.bad
+        whole.unread_keys |= chunk.unread_keys
     return whole
 
 
@@ -69,7 +77,7 @@ def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
     except (UnicodeDecodeError, BadRow):
         good, bad = _decode_rows(rows, piece)
         chunk = read(good)
-        return Chunk(chunk.items, sorted([*chunk.bad, *bad]))
+        return replace(chunk, bad=sorted([*chunk.bad, *bad]))
 
 
 def _decode_rows(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str]]]:

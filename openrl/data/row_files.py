@@ -10,10 +10,18 @@ import codecs
 import csv
 import glob
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, Features, Value, load_dataset
+from datasets import (
+    Dataset,
+    DownloadManager,
+    Features,
+    Value,
+    concatenate_datasets,
+    load_dataset,
+)
 from datasets.exceptions import DatasetGenerationError
 
 from openrl.config.groups.data import FILE_FORMATS
@@ -70,30 +78,71 @@ def _wrong_start(path: Path) -> str:
 
 def _read(path: Path, max_samples: int | None) -> Dataset:
     kind = FILE_FORMATS[path.suffix]
-    if kind == "json" and path.suffix != ".jsonl" and (rows := _one_value(path)) is not None:
-        return rows
-    options: dict[str, Any] = {}
     if kind == "json":
-        # bytes that are not UTF-8 become escapes that JSON lacks, which make a bad row
-        kind = "text"
-        options = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}
-    elif kind == "csv":
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            names = next(csv.reader(file), [])
-        options = {"features": Features(dict.fromkeys(names, Value("string"))), "na_filter": False}
-    rows = load_rows_of(
-        kind,
+        return rows_of_lines(_lines(str(path), max_samples))
+    if kind == "csv":
+        return _cells(path, max_samples)
+    files = glob.escape(str(path))
+    return load_rows_of(kind, data_files=files, split="train", max_samples=max_samples)
+
+
+def load_files(
+    files: Sequence[str], kind: str, max_samples: int | None, separator: str = ","
+) -> Dataset:
+    """Return the rows of JSON or CSV files, also of the Hub, one file after the other. They may have
+    different columns. Raises ValueError, and csv.Error for a file that is no CSV."""
+    parts: list[Dataset] = []
+    left = max_samples
+    for file in files:
+        if kind == "json":
+            parts.append(_lines(file, left))
+        else:
+            parts.append(_cells(Path(_local(file)), left, separator))
+        left = None if left is None else left - len(parts[-1])
+        if left is not None and left <= 0:
+            break
+    whole = concatenate_datasets(parts)
+    return rows_of_lines(whole) if kind == "json" else whole
+
+
+def _local(file: str) -> str:
+    """Return the path of a file, downloaded and unpacked if need be."""
+    return str(DownloadManager().download_and_extract(file))
+
+
+def _cells(path: Path, max_samples: int | None, separator: str = ",") -> Dataset:
+    """Return the rows of a CSV file, whose cells are text."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        names = next(csv.reader(file, delimiter=separator), [])
+    return load_rows_of(
+        "csv",
         data_files=glob.escape(str(path)),
         split="train",
         max_samples=max_samples,
-        **options,
+        features=Features(dict.fromkeys(names, Value("string"))),
+        na_filter=False,
+        sep=separator,
     )
-    return rows_of_lines(rows) if kind == "text" else rows
+
+
+def _lines(file: str, max_samples: int | None) -> Dataset:
+    """Return the rows of a JSON file as text, in the column ``LINE``."""
+    if not file.partition(".jsonl")[1] and (rows := _one_value(Path(_local(file)))) is not None:
+        return rows
+    return load_rows_of(
+        "text",
+        data_files=file if "://" in file else glob.escape(file),
+        split="train",
+        max_samples=max_samples,
+        # bytes that are not UTF-8 become escapes that JSON lacks, which make a bad row
+        encoding="utf-8-sig",
+        encoding_errors="backslashreplace",
+    )
 
 
 def _one_value(path: Path) -> Dataset | None:
-    """Return the rows of a JSON file that is one value, a list of rows or an object of columns;
-    None if every line is a row."""
+    """Return the rows, as lines, of a JSON file that is one value, a list of rows or an object of
+    columns; None if every line is a row."""
     text = path.read_text("utf-8-sig", errors="backslashreplace")
     try:
         value = json.loads(text)
@@ -104,7 +153,7 @@ def _one_value(path: Path) -> Dataset | None:
             dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)
         ]
     rows = value if isinstance(value, list) else [value]
-    return rows_of_lines(Dataset.from_dict({LINE: [json.dumps(row) for row in rows]}))
+    return Dataset.from_dict({LINE: [json.dumps(row) for row in rows]})
 
 
 def rows_of_lines(lines: Dataset) -> Dataset:

@@ -13,13 +13,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
-from openrl.data.conversations import as_chat, as_messages, as_schemas
+from openrl.data.conversations import (
+    SYSTEM,
+    as_chat,
+    as_messages,
+    as_schemas,
+    keys_nobody_reads,
+    kinds_of_content,
+    objects_without_nulls,
+)
 from openrl.data.images import split_into_parts
 from openrl.data.rows import MISSING, as_text, column, text_or_file
 from openrl.data.template_forms import TemplateForms, find_forms
 from openrl.data.tokenizer import leading_ids, require_chat_template, stop_texts
 from openrl.errors import BadRow, UserError
 from openrl.types import Message
+
+ANY_TEMPLATE = ("user", "assistant", "tool")
+"""Roles that a template either knows or refuses."""
 
 # a sandbox: no template reaches beyond what it is given
 JINJA = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
@@ -58,6 +69,8 @@ class Templates:
         self.system = None if system is None else text_or_file(system, "system_prompt")
         self.leading = [] if self.chat else leading_ids(tokenizer)
         """Token ids before plain text; a chat template writes them itself."""
+        self.unread_keys: set[str] = set()
+        """Keys of messages rendered so far that the chat template does not mention."""
 
     @cached_property
     def forms(self) -> TemplateForms:
@@ -79,7 +92,8 @@ class Templates:
             for name in ("documents", "chat_template_kwargs")
             if (value := column(row, name)) is not MISSING and value
         }
-        kwargs = found.pop("chat_template_kwargs", {})
+        # Arrow gives each row all keys that any row has
+        kwargs = objects_without_nulls(found.pop("chat_template_kwargs", {}))
         if not isinstance(kwargs, dict):
             raise BadRow("chat_template_kwargs: not an object")
         key = self.flags.tools_key
@@ -115,10 +129,19 @@ class Templates:
         return PromptParts("" if last is None else messages[last]["content"], around)
 
     def dialogue(self, value: Any) -> list[Message]:
-        """Return a row's chat, with --system_prompt if it has no system message. Raises BadRow."""
+        """Return a row's chat, with --system_prompt if no system message of it says anything.
+        Raises BadRow."""
         messages = as_messages(value)
-        if self.system is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.system}, *messages]
+        if self.system is not None and not any(
+            m["role"] in SYSTEM and m["content"] for m in messages
+        ):
+            others = [m for m in messages if m["role"] not in SYSTEM]
+            messages = [{"role": "system", "content": self.system}, *others]
+        if not self.sees and (kinds := kinds_of_content(messages) - {"text"}):
+            raise BadRow(
+                f"a message has content of the type {min(kinds)}, which is no text"
+                " (--max_images_per_prompt N shows images to a vision-language model)"
+            )
         return messages
 
     def wrap_last_user(self, messages: list[Message]) -> list[Message]:
@@ -134,6 +157,15 @@ class Templates:
         return self._render(split_into_parts(chat) if self.sees else chat, generate, variables)
 
     def _render(self, messages: list[Message], generate: bool, variables: dict[str, Any]) -> str:
+        self.unread_keys |= keys_nobody_reads(messages, str(self.tokenizer.chat_template))
+        text = self._apply(messages, generate, variables)
+        for message in messages:  # templates may leave out what has a role that they do not know
+            role, said = message["role"], message["content"]
+            if role not in ANY_TEMPLATE and isinstance(said, str) and said.strip() not in text:
+                raise BadRow(f"the chat template does not show a message of the role {role!r}")
+        return text
+
+    def _apply(self, messages: list[Message], generate: bool, variables: dict[str, Any]) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 messages,

@@ -24,11 +24,13 @@ OPEN_THINK = re.compile(r"<(\w+)>\s*$")  # what a prompt may end with, to begin 
 @dataclass(frozen=True)
 class MarkedText:
     """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
-    ``ends`` says that the end-of-text token follows the last character and is learned."""
+    ``ends`` says that the end-of-text token follows the last character and is learned, and
+    ``stands_in`` that it does so for an end that the chat template does not write."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     ends: bool = True
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,22 @@ def mark_turns(
     rows: list[MarkedText] = []
     for i in learned:
         turn = _turn(templates, [*messages], i, variables)
-        at = next((n for n, row in enumerate(rows) if turn.before.startswith(row.text)), None)
+        at = next((n for n, row in enumerate(rows) if _goes_on(row, turn, templates)), None)
         spans = () if at is None else rows[at].spans
         text = turn.before + turn.said
-        row = MarkedText(text, (*spans, (len(turn.before), len(text))), ends=not turn.ends)
+        spans = (*spans, (len(turn.before), len(text)))
+        row = MarkedText(text, spans, ends=not turn.ends, stands_in=not turn.ends)
         if at is None:
             rows.append(row)
         else:
             rows[at] = row
     return tuple(rows)
+
+
+def _goes_on(row: MarkedText, turn: _Turn, templates: Templates) -> bool:
+    """Whether sampling would continue the row with the turn. It never continues one whose end the
+    template does not write."""
+    return turn.before.startswith(row.text + (templates.tokenizer.eos_token if row.ends else ""))
 
 
 def _turn(

@@ -123,7 +123,10 @@ class SeedFlags(PluginFlags):
 
 @group("Debug")
 class DebugFlags(SeedFlags):
-    dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")
+    dry_run: bool = flag(
+        False,
+        "Check everything, print the plan and the first row as the model sees it, start nothing.",
+    )
     profile_tool: Literal["torch", "memory"] | None = flag(
         None,
         "What training ranks record of --profile_steps in {save_path}/profile. torch: a trace of"

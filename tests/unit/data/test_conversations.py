@@ -11,20 +11,26 @@ from datasets import Dataset
 
 from openrl.agents.conversation import Conversation, EpisodeConfig
 from openrl.config.groups.data import (
+    BatchDataFlags,
+    EvaluateDataFlags,
     PreferenceDataFlags,
     PromptDataFlags,
     SupervisedDataFlags,
     TemplateFlags,
 )
+from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.data.answers import load_answers
 from openrl.data.conversations import as_messages, as_schemas
 from openrl.data.loading import RowSource
-from openrl.data.preference import PairBuilder
-from openrl.data.prompts import PromptBuilder
+from openrl.data.preference import PairBuilder, RatedBuilder
+from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
+from openrl.data.reading import Chunk, read_rows
 from openrl.data.row_files import LINE, rows_of_lines
 from openrl.data.supervised import SupervisedBuilder
 from openrl.errors import BadRow, UserError
 from openrl.types import Completion, FinishReason, Prompt, Sampling, VersionSpan
-from tests.chat_templates import FAMILIES, TOOLS, chat_of, family_tokenizer
+from tests.chat_templates import FAMILIES, TOOLS, chat_of, family_tokenizer, tool
+from tests.scripted_policy import ScriptedPolicy
 
 CHAT = TemplateFlags(apply_chat_template=True)
 ASKS = {"role": "user", "content": "2 and 2?"}
@@ -46,12 +52,13 @@ WITH_CALLS = [name for name in FAMILIES if name not in ("chatml", "gemma3", "phi
 WITH_TOOLS = ["qwen2.5", "qwen3", "llama3", "glm4"]
 
 
-def build(rows, family, templates=CHAT, **flags):
+def build(rows, family, templates=CHAT, template=None, **flags):
+    """Learned rows as texts, and the report. ``template`` replaces the family's."""
     flags = {"input_key": "messages", "output_key": None, "max_len": 10_000} | flags
-    builder = SupervisedBuilder(
-        SupervisedDataFlags(dataset="data", **flags), templates, family_tokenizer(family)
-    )
-    (examples,), (report,) = builder.build([source(rows)])
+    tokenizer = family_tokenizer(family)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    builder = SupervisedBuilder(SupervisedDataFlags(dataset="data", **flags), templates, tokenizer)
+    (examples,), (report, *_) = builder.build([source(rows)])
     return [texts(row, family) for row in examples], report
 
 
@@ -102,6 +109,95 @@ def test_tools_in_prompts_and_in_preferences():
     ((pair,),), _ = pairs.build([source([row])])
     assert all("Adds two numbers" in texts(r, "qwen2.5")[0] for r in pair.rows)
     assert '"arguments": {"a": 2, "b": 2}' in texts(pair.rows[0], "qwen2.5")[1]
+
+
+def rows_file(tmp_path, row):
+    path = tmp_path / "rows.jsonl"
+    other = {**row, "chosen": [AGAIN, CALLS], "rejected": [AGAIN, ANSWERS]}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(other) + "\n")
+    return str(path)
+
+
+def supervised(path, tokenizer):
+    flags = SupervisedDataFlags(
+        dataset=path, input_key="messages", output_key=None, max_len=10_000, multiturn=True
+    )
+    return load_answers(flags, SupervisedBuilder(flags, CHAT, tokenizer), 0)[0]
+
+
+def answers(builder):
+    def read(path, tokenizer):
+        flags = PreferenceDataFlags(dataset=path, max_len=10_000)
+        return load_answers(flags, builder(flags, CHAT, tokenizer), 0)[0][0].rows
+
+    return read
+
+
+def prompts(group):
+    def read(path, tokenizer):
+        flags = group(prompt_data=path, input_key="asked")
+        return load_prompts(PromptBuilder(flags, CHAT, tokenizer, 10_000), 0)[0]
+
+    return read
+
+
+def evaluated(path, tokenizer):
+    builder = PromptBuilder(PromptDataFlags(input_key="asked"), CHAT, tokenizer, 10_000)
+    return load_eval_prompts(builder, PromptEvalFlags(eval_dataset=path))[0]
+
+
+READERS = {
+    "train_sft": supervised,
+    "train_rm, train_dpo": answers(PairBuilder),
+    "train_dpo --loss kto": answers(RatedBuilder),
+    "train_ppo_ray": prompts(PromptDataFlags),
+    "train_ppo_ray --eval_dataset": evaluated,
+    "evaluate": prompts(EvaluateDataFlags),
+    "batch_inference": prompts(BatchDataFlags),
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_every_command_shows_the_tools_and_the_variables_of_a_row(command, tmp_path):
+    row = {
+        "messages": [ASKS, ANSWERS],
+        "asked": [ASKS],
+        "chosen": [ASKS, CALLS],
+        "rejected": [ASKS, ANSWERS],
+        "label": True,
+        "tools": TOOLS,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    tokenizer = family_tokenizer("qwen3")
+    rows = READERS[command](rows_file(tmp_path, row), tokenizer)
+    assert rows
+    for found in rows:
+        text = tokenizer.decode(found.token_ids)
+        assert "Adds two numbers" in text
+        assert "<|im_start|>assistant\n<think>\n\n</think>\n\n" in text
+
+
+def test_an_agent_shows_its_tools_and_those_of_the_row():
+    own = {**tool("twice", a={"type": "integer"})}
+    policy = ScriptedPolicy(chat_of("qwen3"), ["It is 4.<|im_end|>"] * 3)
+    variables = {"tools": TOOLS, "enable_thinking": False}
+    prompt = Prompt("p", [], "", messages=(ASKS,), variables=variables)
+    tokenizer = chat_of("qwen3").tokenizer
+
+    def asked(tools, **settings):
+        conversation = Conversation(
+            EpisodeConfig(chat_of("qwen3")), prompt, policy, Sampling(max_tokens=10_000), **settings
+        )
+        asyncio.run(conversation.reply([ASKS], tools))
+        return tokenizer.decode(policy.asked[-1])
+
+    both = asked([own])
+    assert both.index("twice") < both.index("Adds two numbers")
+    assert both.endswith("<think>\n\n</think>\n\n")
+    same = {"type": "function", "function": {**own["function"], "name": "add"}}
+    assert "Adds two numbers" not in asked([same])  # the one that the agent can call
+    served = asked([own], any_prompt=True)  # a client says itself what tools it has
+    assert "Adds two numbers" not in served and served.endswith("<think>\n\n</think>\n\n")
 
 
 def test_tools_of_another_column_and_what_is_no_schema():
@@ -222,6 +318,133 @@ def test_a_developer_is_the_system_where_there_is_no_developer():
     assert text.startswith("<|im_start|>system\nBe brief.") and "developer" not in text
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen2.5", "qwen3", "glm4", "deepseek3"])
+def test_a_system_message_that_is_not_first_is_shown(family):
+    rows = [{"messages": [ASKS, {"role": "assistant", "content": "4"}, SYSTEM, AGAIN, ANSWERS]}]
+    (((text, learned),), _) = build(rows, family)
+    assert "Be brief." in text and "It is 4." in learned
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "critic"])
+def test_a_message_that_a_template_does_not_show_is_named(role):
+    shows = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
+    rows = [{"messages": [{"role": role, "content": "Be kind."}, ASKS, ANSWERS]}]
+    shown = "system" if role == "developer" else role
+    with pytest.raises(UserError, match=f"row 0: the chat template does not show .* '{shown}'"):
+        build(rows, "qwen2.5", template=shows)
+    build([{"messages": [ASKS, ANSWERS]}], "qwen2.5", template=shows)
+
+
+def test_the_system_prompt_is_for_dialogues_without_one():
+    templates = TemplateFlags(apply_chat_template=True, system_prompt="From the flag.")
+
+    def text(*messages):
+        (((found, _),), _) = build([{"messages": [*messages, ANSWERS]}], "qwen2.5", templates)
+        return found
+
+    empty = {"role": "system", "content": ""}
+    for without in ([ASKS], [empty, ASKS], [{**empty, "content": None}, ASKS]):
+        assert text(*without).startswith("<|im_start|>system\nFrom the flag.<|im_end|>")
+        assert text(*without).count("<|im_start|>system") == 1
+    developer = {"role": "developer", "content": "Be brief."}
+    later = [ASKS, {"role": "assistant", "content": "4"}, SYSTEM, AGAIN]
+    for with_one in ([SYSTEM, ASKS], [developer, ASKS], later):
+        assert "Be brief." in text(*with_one) and "From the flag." not in text(*with_one)
+
+
+def test_an_empty_system_message_is_not_none():
+    for empty in ("", None):
+        rows = [{"messages": [{"role": "system", "content": empty}, ASKS, ANSWERS]}]
+        (((text, _),), _) = build(rows, "chatml")
+        assert text.startswith("<|im_start|>system\n<|im_end|>") and "None" not in text
+
+
+def test_content_in_parts():
+    parts = [{"type": "text", "text": "2 and "}, {"type": "input_text", "text": "2"}, {"text": "?"}]
+    assert as_messages([{"role": "user", "content": parts}]) == [ASKS]
+    seen = [*parts, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(
+        UserError, match="row 0: a message has content of the type image_url, which"
+    ):
+        build([{"messages": [{"role": "user", "content": seen}, ANSWERS]}], "qwen2.5")
+
+
+def test_keys_that_only_other_rows_have_do_not_reach_the_template():
+    """Arrow gives every object of a column all keys that any of them has."""
+    other = {
+        "messages": [
+            {"role": "user", "content": "3?", "name": "Ann"},
+            {"role": "assistant", "content": "3", "reasoning_content": "Three."},
+        ],
+        "chat_template_kwargs": {"unknown": 1, "enable_thinking": None},
+        "documents": [{"title": "x", "text": "y"}],
+    }
+    row = {
+        "messages": [ASKS, CALLS, RESULT, ANSWERS],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"text": "y"}],
+    }
+    rows = Dataset.from_list([row, other], on_mixed_types="use_json")
+    (chunk,) = [read_rows(rows, lambda numbered: Chunk([r for _, r in numbered]), 1)]
+    first, second = chunk.items
+    assert as_messages(first["messages"]) == as_messages(row["messages"])
+    templates = SupervisedBuilder(
+        SupervisedDataFlags(dataset="d"), CHAT, family_tokenizer("qwen3")
+    ).templates
+    assert templates.variables(first) == {"enable_thinking": False, "documents": [{"text": "y"}]}
+    assert templates.variables(second) == {"unknown": 1, "documents": other["documents"]}
+
+
+def test_keys_that_nobody_reads_are_named_once():
+    keys = {"mood": "calm", "id": 3, "name": "Ann", "weight": 1}
+    rows = [{"messages": [{**ASKS, **keys}, {**ANSWERS, "mood": "calm"}]}] * 3
+    _, report = build(rows, "qwen2.5")
+    assert report.endswith("; the chat template reads no 'id', 'mood' of messages")
+    reads_it = family_tokenizer("qwen2.5").chat_template + "{# mood #}"
+    _, report = build(rows, "qwen2.5", template=reads_it)
+    assert report.endswith("; the chat template reads no 'id' of messages")
+    builder = PromptBuilder(
+        PromptDataFlags(prompt_data="d", input_key="messages"),
+        CHAT,
+        family_tokenizer("qwen2.5"),
+        999,
+    )
+    _, (report,) = builder.build(
+        [source([{"messages": [{**ASKS, "mood": 1}]}])], flag="prompt_data", kind="train"
+    )
+    assert report.endswith("; the chat template reads no 'mood' of messages")
+
+
+OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+OPEN += "{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+def test_turns_that_a_template_leaves_open_get_an_end_and_a_warning():
+    """As sampling: the engine stops at the end of text, which the template then does not write, so
+    that the next turn begins another row."""
+    rows = [{"messages": [ASKS, {"role": "assistant", "content": "4"}, AGAIN, ANSWERS]}]
+    tokenizer = family_tokenizer("chatml")
+    tokenizer.chat_template = OPEN
+    flags = SupervisedDataFlags(
+        dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
+    )
+    (examples,), reports = SupervisedBuilder(flags, CHAT, tokenizer).build([source(rows)])
+    assert [texts(row, "chatml") for row in examples] == [
+        ("user: 2 and 2?\nassistant: 4<|im_end|>", "4<|im_end|>"),
+        (
+            "user: 2 and 2?\nassistant: 4\nuser: Sure?\nassistant: It is 4.<|im_end|>",
+            "It is 4.<|im_end|>",
+        ),
+    ]
+    assert reports[1].startswith(
+        "WARNING: the chat template ends 2 of the assistant's turns with no token that engines stop"
+        " at ('<|im_end|>'), so '<|im_end|>' is learned as their end\n  try: "
+    )
+
+
 def test_variables_of_a_row_reach_the_template():
     rows = [{"messages": [ASKS, ANSWERS], "chat_template_kwargs": {"enable_thinking": False}}]
     tokenizer = family_tokenizer("qwen3")
@@ -260,36 +483,46 @@ def played(family, says):
     )
 
 
+SECOND = {"role": "assistant", "content": "Yes."}
+DIALOGUES = {
+    "answers": [ASKS, ANSWERS, AGAIN, SECOND],
+    "thinks": [ASKS, THINKS, AGAIN, {**SECOND, "reasoning_content": "I added."}],
+    "calls": [ASKS, CALLS, RESULT, ANSWERS],
+    "thinks and calls": [
+        ASKS, {**CALLS, "reasoning_content": "Two."}, RESULT, THINKS, AGAIN,
+        {**SECOND, "reasoning_content": "I added."},
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["answers", "thinks"])
+@pytest.mark.parametrize("kind", DIALOGUES)
 def test_what_training_learns_is_what_sampling_records(family, kind):
-    """Two turns: the learned tokens of --multiturn are those of the rows of an episode in which the
-    policy writes what the template makes of the same messages."""
-    second = {"role": "assistant", "content": "Yes."}
-    messages = [ASKS, ANSWERS, AGAIN, second]
-    if kind == "thinks":
-        messages = [ASKS, THINKS, AGAIN, {**second, "reasoning_content": "I added."}]
+    """The learned tokens of --multiturn, and what stands before them, are those of the rows of an
+    episode in which the policy writes what the template makes of the same messages."""
+    if "calls" in kind and family not in WITH_CALLS:
+        pytest.skip("the template has no place for calls")
+    messages, tools = DIALOGUES[kind], TOOLS if "calls" in kind else None
     flags = SupervisedDataFlags(
         dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
     )
     tokenizer = family_tokenizer(family)
     builder = SupervisedBuilder(flags, CHAT, tokenizer)
-    (rows,), _ = builder.build([source([{"messages": messages}])])
+    (rows,), _ = builder.build([source([{"messages": messages, "tools": tools}])])
     learned = [run for row in rows for run in runs_of(row.token_ids, row.loss_mask)]
-    says = [tokenizer.decode(run) for run in learned]
-    conversation = played(family, says)
+    conversation = played(family, [tokenizer.decode(run) for run in learned])
 
     async def play():
-        for n in (1, 3):
+        for n in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
             history = builder.templates.forms.apply(as_messages(messages[:n]))
-            await conversation.reply(history)
+            await conversation.reply(history, tools)
         return conversation.trajectory(FinishReason.STOP)
 
     segments = asyncio.run(play()).segments
     recorded = [run for s in segments for run in runs_of(s.token_ids, s.loss_mask)]
     assert recorded == learned
-    contexts = [s.token_ids[: len(r.token_ids)] for s, r in zip(segments, rows, strict=True)]
-    assert contexts == [r.token_ids for r in rows]
+    assert [s.token_ids for s in segments] == [row.token_ids for row in rows]
+    assert [s.loss_mask for s in segments] == [row.loss_mask for row in rows]
 
 
 def runs_of(token_ids, mask):

@@ -119,6 +119,41 @@ def test_directory_of_files_has_splits_by_file_name(tmp_path_factory):
         load(directory, split="dev")
 
 
+@pytest.mark.parametrize("max_samples", [None, 3])
+def test_a_directory_gives_the_values_of_its_files(tmp_path_factory, max_samples):
+    """Whatever the files are: lines, a list or columns; their rows may have different columns."""
+    directory = tmp_path_factory.mktemp("rows")
+    rows = [{"input": "x", "label": label} for label in LABELS]
+    jsonl(directory / "train-0.jsonl", rows[:4])
+    (directory / "train-1.json").write_text(json.dumps(rows[4:7], indent=1))
+    jsonl(directory / "train-2.jsonl", [{"input": "y", "label": 1, "only": {"here": "007"}}])
+    jsonl(directory / "test-0.jsonl", [{"input": "z", "label": "2024-01-01"}])
+    found = list(load(directory, max_samples=max_samples))
+    expected = [*rows[:7], {"input": "y", "label": 1, "only": {"here": "007"}}][:max_samples]
+    assert found == expected and [type(row["label"]) for row in found] == [
+        type(row["label"]) for row in expected
+    ]
+    assert list(load(directory, split="test")) == [{"input": "z", "label": "2024-01-01"}]
+    assert len(load(directory, split="train+test")) == 9
+
+
+@pytest.mark.parametrize("max_samples", [None, 2, 100])
+@pytest.mark.parametrize(("ending", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_a_directory_of_tables_gives_text(tmp_path_factory, ending, separator, max_samples):
+    directory = tmp_path_factory.mktemp("rows")
+    tables = [["input", "label"], ["a", "007"], ["b", "None"]], [["label", "more"], ["1e5", "True"]]
+    for number, table in enumerate(tables):
+        lines = [separator.join(cells) + "\n" for cells in table]
+        (directory / f"train-{number}.{ending}").write_text("".join(lines))
+    expected = [
+        {"input": "a", "label": "007", "more": None},
+        {"input": "b", "label": "None", "more": None},
+        {"input": None, "label": "1e5", "more": "True"},
+    ]
+    found = [{"more": None, **row} for row in load(directory, max_samples=max_samples)]
+    assert found == expected[:max_samples]
+
+
 def test_every_source_can_be_sliced(tmp_path_factory):
     rows = [{"input": str(number)} for number in range(10)]
     directory = tmp_path_factory.mktemp("rows")

@@ -26,7 +26,7 @@ def build(rows, max_len=100, template=None, tokenizer=None, **flags):
     )
     flags = SupervisedDataFlags(dataset="data", max_len=max_len, **{"output_key": "output"} | flags)
     sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
-    (examples,), (report,) = SupervisedBuilder(flags, around, tokenizer).build(sources)
+    (examples,), (report, *_) = SupervisedBuilder(flags, around, tokenizer).build(sources)
     return examples, report
 
 
@@ -163,10 +163,11 @@ def test_multiturn_cut_in_a_turn_has_no_false_end():
     assert "; 1 cut" in report
 
 
-def test_multiturn_without_an_end_in_the_template_gets_one_at_the_end():
+def test_multiturn_without_an_end_in_the_template_gets_one_after_each_turn():
     plain = CHAT.replace("{{ eos_token }}", "")
-    (row,), _ = build([{"input": dialogue()}], template=plain, output_key=None, multiturn=True)
-    assert learned(row) == "245<eos>"
+    rows, _ = build([{"input": dialogue()}], template=plain, output_key=None, multiturn=True)
+    assert [text(row) for row in rows] == ["u(1)a(2<eos>", "u(1)a(2u(3)a(45<eos>"]
+    assert [learned(row) for row in rows] == ["2<eos>", "45<eos>"]
 
 
 def test_multiturn_splits_a_dialogue_whose_earlier_turns_the_template_rewrites():

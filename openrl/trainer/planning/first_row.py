@@ -1,0 +1,103 @@
+"""The first row of the data as the model sees it, for --dry_run: learned tokens are green or, where
+there are no colours, stand between marks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from openrl.agents.conversation import with_row_tools
+from openrl.agents.setup import AgentSetup, episode_config
+from openrl.agents.tools.build import open_toolbox
+from openrl.data.answers import SupervisedRow
+from openrl.errors import printable
+from openrl.types import Prompt
+from openrl.vision.parts import prompt_messages
+from openrl.vision.placing import unexpanded
+
+LONGEST = 4000  # characters of a stretch of tokens; of a longer one the middle is left out
+MARKS = ("{+", "+}")
+
+
+def print_example(
+    console: Console,
+    example: Any,
+    names: tuple[str, ...],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Print the rows of an example that have ``names``."""
+    shown = "green" if _has_colours(console) else f"between {MARKS[0]} and {MARKS[1]}"
+    for name, row in zip(names, example.rows, strict=False):
+        learned = sum(row.loss_mask)
+        title = f"First {name}: {len(row.token_ids)} tokens, {learned} of them learned ({shown})"
+        _print(console, title, row, tokenizer)
+
+
+def print_prompt(
+    console: Console, prompt: Prompt, agents: AgentSetup, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Print a prompt, with the schemas of --tools. What else an agent or an environment shows is
+    known only when an episode is played."""
+    ids = prompt.token_ids
+    if agents.flags.tools:
+        ids = _with_tools(prompt, agents, tokenizer)
+    row = SupervisedRow(ids, [False] * len(ids), prompt.images if ids is prompt.token_ids else ())
+    _print(console, f"First prompt: {len(ids)} tokens", row, tokenizer)
+
+
+def _with_tools(
+    prompt: Prompt, agents: AgentSetup, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    timeout = agents.flags.env_step_timeout
+    tools = asyncio.run(open_toolbox(str(agents.flags.tools), timeout))().schemas
+    variables = dict(prompt.variables)
+    shown = with_row_tools(tools, variables.pop("tools", ()))
+    chat = episode_config(agents, tokenizer).chat
+    return chat.encode(chat.render(prompt_messages(prompt), shown, variables=variables))
+
+
+def _print(
+    console: Console, title: str, row: SupervisedRow, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    text = Text(f"\n{title}\n")
+    for said, learned in stretches(row, tokenizer):
+        shown = printable(_without_middle(said))
+        if learned and not _has_colours(console):
+            shown = shown.join(MARKS)
+        text.append(shown, style="green" if learned else "")
+    console.print(text, soft_wrap=True)
+
+
+def stretches(row: SupervisedRow, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
+    """Yield the text of each run of tokens that are learned, or are not, and whether they are. An
+    image is its placeholder."""
+
+    def text_to(end: int) -> str:
+        images = [image for image in row.images if image.end <= end]
+        ids = unexpanded(row.token_ids[:end], images)
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    end, before = 0, ""
+    for learned, run in groupby(row.loss_mask):
+        end += sum(1 for _ in run)
+        text = text_to(end)
+        yield text[len(before) :], learned
+        before = text
+
+
+def _without_middle(text: str) -> str:
+    left_out = len(text) - LONGEST
+    if left_out <= 0:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[{left_out} characters are not shown]\n{text[-half:]}"
+
+
+def _has_colours(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
