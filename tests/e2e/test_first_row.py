@@ -53,7 +53,7 @@ def test_the_first_row(name, tmp_path, capsys):
         flags += " --advantage_estimator group_norm --rollout_backend hf"
         steps = (train_ppo_ray.prepare, train_ppo_ray.run)
     else:
-        flags += f" --dataset {tmp_path}/rows.jsonl --train_batch_size 1 --max_len 40"
+        flags += f" --dataset {tmp_path}/rows.jsonl --train_batch_size 1 --micro_train_batch_size 1 --max_len 40"
         steps = (supervised.prepare, supervised.run)
     code = command(config, *steps, argv=flags.split())
     printed = capsys.readouterr()
