@@ -40,5 +40,5 @@ python -m openrl.cli.train_ppo_ray \
     --micro_train_batch_size 128 --micro_rollout_batch_size 256 \
     --prompt_max_len 32 --generate_max_len 16 --temperature 1.0 \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
-    --max_steps 120 --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" \
+    --max_steps 120 --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" --trace_sample_rate 1 \
     --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"

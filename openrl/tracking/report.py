@@ -48,6 +48,7 @@ def write_reports(
     artefacts = {
         "metrics": run_dir / "metrics.jsonl",
         "rollouts": run_dir / "samples.jsonl",
+        "trace": run_dir / "trace",
         "learning curve": run_dir / curve,
         "flags": run_dir / "config.yaml",
     }

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.trace.reader import Trace
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, run_here, start, untimed
 from tests.patience import PATIENCE, still_running
@@ -61,6 +63,41 @@ def test_what_a_run_leaves(whole_run):
     assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids
     assert model.dtype == torch.float32
     assert "tiny 4/4" in output
+
+
+def test_the_trace_holds_what_the_metrics_are_made_of(whole_run):
+    """Two optimizer steps a training step; the KL has a gradient in every row, so all are
+    computed."""
+    out, _ = whole_run
+    trace = Trace(out)
+    rows = trace.index()
+    for step, m in enumerate(metrics(out), 1):
+        here = [n for n, of_step in enumerate(rows["step"]) if of_step == step]
+
+        def column(name, here=here):
+            return np.array([rows[name][n] for n in here], dtype=float)
+
+        tokens = column("trained_tokens")
+        assert len(here) == m["rollout/samples"] and tokens.sum() == m["rollout/tokens"]
+        assert column("reward").mean() == pytest.approx(m["rollout/reward"], rel=1e-5)
+        assert column("gap_max").max() == pytest.approx(m["actor/logprob_gap_max"], rel=1e-4)
+        entropy = (column("entropy") * tokens).sum() / tokens.sum()
+        assert entropy == pytest.approx(m["actor/entropy"], rel=1e-4)
+        clipped = (column("clipped") * tokens).sum() / tokens.sum()
+        assert clipped == pytest.approx(m["actor/clip_fraction"], abs=1e-6)
+        halves = [column("loss")[half].sum() / tokens[half].sum() for half in halves_of(column)]
+        assert np.mean(halves) == pytest.approx(m["actor/policy_loss"], rel=1e-3, abs=1e-6)
+    found = trace.trajectory(1, 0)
+    (segment,) = found["segments"]
+    assert found["text"] == "".join(
+        piece for piece, mine in zip(segment["pieces"], segment["loss_mask"], strict=True) if mine
+    )
+    assert found["engine"] == 0 and found["sampling_seed"] is not None and found["seconds"] > 0
+
+
+def halves_of(column):
+    """Which rows each of the two optimizer steps trained."""
+    return [column("optimizer_step") == number for number in (1, 2)]
 
 
 def test_engine_and_trainer_agree_in_every_step(whole_run):

@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import signal
 
 import pytest
 
@@ -9,6 +11,7 @@ from openrl.trace.index import COLUMNS, NAME
 from openrl.trace.places import learned_path, played_path
 from openrl.trace.reader import Trace
 from openrl.trace.writer import FEWEST, TraceWriter, chosen
+from openrl.tracking.loggers import JsonlTracker, Trackers
 from openrl.types import (
     FinishReason,
     Image,
@@ -19,6 +22,7 @@ from openrl.types import (
     Segment,
     Trajectory,
 )
+from tests.full_disk import files_of_at_most
 from tests.traces import WHOLE, answered, group, prompt, write
 
 PIXELS = Image(b"pixels", "5f")
@@ -238,3 +242,48 @@ def test_hostile_text_survives(tmp_path):
     writer.close()
     assert Trace(tmp_path).index()["text"] == [nasty]
     assert json.loads((tmp_path / "trace" / NAME).read_text().splitlines()[1])["step"] == 1
+
+
+def test_a_full_disk_costs_the_trace_alone(tmp_path, caplog):
+    """The steps that did fit can be read; the run goes on, and counts what the trace missed."""
+    writer = TraceWriter(tmp_path / "trace", WHOLE)
+    metrics = JsonlTracker(tmp_path / "metrics.jsonl")
+    trackers = Trackers(metrics, trace=writer)
+    with files_of_at_most(30_000):
+        for step in range(1, 41):
+            trackers.log_played(step, [group(n) for n in range(20)], [*range(20)], 3, {})
+            trackers.log(step, {"reward": 1.0})
+        trackers.close()
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in logged] == [*range(1, 41)]
+    assert 0 < logged[-1]["tracking/trace_failures"] < 40
+    assert [r.message for r in caplog.records if "trace failed" in r.message] != []
+    assert len(caplog.records) == 1
+    trace = Trace(tmp_path)
+    steps = set(trace.index()["step"])
+    assert steps == set(range(1, len(steps) + 1)) and 0 < len(steps) < 40
+    assert trace.trajectory(len(steps), 0)["text"] == "answer 0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork of this process")
+def test_what_was_written_survives_a_kill(tmp_path):
+    """Of five steps at most three wait to be written; a step that is listed is there."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        writer = TraceWriter(tmp_path / "trace", WHOLE)
+        for step in range(1, 10_000):
+            writer.played(step, [group(n) for n in range(20)], [*range(20)], 3, {})
+            os.write(writes, b".")
+        os._exit(0)
+    try:
+        for _ in range(5):
+            assert os.read(reads, 1) == b"."
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    trace = Trace(tmp_path)
+    steps = trace.steps()
+    assert len(steps) >= 2 and steps == [*range(1, len(steps) + 1)]
+    assert all(trace.is_whole(step) and len(trace.kept(step)) == 20 for step in steps)
+    assert len(trace.problems) <= 1  # the line that the kill tore

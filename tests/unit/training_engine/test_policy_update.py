@@ -10,7 +10,7 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
 from openrl.experience import StepCounts
 from openrl.trainer.learning.losses import Losses
-from openrl.training_engine.updates import PolicyUpdate, balanced
+from openrl.training_engine.updates import TRACED, PolicyUpdate, balanced
 from tests.batches import outcome_batch
 from tests.flags import ppo
 
@@ -173,3 +173,38 @@ def test_flags_reach_the_losses():
 def test_norm_const_defaults_to_the_longest_response():
     config = ppo("--pretrain m --prompt_data d --remote_rm_url r.py --generate_max_len 77")
     assert Losses.from_config(config).actor.norm_const == 77.0
+
+
+def test_a_traced_row_reports_what_the_loss_was_made_of():
+    """Row 1 of the batch is row 7 of the step; the other is not traced. Its advantage is -2, and
+    the ratio exp(-1 - -1.5) = 1.65 lies above the clip, which binds for positive advantages only.
+    """
+    batch = outcome_batch([1.0, 0.0], [0, 0])
+    shape = batch.loss_mask.shape
+    batch = batch.replace(
+        advantages=torch.tensor([[2.0], [-2.0]]).expand(shape),
+        old_logprobs=torch.full(shape, -1.5),
+        is_weights=torch.full(shape, 0.5),
+        traced=torch.tensor([-1, 7]),
+    )
+    logprobs, entropies = torch.full(shape, LOGPROB), torch.full(shape, ENTROPY)
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean")
+    _, metrics = update(lambda *_: (logprobs, {"entropy": entropies}), batch, COUNTS)
+    assert metrics[TRACED].value is None  # it is no figure of the step
+    (number,) = metrics[TRACED].rows
+    found = metrics[TRACED].rows[number]
+    on = batch.loss_mask[1, : int(batch.lengths[1])].numpy()
+    assert number == 7 and on.sum() == 2
+    assert found["logprobs"][on] == pytest.approx(LOGPROB)
+    assert found["entropies"][on] == pytest.approx(ENTROPY)
+    assert found["weights"][on] == pytest.approx(0.5)
+    assert found["losses"][on] == pytest.approx(0.5 * 2 * math.exp(0.5))
+    assert not found["clipped"].any()
+    assert all(not column[~on].any() for column in found.values())
+    plain = update(
+        lambda *_: (logprobs, {"entropy": entropies}), batch.replace(traced=None), COUNTS
+    )
+    assert TRACED not in plain[1]
+    dummy = batch.select([-1, 1])  # a dummy row is a copy of the first
+    _, metrics = update(lambda *_: (logprobs, {"entropy": entropies}), dummy, COUNTS)
+    assert [*metrics[TRACED].rows] == [7]
