@@ -123,6 +123,10 @@ class Trace:
         (abs(trainer's log-prob - engine's)), entropy (mean), weight (mean importance weight),
         clipped (share), loss (sum over tokens before the division), optimizer_step (of the first
         update on it; 1 is the step's first)"""
+        return self._columns
+
+    @cached_property
+    def _columns(self) -> Columns:
         return fold(self._records)
 
     def trajectory(self, step: int, number: int) -> dict[str, Any]:
@@ -247,15 +251,15 @@ class Trace:
 
     def _row(self, step: int, number: int) -> dict[str, Any]:
         """Return the row as it was played."""
-        from openrl.trace.tables import read_table
+        from openrl.trace.tables import read_where
 
         for record in self._records:
             if record["step"] != step or record["event"] == "learned":
                 continue
-            if number in (numbers := record["rows"]["number"]):
+            if number in record["rows"]["number"]:
                 of = eval_path if record["event"] == "evaluated" else played_path
                 if (path := of(self.directory, step)).is_file():
-                    return read_table(path)[number - numbers[0]]
+                    return read_where(path, number)[0]
                 message = f"the trace no longer holds the trajectories of step {step}"
                 raise UserError(message, "another step, or a higher --trace_keep_steps")
         raise UserError(f"the trace has no trajectory {number} of step {step}", self._steps())
@@ -266,11 +270,11 @@ class Trace:
 
     def _learned(self, step: int, number: int) -> dict[int, Mapping[str, Any]]:
         """Return what was learned about a trajectory, by segment."""
-        from openrl.trace.tables import read_table
+        from openrl.trace.tables import read_where
 
         path = learned_path(self.directory, step)
-        rows = read_table(path) if path.is_file() else []
-        return {row["segment"]: row for row in rows if row["number"] == number}
+        rows = read_where(path, number) if path.is_file() else []
+        return {row["segment"]: row for row in rows}
 
     def _segment(self, segment: dict[str, Any], learned: Mapping[str, Any]) -> dict[str, Any]:
         versions = [-1] * len(segment["token_ids"])

@@ -107,6 +107,7 @@ LEARNED = pa.schema(
 """What training found out about one segment. A list that was not computed is null."""
 
 
+_AT_ONCE = 256  # rows that are read together when one of them is wanted
 _OWN_TEXTS = ("text", "failure")  # every row has another, so a dictionary of them is no use
 
 
@@ -115,7 +116,7 @@ def write_table(path: Path, rows: Rows, schema: pa.Schema) -> int:
     buffer = io.BytesIO()
     table = pa.Table.from_pylist(rows, schema=schema)
     texts = [f.name for f in schema if f.type == pa.string() and f.name not in _OWN_TEXTS]
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=texts)
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=texts, row_group_size=_AT_ONCE)
     write_atomically(path, buffer.getvalue())
     return buffer.tell()
 
@@ -124,6 +125,19 @@ def read_table(path: Path, columns: list[str] | None = None) -> Rows:
     """Return the rows of a file, of all columns or of those that are named."""
     table = pq.ParquetFile(path).read(columns=columns)
     return [_with_dicts(row) for row in table.to_pylist()]
+
+
+def read_where(path: Path, number: int) -> Rows:
+    """Return the rows of a file about trajectory ``number``, without reading all others."""
+    file = pq.ParquetFile(path)
+    numbers = file.read(columns=["number"])["number"].to_numpy()
+    places = (numbers == number).nonzero()[0]
+    found: Rows = []
+    for part in sorted({int(place) // _AT_ONCE for place in places}):
+        table = file.read_row_group(part)
+        here = [int(p) - part * _AT_ONCE for p in places if p // _AT_ONCE == part]
+        found += [_with_dicts(row) for row in table.take(here).to_pylist()]
+    return found
 
 
 def _with_dicts(row: dict[str, Any]) -> dict[str, Any]:

@@ -287,3 +287,12 @@ def test_what_was_written_survives_a_kill(tmp_path):
     assert len(steps) >= 2 and steps == [*range(1, len(steps) + 1)]
     assert all(trace.is_whole(step) and len(trace.kept(step)) == 20 for step in steps)
     assert len(trace.problems) <= 1  # the line that the kill tore
+
+
+def test_one_of_many_is_found_in_its_part_of_the_file(tmp_path):
+    groups = [group(n, (1.0, 0.0, 0.5)) for n in range(200)]  # 600 rows in parts of 256
+    trace = write(tmp_path, groups)
+    for number in (0, 255, 256, 599):
+        found = trace.trajectory(1, number)
+        assert (found["number"], found["prompt_id"]) == (number, f"train:{number // 3}")
+        assert found["segments"][0]["advantages"] == [0.0, 0.0, 0.5, 1.5]
