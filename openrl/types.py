@@ -242,6 +242,14 @@ class Segment:
             elif start < end:
                 self.versions = (*self.versions, VersionSpan(start, end, span.version))
 
+    def cut(self, length: int) -> None:
+        """Remove the tokens from ``length`` on, and the images that end there."""
+        for column in (self.token_ids, self.loss_mask, self.rollout_logprobs):
+            del column[length:]
+        spans = (replace(span, end=min(span.end, length)) for span in self.versions)
+        self.versions = tuple(span for span in spans if span.start < span.end)
+        self.images = tuple(image for image in self.images if image.end <= length)
+
 
 @dataclass(frozen=True)
 class RenderedTurn:

@@ -137,13 +137,26 @@ class Conversation:
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         self._require_turn()
+        row, rest, ids, placed = self._continuation(messages, tools)
+        before = len(row.segment.token_ids) + len(ids)
+        sampling = self._sampling(before, max_tokens, stop)
+        return await self._turn(row, rest, ids, placed, sampling, state)
+
+    def count_tokens(self, messages: Sequence[Message], tools: Schemas | None = None) -> int:
+        """Count the tokens that the policy would be given for a chat. Raises TemplateError."""
+        row, _, ids, _ = self._continuation(messages, tools)
+        return len(row.segment.token_ids) + len(ids)
+
+    def _continuation(
+        self, messages: Sequence[Message], tools: Schemas | None
+    ) -> tuple[_TextRow, str, list[int], tuple[PlacedImage, ...]]:
+        """Return the row that a chat continues, and what it adds: text, tokens and images."""
         text, images = self._render(messages, tools), self.chat.images_in(messages)
         row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
         ids, placed = self.chat.place(ids, images[len(row.images) :], len(held))
-        sampling = self._sampling(len(held) + len(ids), max_tokens, stop)
-        return await self._turn(row, rest, ids, placed, sampling, state)
+        return row, rest, ids, placed
 
     async def reply_to_tokens(
         self,
@@ -205,6 +218,21 @@ class Conversation:
         reply = self.chat.reply_text(prompt_ids, sampled_ids)
         message = {"role": "assistant", "content": reply if self.chat.chat else sampled}
         return Reply(reply, message, prompt_ids, completion, shown)
+
+    def take_back(self, prompt_ids: list[int], completion: Completion) -> bool:
+        """Remove a turn with what it added before the reply, if its row ends with it. Return
+        whether it did."""
+        whole = [*prompt_ids, *completion.token_ids]
+        row = next((row for row in self._rows if row.segment.token_ids == whole), None)
+        if row is None:
+            return False
+        sampled = [at for at, mine in enumerate(row.segment.loss_mask[: len(prompt_ids)]) if mine]
+        self.turns -= 1
+        if sampled:
+            row.segment.cut(sampled[-1] + 1)
+        else:
+            self._rows.remove(row)
+        return True
 
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None

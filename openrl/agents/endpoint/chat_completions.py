@@ -18,22 +18,34 @@ from openrl.agents.tools.calls import call_in_chat
 from openrl.http_server import Refusal
 from openrl.types import Message
 
+_TOOLS = "send 'tools', 'tool_calls' and messages of the role tool"
+_UNSUPPORTED = {"functions": _TOOLS, "function_call": _TOOLS}
+_PREFILLS = ("prefix", "partial")  # fields of a last message that the reply is to continue
+
 
 def read(body: Json) -> CompletionRequest:
+    fields.refuse(body, _UNSUPPORTED)
     if fields.get(body, "n", int, 1) != 1:
         raise Refusal(400, "'n' must be 1: send one request per reply")
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
+    messages = fields.objects(body, "messages")
+    last = messages[-1] if messages else {}
+    continued = [body.get("continue_final_message"), *map(last.get, _PREFILLS)]
     return CompletionRequest(
-        [read_message(message) for message in fields.objects(body, "messages")],
+        [read_message(message) for message in messages],
         tools=[fields.tool(fields.get(tool, "function", dict)) for tool in tools] or None,
         max_tokens=fields.max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=fields.stop_texts(body),
         distribution=fields.distribution(body, choice, body.get("response_format")),
+        prefilled=any(continued),
     )
 
 
 def read_message(message: Json) -> Message:
+    fields.refuse(message, _UNSUPPORTED)
+    if message.get("role") == "function":
+        raise Refusal(400, f"the role 'function' is not supported: {_TOOLS}")
     read = fields.message(message)
     if calls := fields.objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]
@@ -58,6 +70,7 @@ def write(body: Json, answer: EndpointReply) -> Json:
         "index": 0,
         "message": message,
         "finish_reason": _finish(answer),
+        "stop_reason": answer.stop_text,  # as from vLLM
         "logprobs": {"content": logprob_items(answer)} if body.get("logprobs") else None,
     }
     reply = {
@@ -97,11 +110,11 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
     delta = dict(choice["message"])
     if calls := delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-    first: Json = {**choice, "delta": delta, "finish_reason": None}
+    first: Json = {**choice, "delta": delta, "finish_reason": None, "stop_reason": None}
     del first["message"]
     ids = {key: reply[key] for key in ("prompt_token_ids",) if key in reply}
     yield {**head, **ids, "choices": [first]}
-    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    end = {"index": 0, "delta": {}} | {k: choice[k] for k in ("finish_reason", "stop_reason")}
     yield {**head, "choices": [end]}
     if fields.get(body, "stream_options", dict, {}).get("include_usage"):
         yield {**head, "choices": [], "usage": reply["usage"]}

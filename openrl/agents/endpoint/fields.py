@@ -45,6 +45,14 @@ def get(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED)
     return value
 
 
+def refuse(body: Mapping[str, Any], unsupported: Mapping[str, str]) -> None:
+    """Raise Refusal if the body has a value for one of the names, which says what to send
+    instead."""
+    for name, instead in unsupported.items():
+        if body.get(name):
+            raise Refusal(400, f"{name!r} is not supported: {instead}")
+
+
 def objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> list[Json]:
     """Return ``body[name]``, which must be a list of JSON objects. Raises Refusal."""
     items = get(body, name, list, default)

@@ -28,18 +28,21 @@ def read(body: Json) -> CompletionRequest:
     config = fields.get(body, "output_config", dict, {})
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
     client_tools = [tool for tool in tools if tool.get("type") in (None, "custom")]
+    vendors = len(tools) - len(client_tools) + len(fields.objects(body, "mcp_servers", []))
     messages = [
         read for message in fields.objects(body, "messages") for read in read_message(message)
     ]
+    prefilled = messages[-1:] != [] and messages[-1]["role"] == "assistant"
     if system := fields.text(body.get("system")):
         messages = [{"role": "system", "content": system}, *messages]
     return CompletionRequest(
         messages,
         tools=[fields.tool(tool, "input_schema") for tool in client_tools] or None,
-        tools_left_out=len(tools) - len(client_tools),
+        tools_left_out=vendors,
         max_tokens=fields.max_tokens(body, "max_tokens"),
         stop=fields.stop_texts(body, "stop_sequences"),
         distribution=fields.distribution(body, choice, config.get("format")),
+        prefilled=prefilled,
     )
 
 
@@ -85,7 +88,7 @@ def write(body: Json, answer: EndpointReply) -> Json:
         "model": body.get("model") or MODEL,
         "content": text + calls,
         "stop_reason": _stop_reason(answer),
-        "stop_sequence": None,
+        "stop_sequence": answer.stop_text,
         "usage": {
             "input_tokens": len(answer.prompt_ids),
             "output_tokens": len(answer.completion.token_ids),
@@ -94,6 +97,8 @@ def write(body: Json, answer: EndpointReply) -> Json:
 
 
 def _stop_reason(answer: EndpointReply) -> str:
+    if answer.stop_text is not None:
+        return "stop_sequence"
     if answer.was_cut:
         return "max_tokens"
     return "tool_use" if answer.calls else "end_turn"

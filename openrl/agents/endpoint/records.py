@@ -32,6 +32,7 @@ class CompletionRequest:
     distribution: Json = field(default_factory=dict)  # the sampling values that the request names
     after: str | None = None  # id of the answer whose chat ``messages`` continue
     instructions: str = ""  # a first system message, which is not kept with the chat
+    prefilled: bool = False  # the last message is the beginning of the reply
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class EndpointReply:
     calls: tuple[ToolCall, ...]
     prompt_ids: list[int]
     completion: Completion
+    stop_text: str | None = None  # the client's stop text that ended it
 
     @property
     def was_cut(self) -> bool:

@@ -22,7 +22,15 @@ from openrl.types import Message
 _LOGPROBS = "message.output_text.logprobs"
 
 
+_UNSUPPORTED = {
+    "conversation": "send 'previous_response_id', or the whole chat as 'input'",
+    "prompt": "no prompts are stored here: send its text as 'instructions' or 'input'",
+    "background": "wait for the reply",
+}
+
+
 def read(body: Json) -> CompletionRequest:
+    fields.refuse(body, _UNSUPPORTED)
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
     functions = [tool for tool in tools if tool.get("type") == "function"]

@@ -74,6 +74,11 @@ class Exchanges:
         exchanges.append(Exchange(reply))
         return exchanges[-1]
 
+    def abandoned(self) -> list[EndpointReply]:
+        """Return the replies that no client waited for."""
+        of_all = (exchange for exchanges in self._all.values() for exchange in exchanges)
+        return [e.reply.result() for e in of_all if e.abandoned and e.reply.done() and not e.failed]
+
     async def cancel(self) -> None:
         """Cancel the replies that are still being sampled."""
         await cancel_all(e.reply for of_one in self._all.values() for e in of_one)

@@ -36,6 +36,12 @@ from openrl.types import Prompt, Sampling, Score, Trajectory
 HOST = "127.0.0.1"
 KEEP_ALIVE = 3600  # seconds between two requests, in which an agent may do other things
 DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
+COUNTS: tuple[tuple[Dialect, str, Json], ...] = (
+    (RESPONSES, "input_tokens", {"object": "response.input_tokens"}),
+    (MESSAGES, "count_tokens", {}),
+)
+"""Routes that count the tokens of a request: a dialect, the end of its path, and what the reply
+says besides."""
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -121,6 +127,10 @@ class AgentEndpoint:
             for dialect in DIALECTS:
                 answer = handler(partial(self._reply, dialect=dialect), dialect)
                 routes.append(Route(prefix + dialect.path, answer, methods=["POST"]))
+            for dialect, path, fixed in COUNTS:
+                count = partial(self._count_tokens, dialect=dialect, fixed=fixed)
+                route = f"{prefix}{dialect.path}/{path}"
+                routes.append(Route(route, handler(count, dialect), methods=["POST"]))
             reward, models = (
                 handler(reply, CHAT_COMPLETIONS) for reply in (self._reward, self._models)
             )
@@ -139,6 +149,11 @@ class AgentEndpoint:
         lines = (_line(event) for event in dialect.events(body, reply))
         content = "".join(lines) + dialect.closing
         return StreamingResponse(iter([content]), media_type="text/event-stream")
+
+    async def _count_tokens(self, request: Request, dialect: Dialect, fixed: Json) -> Response:
+        session = self._session(request)
+        asked = dialect.read(_parse(await read_body(request)))
+        return _json({**fixed, "input_tokens": await session.count_tokens(asked)})
 
     async def _reward(self, request: Request) -> Response:
         self._session(request).reward(_parse(await read_body(request)))
@@ -185,7 +200,7 @@ async def _wait(request: Request, exchange: Exchange) -> EndpointReply:
     finally:
         left.cancel()
         exchange.waiting -= 1
-    if not exchange.reply.done():
+    if left.done() or not exchange.reply.done():
         raise Refusal(499, "the client disconnected")
     exchange.delivered = True
     if exchange.reply.cancelled():

@@ -59,6 +59,7 @@ class Session:
         self.score: Score | None = None  # given by the client
         self.over: FinishReason | None = None  # why the last request was refused
         self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
+        self.abandoned = 0  # replies that no client waited for
         self._closed = False
         self._calls = 0  # tool calls so far
         self._failures: dict[str, Exception] = {}  # by request, until a repetition succeeds
@@ -69,6 +70,9 @@ class Session:
         """Begin to sample the answer, or find it, as ``Exchanges.take`` says. Raises Refusal."""
         if self._closed:  # the session ended while the request was read
             raise session_ended()
+        if request.prefilled:
+            message = "a reply cannot be prefilled: the conversation must end with a user message"
+            raise Refusal(400, message)
         return self.exchanges.take(name, repeats, self._answer(request, name))
 
     async def _answer(self, request: CompletionRequest, name: str) -> EndpointReply:
@@ -112,11 +116,14 @@ class Session:
         limits: dict[str, Any] = {"max_tokens": request.max_tokens, "stop": request.stop}
         if request.token_ids is not None:
             return await self.conversation.reply_to_tokens(request.token_ids, **limits)
+        return await self.conversation.reply(self._chat(request, messages), request.tools, **limits)
+
+    def _chat(self, request: CompletionRequest, messages: list[Message]) -> list[Message]:
+        """Return a request's messages as the policy is shown them."""
         if request.instructions:
             messages = [{"role": "system", "content": request.instructions}, *messages]
         choose = partial(self.conversation.choose, tools=request.tools)
-        chat = self._sampled.restore(messages, choose)
-        return await self.conversation.reply(chat, request.tools, **limits)
+        return self._sampled.restore(messages, choose)
 
     def _refuse(self, reason: FinishReason) -> Refusal:
         self.over = reason
@@ -131,8 +138,9 @@ class Session:
 
     def _read(self, reply: Reply, request: CompletionRequest) -> EndpointReply:
         """Return the reply as clients understand it, up to the first of the client's stop texts."""
-        found = [at for at in map(reply.text.find, request.stop) if at >= 0]
-        text = reply.text[: min(found)] if found else reply.text
+        ends = [(at, stop) for stop in request.stop if (at := reply.text.find(stop)) >= 0]
+        end, stop_text = min(ends, default=(None, None))
+        text = reply.text[:end]
         parsed = self.config.parse(text, request.tools) if request.tools else ParsedReply(text)
         parsed = parsed.numbered(self._calls)
         self.unreadable += parsed.error is not None
@@ -145,7 +153,16 @@ class Session:
             calls=parsed.calls,
             prompt_ids=reply.prompt_ids,
             completion=reply.completion,
+            stop_text=stop_text,
         )
+
+    async def count_tokens(self, request: CompletionRequest) -> int:
+        """Count the tokens that the policy would be given. Raises Refusal."""
+        messages = [*self._earlier_chat(request.after), *await self._load_images(request.messages)]
+        try:
+            return self.conversation.count_tokens(self._chat(request, messages), request.tools)
+        except (TemplateError, BadRow) as error:
+            raise Refusal(400, str(error)) from error
 
     def reward(self, body: Json) -> None:
         """Take the score of the rollout, in the form of a reward server's reply for one answer:
@@ -164,9 +181,12 @@ class Session:
         self.score = score
 
     async def close(self) -> None:
-        """Refuse all further requests, and cancel the replies that are still being sampled."""
+        """Refuse all further requests, cancel the replies that are still being sampled, and take
+        back those whose clients left before they came: nobody has seen them."""
         self._closed = True
         await self.exchanges.cancel()
+        for answer in self.exchanges.abandoned():
+            self.abandoned += self.conversation.take_back(answer.prompt_ids, answer.completion)
 
     def check_played(self, failure: str | None = None) -> None:
         """Raise the first error that left the client without a reply. Otherwise raise
@@ -177,7 +197,8 @@ class Session:
         if failure is not None and self.over is None:
             raise RuntimeError(failure)
         if not self.conversation.turns and self.over is None:
-            raise NoRequest("the agent sent no request to the endpoint")
+            left = " that it waited for" if self.abandoned else ""
+            raise NoRequest(f"the agent sent no request to the endpoint{left}")
 
     def trajectory(self, finish_reason: FinishReason | None = None) -> Trajectory:
         """Return the rollout as a trajectory. ``finish_reason`` None means that the agent ended it,
@@ -187,6 +208,7 @@ class Session:
             "sampling_overrides": float(self.overrides),
             "requests_without_tools": float(self.left_out),
             "replayed_replies": float(self.exchanges.replays),
+            "abandoned_replies": float(self.abandoned),
             "unreadable_calls": float(self.unreadable),
         }
         reason = finish_reason or self.over or full

@@ -43,7 +43,7 @@ def write(body: Json, answer: EndpointReply) -> Json:
         "index": 0,
         "token_ids": answer.completion.token_ids,
         "finish_reason": "length" if answer.was_cut else "stop",
-        "stop_reason": None,
+        "stop_reason": answer.stop_text,
         "logprobs": None if wanted is None else {"content": logprob_items(answer)},
     }
     return {

@@ -14,6 +14,7 @@ import pytest
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.retries import Exchanges
 from openrl.agents.endpoint.server import AgentEndpoint
+from openrl.agents.endpoint.session import NoRequest
 from openrl.agents.tools.parsers import parser_for
 from openrl.config.groups.agent import TurnFlags
 from openrl.errors import UserError
@@ -174,6 +175,95 @@ def test_a_client_that_leaves_and_comes_back(finished):
 
     session = asyncio.run(main())
     assert session.trajectory().turns == 2
+
+
+GONE = {"model": "policy", "messages": [{"role": "user", "content": "for nobody"}]}
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["in a row of its own", "at a row's end"])
+def test_a_reply_that_nobody_waited_for_is_not_trained(goes_on):
+    """Its client left for good, and went on without it."""
+    policy = policy_of("a", "lost", "b")
+
+    async def talk(session):
+        gate = session.conversation.generate
+        async with http(session) as client:
+            gate.may.set()
+            said = {"role": "assistant", "content": content_of(await client.post(PATH, json=BODY))}
+            gate.asked.clear()
+            gate.may.clear()
+            lost = {**BODY, "messages": [ASKS, said, *GONE["messages"]]} if goes_on else GONE
+            asking = asyncio.create_task(client.post(PATH, json=lost))
+            await gate.asked.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            *_, (exchange,) = session.exchanges._all.values()
+            while not exchange.abandoned:
+                await asyncio.sleep(0.01)
+            gate.may.set()
+            await exchange.reply
+            after = {**BODY, "messages": [ASKS, said, GOES_ON]}
+            assert content_of(await client.post(PATH, json=after)) == "b"
+
+    async def main():
+        async with opened(Gate(policy)) as session:
+            await asyncio.wait_for(talk(session), 60)
+        session.check_played()
+        return session.trajectory()
+
+    trajectory = asyncio.run(main())
+    assert trajectory.turns == 2 and trajectory.metrics["abandoned_replies"] == 1
+    trained = [i for segment in trajectory.segments for i in segment.sampled_ids]
+    assert trained == policy.given[0] + policy.given[2]
+    spans = [span for segment in trajectory.segments for span in segment.versions]
+    assert sum(span.end - span.start for span in spans) == len(trained)
+
+
+def test_an_agent_that_waited_for_no_reply_has_not_played():
+    async def talk(session):
+        async with http(session) as client:
+            asking = asyncio.create_task(client.post(PATH, json=GONE))
+            gate = session.conversation.generate
+            await gate.asked.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            exchange = await abandoned(session)
+            gate.may.set()
+            await exchange.reply
+
+    async def main():
+        async with opened(Gate(policy_of("lost"))) as session:
+            await asyncio.wait_for(talk(session), 60)
+        return session
+
+    session = asyncio.run(main())
+    with pytest.raises(NoRequest, match="no request to the endpoint that it waited for"):
+        session.check_played()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "remedy"),
+    [
+        (PATH, {**BODY, "functions": [{"name": "f"}]}, "'functions' is not supported: send 'tools'"),
+        (PATH, {**BODY, "messages": [ASKS, {"role": "function", "name": "f", "content": "4"}]},
+         "the role 'function' is not supported: send 'tools'"),
+        (PATH, {**BODY, "messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+         "'function_call' is not supported: send 'tools'"),
+        (PATH, {**BODY, "continue_final_message": True}, "cannot be prefilled"),
+        (PATH, {**BODY, "messages": [ASKS, {"role": "assistant", "content": "{", "prefix": True}]},
+         "cannot be prefilled"),
+        ("/v1/responses", {"input": "?", "conversation": "conv_1"}, "send 'previous_response_id'"),
+        ("/v1/responses", {"input": "?", "prompt": {"id": "p"}}, "no prompts are stored here"),
+        ("/v1/responses", {"input": "?", "background": True}, "wait for the reply"),
+    ],
+)  # fmt: skip
+def test_what_would_be_lost_is_refused(path, body, remedy):
+    async def talk(session):
+        async with http(session) as client:
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 400 and remedy in reply.json()["error"]["message"]
+
+    assert run(talk, policy_of()).conversation.turns == 0
 
 
 async def abandoned(session):

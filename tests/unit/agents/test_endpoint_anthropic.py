@@ -95,6 +95,57 @@ def test_what_is_cut_and_what_does_not_fit():
     assert trajectory.metrics["requests_without_tools"] == 1
 
 
+def test_a_stop_sequence_is_told():
+    policy = policy_of("It is END 4.", "It is 4.")
+
+    async def talk(session):
+        async with client_of(session) as client:
+            settings = {"model": "policy", "max_tokens": 99, "messages": [ASKS]}
+            ended = await client.messages.create(stop_sequences=["4", "END"], **settings)
+            assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", "END")
+            assert ended.content[0].text == "It is "
+            whole = await client.messages.create(stop_sequences=["END"], **settings)
+            assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+
+    run(talk, policy)
+
+
+def test_a_reply_that_is_prefilled_is_refused():
+    """Otherwise its beginning would become a closed turn, and the policy would begin again."""
+
+    async def talk(session):
+        async with client_of(session) as client:
+            begun = [ASKS, {"role": "assistant", "content": "{"}]
+            with pytest.raises(anthropic.BadRequestError, match="must end with a user message"):
+                await client.messages.create(model="policy", max_tokens=9, messages=begun)
+            counted = await client.messages.count_tokens(model="policy", messages=begun)
+            assert counted.input_tokens > 0
+
+    assert run(talk, policy_of()).conversation.turns == 0
+
+
+def test_tokens_are_counted_as_the_policy_gets_them():
+    policy, counts = policy_of(CALL, "It is 4."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            shown = {"model": "policy", "tools": THEIR_TOOLS, "system": "Be brief."}
+            messages = [ASKS]
+            for result in ("4", None):
+                asked = {**shown, "messages": messages}
+                counts.append((await client.messages.count_tokens(**asked)).input_tokens)
+                said = await client.messages.create(max_tokens=500, **asked)
+                if result:
+                    block = {"type": "tool_result", "tool_use_id": said.content[0].id}
+                    back = {"role": "assistant", "content": said.content}
+                    user = {"role": "user", "content": [block | {"content": result}]}
+                    messages = [*messages, back, user]
+
+    session = run(talk, policy)
+    assert counts == [len(asked) for asked in policy.asked]
+    assert len(session.trajectory().segments) == 1
+
+
 def test_a_key_that_nobody_has():
     async def talk(session):
         async with client_of(session, api_key="guessed", max_retries=0) as client:
