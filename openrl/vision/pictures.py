@@ -8,6 +8,7 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 from PIL import ExifTags, ImageOps, UnidentifiedImageError
 from PIL import Image as Picture
 
@@ -40,7 +41,7 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
             if upright and opaque and opened.size == fitting:
                 picture.load()  # a truncated file fails here
                 return _image(data)
-            picture = _on_white(picture)
+            picture = _on_white(_in_8_bits(picture))
     except Picture.DecompressionBombError as error:
         raise BadImage(f"an image that is too large: {error}") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
@@ -55,6 +56,25 @@ def png_image(picture: Picture.Image) -> Image:
     return _image(png(picture))
 
 
+def _in_8_bits(picture: Picture.Image) -> Picture.Image:
+    """Return a grey picture of more than 8 bits with 8: values of 16 bits divided by 257, floats
+    from 0 to 1 times 255. Pillow itself would cut them off at 255. Raises BadImage for other
+    values, whose white nobody knows."""
+    if picture.mode != "F" and not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture).astype(np.float64)
+    key = picture.info.get("transparency")
+    if key is not None:  # what is transparent becomes white
+        values = np.where(values == key, 65535.0, values)
+    white = 1.0 if picture.mode == "F" else 65535.0
+    if not (values.min() >= 0 and values.max() <= white):  # also NaN
+        raise BadImage(
+            f"a grey image with values from {values.min():g} to {values.max():g}, and 0 to"
+            f" {white:g} are read: store it with 8 bits"
+        )
+    return Picture.fromarray(np.rint(values * (255 / white)).astype(np.uint8))
+
+
 def is_picture(value: Any) -> bool:
     """Whether the value is a PIL image or a uint8 array (height, width, 3)."""
     if isinstance(value, Picture.Image):
@@ -67,7 +87,7 @@ def png(picture: Any) -> bytes:
     """Encode a picture in memory (a PIL image or an array) as PNG."""
     out = io.BytesIO()
     held = picture if isinstance(picture, Picture.Image) else Picture.fromarray(picture)
-    held.save(out, "PNG")
+    _in_8_bits(held).save(out, "PNG")
     return out.getvalue()
 
 

@@ -12,6 +12,7 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
@@ -34,7 +35,8 @@ from openrl.data.prompts import PromptBuilder
 from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.vision.pictures import make_image, open_image
+from openrl.vision.pictures import BadImage, make_image, open_image
+from openrl.vision.pictures import png as png_bytes
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.flags import GRPO, said
@@ -170,6 +172,44 @@ def test_a_colour_that_is_transparent_becomes_white():
     square.save(file, "PNG", transparency=(0, 0, 0))
     seen = open_image(make_image(file.getvalue()))
     assert [seen.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
+
+
+def grey(values, dtype, kind="PNG", **settings):
+    """The file of a grey picture of one row."""
+    file = io.BytesIO()
+    Picture.fromarray(np.array([values], dtype=dtype)).save(file, kind, **settings)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        grey([0, 257, 25700, 65535], "uint16"),
+        grey([0, 257, 25700, 65535], "uint16", "TIFF"),
+        grey([0, 1 / 255, 100 / 255, 1], "float32", "TIFF"),
+        grey([0, 257, 25700, 65535], "int32", "TIFF"),
+    ],
+    ids=["png of 16 bits", "tiff of 16 bits", "tiff of floats", "tiff of 32 bits"],
+)
+def test_grey_of_more_than_8_bits_keeps_its_shades(file):
+    seen = open_image(make_image(file))
+    assert [seen.getpixel((x, 0)) for x in range(4)] == [(g, g, g) for g in (0, 1, 100, 255)]
+    held = Picture.open(io.BytesIO(file))  # as an environment may show it
+    assert make_image(png_bytes(held)).sha256 == make_image(png_bytes(seen)).sha256
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        (grey([0, 200], "float32", "TIFF"), "from 0 to 200, and 0 to 1"),
+        (grey([0, float("nan")], "float32", "TIFF"), "from nan to nan"),
+        (grey([-5, 7], "int32", "TIFF"), "from -5 to 7, and 0 to 65535"),
+    ],
+    ids=["floats to 255", "no numbers", "below zero"],
+)
+def test_grey_whose_white_nobody_knows_is_refused(file, values):
+    with pytest.raises(BadImage, match=f"values {values}.*: store it with 8 bits"):
+        make_image(file)
 
 
 def bomb() -> bytes:
