@@ -19,7 +19,10 @@ def prepare(config: MergeConfig) -> None:
 
     merge, collector = config.merge, ErrorCollector()
     path, trusted = merge.model_path, config.model.trust_remote_code
-    collector.run(check_backbone if merge.is_rm else check_language_model, path, trusted)
+    if merge.is_rm:
+        collector.run(check_backbone, path, trusted, merge.value_head_prefix)
+    else:
+        collector.run(check_language_model, path, trusted)
     collector.run(check_export, path, trusted, not merge.is_rm)
     collector.run(stored_shapes, merge.lora_path)
     collector.raise_all()

@@ -23,7 +23,7 @@ from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
 from openrl.models.sequence_parallel import Part
 from openrl.models.stored import load_config
-from openrl.models.towers import language_model_class
+from openrl.models.towers import language_model_class, require_backbone
 from openrl.models.trial import Trial
 from openrl.models.vision import build_vision
 
@@ -39,6 +39,7 @@ class CausalLM(HeadedModel):
         self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False
     ) -> None:
         super().__init__(hf, packing)
+        require_backbone(hf, hf.config.name_or_path)
         transform = logit_transform(hf.config, temperature)
         head = LogprobHead(hf.get_output_embeddings(), transform, chunk_size)
         hf.set_output_embeddings(head)

@@ -17,7 +17,7 @@ from openrl.config.groups.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES, Loading, load_pretrained
 from openrl.models.exports import require_all, write_files
-from openrl.models.scalar_model import HEAD_FIELD, stored_head
+from openrl.models.scalar_model import HEAD_FIELD, Head, stored_head
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class
 from openrl.models.trial import Trial
@@ -58,7 +58,10 @@ def merge_adapter(
         )
         del merged, model  # the one that is read back needs their memory
         if not failed:
-            found = load_pretrained(kind, str(aside), Loading(LoadFlags(**vars(flags)), "cpu"))
+            read = LoadFlags(**vars(flags))
+            found = load_pretrained(kind, str(aside), Loading(read, "cpu"))
+            if head_prefix is not None:
+                _set_head(found, stored_head(str(aside), read, HEAD))
             _require_equal(written, _logits(found), trial)
         os.replace(aside, output)  # also replaces an empty directory
     finally:
@@ -80,18 +83,25 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
     model = load_pretrained(AutoModelForSequenceClassification, base, loading, f"{HEAD}.weight")
     if not hasattr(model, HEAD):
         raise UserError(f"{type(model).__name__} has no head named {HEAD}", "another architecture")
-    name, weight = stored_head(base, flags, prefix)
-    if weight is not None:
-        with torch.no_grad():
-            model.get_submodule(HEAD).weight.copy_(weight)
-    elif not any(f"{HEAD}." in key for key in load_peft_weights(adapter, device="cpu")):
+    head, trained = stored_head(base, flags, prefix), load_peft_weights(adapter, device="cpu")
+    _set_head(model, head, any(key.endswith(f"{HEAD}.bias") for key in trained))
+    if head.weight is None and not any(f"{HEAD}." in key for key in trained):
         raise UserError(
-            f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is not a"
+            f"neither {base} ({head.name}.weight) nor {adapter} holds a scalar head: this is not a"
             " reward model",
             "--value_head_prefix with the head's name, or leave --is_rm out",
         )
     setattr(model.config, HEAD_FIELD, HEAD)
     return model
+
+
+def _set_head(model: PreTrainedModel, head: Head, biased: bool = False) -> None:
+    """Set the head of a classifier of transformers, whose own has no bias. It gets one if ``head``
+    has one, and if it is to be ``biased``."""
+    if head.bias is not None or biased:
+        size = model.get_submodule(HEAD).in_features
+        setattr(model, HEAD, nn.Linear(size, 1, dtype=model.dtype))
+    head.copy_to(model.get_submodule(HEAD))
 
 
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,24 +30,42 @@ from openrl.models.vision import build_vision
 HEAD_FIELD = "value_head_prefix"  # field in the config.json of a saved scalar model
 
 
+@dataclass(frozen=True)
+class Head:
+    """The scalar head of a checkpoint."""
+
+    name: str
+    weight: Tensor | None  # (1, H); None: there is no head
+    bias: Tensor | None = None  # (1,)
+
+    def copy_to(self, layer: nn.Linear) -> nn.Linear:
+        """Copy what there is into a layer, whose bias is 0 if there is none. Return the layer."""
+        with torch.no_grad():
+            if self.weight is not None:
+                layer.weight.copy_(self.weight)
+            if layer.bias is not None:
+                layer.bias.copy_(torch.zeros(1) if self.bias is None else self.bias)
+        return layer
+
+
 class ScalarModel(HeadedModel):
-    """A backbone whose last hidden states pass through one linear head without bias."""
+    """A backbone whose last hidden states pass through one linear head, which has a bias if one is
+    stored."""
 
     def __init__(
         self,
         hf: PreTrainedModel,
-        head_name: str,
-        head_weight: Tensor,
+        head: Head,
         *,
         fp32_head: bool = False,
         packing: bool = False,
     ) -> None:
         super().__init__(hf, packing)
-        self.head_name = head_name
+        self.head_name = head.name
         kind = FullPrecisionLinear if fp32_head else nn.Linear
-        self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
-        with torch.no_grad():
-            self.head.weight.copy_(head_weight)
+        assert head.weight is not None
+        size, bias = head.weight.shape[1], head.bias is not None
+        self.head = head.copy_to(kind(size, 1, bias=bias, dtype=hf.dtype))
 
     def scalars(self, hidden: Tensor, part: Part, wanted: Tensor) -> Tensor:
         """Return the head's output, (R, S) in at least fp32; 0 where not ``wanted`` (R, S) bool."""
@@ -66,7 +85,7 @@ class ScalarModel(HeadedModel):
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         head = {
-            f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")
+            self._head_in_file(name): t for name, t in named.items() if name.startswith("head.")
         }
         body = {name.removeprefix("hf."): t for name, t in named.items() if name.startswith("hf.")}
         prefix = f"{self.hf.base_model_prefix}."
@@ -76,15 +95,21 @@ class ScalarModel(HeadedModel):
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         names = {name: name.replace("hf.", f"{self.hf.base_model_prefix}.", 1) for name in named}
-        names["head.weight"] = f"{self.head_name}.weight"
+        heads = [name for name in named if name.startswith("head.")]
+        names |= {name: self._head_in_file(name) for name in heads}
         return {peft_name(names[name]): t for name, t in named.items()}
+
+    def _head_in_file(self, name: str) -> str:
+        """Return the name in files of a parameter of the head."""
+        return f"{self.head_name}.{name.removeprefix('head.')}"
 
 
 class FullPrecisionLinear(nn.Linear):
     """A linear layer that multiplies in fp32 whatever the dtype of its weight."""
 
     def forward(self, states: Tensor) -> Tensor:
-        return nn.functional.linear(states.float(), self.weight.float())
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(states.float(), self.weight.float(), bias)
 
 
 class ValueModel(ScalarModel):
@@ -129,28 +154,28 @@ def load_scalar_model(
     """
     flags = loading.flags
     hf = load_pretrained(AutoModel, path, loading)
-    head_name, weight = stored_head(path, flags, head_prefix)
-    if weight is None:
+    head = stored_head(path, flags, head_prefix)
+    if head.weight is None:
         if fresh_head_seed is None:
             raise UserError(
-                f"{path}: no weights named {head_name}.weight, so this is not a reward model",
+                f"{path}: no weights named {head.name}.weight, so this is not a reward model",
                 "train one with a scalar head, or name its head with --value_head_prefix",
             )
         size = hf.config.get_text_config().hidden_size
         random = torch.Generator().manual_seed(fresh_head_seed)
-        weight = torch.randn(1, size, generator=random) / (size + 1)
-    setattr(hf.config, HEAD_FIELD, head_name)
+        head = Head(head.name, torch.randn(1, size, generator=random) / (size + 1))
+    setattr(hf.config, HEAD_FIELD, head.name)
     hf.config.num_labels = 1
-    model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=loading.packing)
+    model = kind(hf, head, fp32_head=fp32_head, packing=loading.packing)
     model.vision = build_vision(hf, path, loading.vision, flags.trust_remote_code)
     return model
 
 
-def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:
-    """Return the name of a checkpoint's scalar head and its weight (1, H), None without a head."""
+def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> Head:
+    """Return the scalar head of a checkpoint."""
     config = load_config(path, flags.trust_remote_code)
     name = getattr(config, HEAD_FIELD, None) or head_prefix
-    return name, _stored_tensor(path, f"{name}.weight")
+    return Head(name, _stored_tensor(path, f"{name}.weight"), _stored_tensor(path, f"{name}.bias"))
 
 
 def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
@@ -15,7 +16,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from openrl.errors import UserError
 from openrl.files import is_lfs_pointer
-from openrl.models.towers import empty_model
+from openrl.models.towers import empty_model, require_backbone
+from openrl.models.unread import HEADS, OUTPUTS, empty_backbone, warn_of_unread
 
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
@@ -105,9 +107,11 @@ def check_language_model(
     trust_remote_code: bool,
     overrides: Mapping[str, Any] = MappingProxyType({}),
     head: bool = True,
+    scalar_head: str = "",
 ) -> None:
     """Raise UserError if the weights at ``path`` do not fit its config by names and shapes; unless
-    ``head``, those of the output head may be missing."""
+    ``head``, those of the output head may be missing. Warns of weights that are not used;
+    ``scalar_head`` is used besides."""
     stored = stored_shapes(path)
     config = load_config(path, trust_remote_code)
     heads = config.architectures or []
@@ -146,30 +150,40 @@ def check_language_model(
     missing = [name for name in absent if head or name.startswith(prefix)]
     if missing and stored.keys() <= expected.keys():  # otherwise a loader may rename some
         raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
+    used = (f"{scalar_head}.weight", f"{scalar_head}.bias")
+    warn_of_unread(path, model, [name for name in stored if name not in used], HEADS)
 
 
 def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> None:
-    """Raise UserError for quantised weights that --load_in_4bit or transformers cannot undo."""
-    stored = getattr(load_config(path, trust_remote_code), "quantization_config", None)
+    """Raise UserError for quantised weights that --load_in_4bit or transformers cannot undo, and
+    for a model without a backbone of its own."""
+    config = load_config(path, trust_remote_code)
+    stored = getattr(config, "quantization_config", None)
     method = stored.get("quant_method") if isinstance(stored, dict) else None
     if method and method not in UNDONE and not (method == "bitsandbytes" and load_in_4bit):
         fix = "an unquantised checkpoint, with --load_in_4bit if memory is short"
         raise UserError(f"{path}: weights quantised by {method} cannot be trained", fix)
+    with suppress(ValueError):  # a model that writes no text, which other checks tell
+        require_backbone(empty_model(config, trust_remote_code), path)
 
 
-def check_backbone(path: str, trust_remote_code: bool) -> None:
-    """Raise UserError unless the model at ``path`` has a scalar head or is a language model."""
-    heads = load_config(path, trust_remote_code).architectures or []
+def check_backbone(path: str, trust_remote_code: bool, head: str = "score") -> None:
+    """Raise UserError unless the model at ``path`` has a scalar head, whose name is ``head`` unless
+    its config has another, or is a language model."""
+    config = load_config(path, trust_remote_code)
+    heads = config.architectures or []
     if heads and all(name.endswith("SequenceClassification") for name in heads):
-        stored_shapes(path)
+        _check_scalar(path, config, stored_shapes(path), _head_name(config, head))
     else:
-        check_language_model(path, trust_remote_code, head=False)
+        check_language_model(
+            path, trust_remote_code, head=False, scalar_head=_head_name(config, head)
+        )
 
 
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
     """Raise UserError if the reward model at ``path`` has no head, or one of several outputs."""
-    stored = stored_shapes(path)
-    name = getattr(load_config(path, trust_remote_code), "value_head_prefix", None) or head
+    stored, config = stored_shapes(path), load_config(path, trust_remote_code)
+    name = _head_name(config, head)
     if stored and f"{name}.weight" not in stored:
         raise UserError(
             f"--reward_pretrain: {path} has no weights named {name}.weight, so it is not a reward"
@@ -181,6 +195,27 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
             f"--reward_pretrain: {path} has {outputs} outputs per text, not a single reward",
             "a model with num_labels 1, such as train_rm saves",
         )
+    _check_scalar(path, config, stored, name)
+
+
+def _head_name(config: PretrainedConfig, given: str) -> str:
+    return getattr(config, "value_head_prefix", None) or given
+
+
+def _check_scalar(
+    path: str, config: PretrainedConfig, stored: Mapping[str, Shape], head: str
+) -> None:
+    """Warn of stored tensors that neither the backbone nor the head takes."""
+    own_code = getattr(config, "auto_map", None)
+    if not stored or own_code or getattr(config, "quantization_config", None):
+        return
+    taken = {f"{head}.weight", f"{head}.bias"}
+    try:
+        model = empty_backbone(config)
+    except Exception as error:  # classes of models raise anything
+        reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
+        raise UserError(f"{path}: no model: {reason}", "fix its config.json") from error
+    warn_of_unread(path, model, [name for name in stored if name not in taken], OUTPUTS)
 
 
 def check_tokens(

@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from openrl.errors import UserError
 from openrl.vision.processor import sees
 
 
@@ -26,6 +27,17 @@ def empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTrained
     """Return a language model whose weights have shapes but no memory."""
     with torch.device("meta"):
         return language_model_class(config).from_config(config, trust_remote_code=trust_remote_code)
+
+
+def require_backbone(model: PreTrainedModel, path: str) -> None:
+    """Raise UserError if a model has no backbone apart from its output head, as Llama 4's have
+    none: its hidden states would be out of reach."""
+    if model.base_model is model:
+        raise UserError(
+            f"{path}: a {type(model).__name__} has no backbone apart from its output head, so it"
+            " cannot be trained here",
+            "a model of another architecture",
+        )
 
 
 def tower_parameters(hf: PreTrainedModel) -> list[str]:

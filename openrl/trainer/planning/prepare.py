@@ -103,7 +103,8 @@ def prepare(config: PPOConfig) -> Inputs:
     if "reference" in roles and config.others.ref_pretrain:
         collector.run(check_language_model, config.others.ref_pretrain, trusted)
     if "critic" in roles and config.others.critic_pretrain:
-        collector.run(check_backbone, config.others.critic_pretrain, trusted)
+        critic, head = config.others.critic_pretrain, config.others.value_head_prefix
+        collector.run(check_backbone, critic, trusted, head)
     with collector:
         check_length(path, derived.longest_sequence(config), trusted, overrides=overrides)
     with collector:

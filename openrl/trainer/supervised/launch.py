@@ -132,7 +132,7 @@ def check_model(config: SupervisedConfig) -> None:
     """Raise UserError if --pretrain or --ref_pretrain is no complete model of the kind needed."""
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     if isinstance(config, RMConfig):
-        check_backbone(path, trusted)
+        check_backbone(path, trusted, config.head.value_head_prefix)
         return
     check_language_model(path, trusted, config.changes.model_config_overrides)
     if isinstance(config, DPOConfig) and (other := config.reference.ref_pretrain):
