@@ -47,13 +47,14 @@ def play(
     limits: TurnFlags = TurnFlags(env_step_timeout=60.0),
     sampling: Sampling = ROOM,
     endpoint: AgentEndpoint | None = None,
+    env_config: str | None = None,
 ) -> list[Trajectory | BaseException]:
     """An episode for each policy, one after the other in one process; the error in the place of
     what it made fail."""
 
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
-        file = agent_file(str(path))
+        file = agent_file(str(path), (), env_config)
         config = EpisodeConfig(
             CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1)
         )

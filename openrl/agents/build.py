@@ -100,8 +100,9 @@ async def _open_server(
 async def _open_file(
     setup: AgentSetup, config: EpisodeConfig, serve: Serve
 ) -> AsyncIterator[Agent]:
-    file = agent_file(str(setup.flags.agent_func_path), setup.plugins)
-    if setup.flags.agent_endpoint:
+    flags, settings = setup.flags, setup.environments.env_config
+    file = agent_file(str(flags.agent_func_path), setup.plugins, settings)
+    if flags.agent_endpoint:
         async with serve() as endpoint, open_file_agent(file, config, endpoint) as agent:
             yield agent
     else:

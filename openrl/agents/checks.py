@@ -44,9 +44,12 @@ def check_server(setup: AgentSetup, chat: ChatFormat, source: str | None, longes
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
     """Raise UserError for a file that ``agent_info`` refuses and for a class that this run cannot
     play."""
-    flags, file = setup.flags, agent_file(str(setup.flags.agent_func_path), setup.plugins)
+    flags, settings = setup.flags, setup.environments.env_config
+    file = agent_file(str(flags.agent_func_path), setup.plugins, settings)
     info = agent_info(file)
     interface, name = info.interface, info.class_name
+    if settings and "env_config" not in interface.offered:
+        raise UserError(f"{file}: {name} takes no --env_config", "leave --env_config out")
     if info.schemas:
         parser_for(flags.tool_parser, chat.tokenizer.chat_template)
         require_tools(chat, info.schemas)

@@ -86,4 +86,5 @@ class ToolFiles:
     example: str  # shown to people
     read_file: str  # takes the path of such a file, returns an ``OpenToolset``; raises UserError
     read_module: str
-    """Takes a module, returns an ``OpenToolset`` or None without tools; raises UserError."""
+    """Takes a module and the name of the class wanted, None for all; returns an ``OpenToolset``, or
+    None without tools; raises UserError."""

@@ -8,9 +8,13 @@ process group, even in the middle of a call."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
+import io
 import itertools
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -20,6 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -64,14 +69,43 @@ class Target(Protocol):
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Run a file, which may import its neighbours, as the module ``name``; return the module."""
+    """Run a file, which may import its neighbours, as the module ``name``; return the module. With
+    relative imports, it runs as a module of the package that its directory is or stands for."""
     sys.path.insert(0, str(path.parent))
+    if dots := _most_dots(path):
+        name = f"{_package(path.parent, dots, name)}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # true of every path that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _most_dots(path: Path) -> int:
+    """Return the most dots before a module that the file imports from; 0 without any."""
+    try:
+        nodes = ast.walk(ast.parse(path.read_bytes()))
+    except (OSError, SyntaxError, ValueError):  # running the file says what is wrong
+        return 0
+    return max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _package(directory: Path, dots: int, name: str) -> str:
+    """Return the name of a directory as a package: its own, if it has an ``__init__.py``; otherwise
+    one is made of it, and of those above it that ``dots`` reach, whose names begin with ``name``.
+    """
+    if (directory / "__init__.py").is_file():
+        top = next(d for d in directory.parents if not (d / "__init__.py").is_file())
+        sys.path.insert(0, str(top))
+        package = ".".join(directory.relative_to(top).parts)
+        importlib.import_module(package)
+        return package
+    above = _package(directory.parent, dots - 1, name) if dots > 1 else name
+    package = f"{above}.{directory.name.replace('.', '_')}" if dots > 1 else f"{name}_directory"
+    made = sys.modules[package] = ModuleType(package)
+    made.__path__ = [str(directory)]
+    return package
 
 
 class WrongValueError(ValueError):
@@ -93,6 +127,21 @@ def describe(error: BaseException, path: str) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
+class _Pickler(ForkingPickler):
+    """Writes texts of other people's classes, which the other end cannot import, as plain texts."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, str) and not type(value).__module__.startswith("openrl."):
+            return str, (str.__str__(value),)
+        return NotImplemented
+
+
+def pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
 class _Line:
     """The child's end of the connection."""
 
@@ -105,7 +154,7 @@ class _Line:
     def send(self, message: Outcome | Question) -> None:
         with self._sending:
             try:
-                self._connection.send(message)
+                self._connection.send_bytes(pickled(message))
             except (BrokenPipeError, ConnectionResetError):
                 os.killpg(0, signal.SIGKILL)  # the other end has gone
 

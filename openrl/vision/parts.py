@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def as_content(value: Any) -> Content | None:
     """Return a text, a picture, or a list of texts, pictures and parts as the content of a message;
     None for anything else."""
     if isinstance(value, str):
-        return value
+        return str.__str__(value)  # a plain text, also of a subclass
     if is_picture(value):
         return [{"type": "image", "image": value}]
     if not isinstance(value, list | tuple) or not value:
@@ -30,7 +31,7 @@ def as_content(value: Any) -> Content | None:
 
 def _part(value: Any) -> Part | None:
     if isinstance(value, str):
-        return {"type": "text", "text": value}
+        return {"type": "text", "text": str.__str__(value)}
     if is_picture(value):
         return {"type": "image", "image": value}
     known = isinstance(value, dict) and value.get("type") in ("text", "image", "image_url")
@@ -42,6 +43,19 @@ def with_pictures(value: Any) -> list[Part] | None:
     content = as_content(value)
     parts = content if isinstance(content, list) else []
     return parts if any(part["type"] != "text" for part in parts) else None
+
+
+def shown(value: Any) -> Content:
+    """Return the value of a tool as the policy sees it: pictures as parts, text as it is, anything
+    else as JSON."""
+    return with_pictures(value) or as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """Return text as it is, and anything else as JSON."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def content_text(content: Any) -> str:

@@ -2,6 +2,7 @@
 them."""
 
 import asyncio
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -84,6 +85,47 @@ def test_state_lasts_from_call_to_call_and_a_lease_is_one_process(write):
     assert first[0] == third[0] != second[0]
     assert (first[1], second[1], third[1]) == ([1], [2], [1, 3])
     assert facts == "loaded"
+
+
+def test_texts_of_their_own_classes_arrive_as_texts(write):
+    """The other end cannot import the class."""
+    head = "class Text(str):\n    def __str__(self):\n        return 'other'"
+    path = write("return {Text('a'): [Text('b'), 'c']}, type(value).__name__", head=head)
+
+    async def main():
+        async with Pool(path) as pool:
+            return await call(pool, "x")
+
+    found, kind = run(main())
+    ((key, values),) = found.items()
+    assert (key, values, kind) == ("a", ["b", "c"], "str")
+    assert {type(text) for text in (key, *values)} == {str}
+
+
+def test_a_file_that_imports_relatively(tmp_path, monkeypatch):
+    """From its own directory and the ones above, whether or not these are packages."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    inner = tmp_path / "a.b" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "a.b" / "outer.py").write_text("X = 3")
+    (inner / "near.py").write_text("from ..outer import X\nY = X + 1")
+    (inner / "mine.py").write_text("from . import near\nfrom ..outer import X\nZ = X, near.Y")
+    assert load_module(inner / "mine.py", "theirs_1").Z == (3, 4)
+    (inner / "mine.py").write_text("from .near import Y")  # its neighbour needs a dot more
+    with pytest.raises(ImportError):
+        load_module(inner / "mine.py", "theirs_2")
+
+    package = tmp_path / "their_package" / "agents"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("NAME = 'package'")
+    (package / "__init__.py").touch()
+    (package / "base.py").write_text("class Base: pass")
+    (package / "mine.py").write_text(
+        "from .. import NAME\nfrom .base import Base as B\nfrom their_package.agents.base import Base"
+    )
+    loaded = load_module(package / "mine.py", "theirs_3")
+    assert loaded.NAME == "package" and loaded.B is loaded.Base
+    assert loaded.__name__ == "their_package.agents.mine"
 
 
 def test_questions_are_answered_side_by_side_and_count_for_nobodys_time(write):

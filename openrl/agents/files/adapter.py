@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class AgentFile:
     path: Path  # absolute
     class_name: str | None = None
     plugins: tuple[str, ...] = ()  # modules that may register interfaces
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of --env_config
 
     def __str__(self) -> str:
         return f"--agent_func_path {self.path}" + (f":{self.class_name}" if self.class_name else "")
@@ -32,6 +34,7 @@ class AgentFile:
         install_stand_ins()
         made, interface = find_class(load_module(self.path, "agent_file"), self.class_name)
         adapter: Adapter = resolve(interface.adapter)(made)
+        adapter.settings = self.settings
         info = AgentInfo(interface, made.__name__, adapter.schemas, adapter.rewards)
         return Loaded(adapter.call, info)
 
@@ -42,6 +45,7 @@ class Adapter:
 
     schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
     rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
+    settings: Mapping[str, Any] = {}  # of --env_config, for constructors that take them
     ask: AskParent
 
     def __init__(self, made: Any) -> None:
@@ -50,4 +54,9 @@ class Adapter:
 
     def call(self, asked: MethodCall, ask: AskParent) -> Any:
         self.ask = ask
-        return self._runner.run(getattr(self, asked.method)(*asked.arguments))
+        return self.result(getattr(self, asked.method)(*asked.arguments))
+
+    def result(self, value: Any) -> Any:
+        """Return the result of a coroutine, and any other value as it is. Outside of a coroutine,
+        the file's code may set signals and run event loops of its own."""
+        return self._runner.run(value) if inspect.iscoroutine(value) else value

@@ -25,7 +25,7 @@ from openrl.agents.files.process import (
 from openrl.agents.time_limits import time_limit
 from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.toolbox import Toolbox
-from openrl.config.groups.agent import TurnFlags
+from openrl.config.groups.agent import TurnFlags, read_class_config
 from openrl.files import file_and_name
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import Lease, ProcessPool
@@ -34,10 +34,14 @@ from openrl.registry import resolve
 from openrl.types import Prompt, Sampling, Trajectory
 
 
-def agent_file(given: str, plugins: tuple[str, ...] = ()) -> AgentFile:
-    """Read the value of --agent_func_path, PATH.py[:CLASS]."""
+def agent_file(
+    given: str, plugins: tuple[str, ...] = (), env_config: str | None = None
+) -> AgentFile:
+    """Read the values of --agent_func_path, PATH.py[:CLASS], and --env_config. Raises UserError
+    for a file of settings that cannot be read."""
     path, name = file_and_name(given)
-    return AgentFile(Path(path).expanduser().absolute(), name, plugins)
+    settings = read_class_config(env_config) if env_config else {}
+    return AgentFile(Path(path).expanduser().absolute(), name, plugins, settings)
 
 
 def agent_info(file: AgentFile) -> AgentInfo:

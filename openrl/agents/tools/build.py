@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jsonschema import SchemaError
@@ -15,7 +16,7 @@ from openrl.agents.tools.sandbox import python
 from openrl.agents.tools.toolbox import Toolbox, validator_of
 from openrl.errors import UserError
 from openrl.extension_points import tool_files
-from openrl.files import expanded
+from openrl.files import expanded, file_and_name
 from openrl.registry import resolve
 
 OpenToolset = Callable[[], Toolset]
@@ -50,18 +51,19 @@ async def toolsets(part: str) -> list[OpenToolset]:
 
         return [await find_tools(part)]
     install_stand_ins()
-    path = expanded(part)
-    readers = {".py": _toolsets_of_file} | {
+    file, name = file_and_name(part)
+    path = expanded(file)
+    readers = {".py": partial(_toolsets_of_file, name=name)} | {
         ending: _reader(files) for files in _files_elsewhere() for ending in files.endings
     }
     if path.suffix not in readers:
-        *known, last = ["FILE.py", "http://HOST:PORT/mcp", "python"] + [
+        *known, last = ["FILE.py[:NAME]", "http://HOST:PORT/mcp", "python"] + [
             files.example for files in _files_elsewhere()
         ]
         remedy = f"{', '.join(known)}, or {last}"
         raise UserError(f"--tools: {part!r} is not a source of tools", remedy)
     if not path.is_file():
-        raise UserError(f"--tools: there is no file {part}")
+        raise UserError(f"--tools: there is no file {file}")
     return readers[path.suffix](path)
 
 
@@ -73,20 +75,25 @@ def _reader(files: ToolFiles) -> Callable[[Path], list[OpenToolset]]:
     return lambda path: [resolve(files.read_file)(path)]
 
 
-def _toolsets_of_file(path: Path) -> list[OpenToolset]:
-    """Return a file's functions and the classes of other systems. If there are classes, functions
-    count only if they are marked as tools."""
+def _toolsets_of_file(path: Path, name: str | None) -> list[OpenToolset]:
+    """Return a file's functions and the classes of other systems, or the one of that name. If there
+    are classes, functions count only if they are marked as tools."""
     module = load_file(path)
-    read = [resolve(files.read_module)(module) for files in _files_elsewhere()]
+    read = [resolve(files.read_module)(module, name) for files in _files_elsewhere()]
     classes = [toolset for toolset in read if toolset is not None]
-    functions = functions_of(module)
+    functions = functions_of(module, name)
+    if name is not None and not classes and not functions:
+        known = ", ".join(function.__name__ for function in functions_of(module))
+        raise UserError(f"--tools: {path} has no tool named {name}", f"one of {known}")
     if classes:
         functions = [function for function in functions if hasattr(function, "tool_mark")]
     if not classes and not functions:
         raise UserError(f"--tools: {path} defines no public function", SHAPE)
-    return [*classes, *([_function_toolset(functions)] if functions else [])]
+    return [*classes, *([_function_toolset(functions, path)] if functions else [])]
 
 
-def _function_toolset(functions: Sequence[Callable[..., object]]) -> OpenToolset:
-    toolset = FunctionTools(functions)  # functions keep no state, so all episodes share them
+def _function_toolset(
+    functions: Sequence[Callable[..., object]], file: Path | None = None
+) -> OpenToolset:
+    toolset = FunctionTools(functions, file)  # functions keep no state, so all episodes share them
     return lambda: toolset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 from transformers.utils import get_json_schema
 
 from openrl.agents.base import ToolError, Toolset
+from openrl.agents.tools.processes import ToolProcesses, names_signals, wants_main_thread
 from openrl.errors import UserError
 from openrl.processes.worker import load_module
-from openrl.vision.parts import Content, with_pictures
+from openrl.vision.parts import Content, shown
 from openrl.waiting import in_daemon
 
 Function = Callable[..., Any]
@@ -33,27 +33,31 @@ class ToolMark:
 
 
 class FunctionTools(Toolset):
-    """Functions as tools. Coroutines are awaited; other functions run in a thread."""
+    """Functions as tools. Coroutines are awaited; other functions run in a thread, or, if they set
+    signals, which no thread may, in a process."""
 
-    def __init__(self, functions: Sequence[Function]) -> None:
-        """Raises UserError for a function whose signature and docstring make no schema."""
+    def __init__(self, functions: Sequence[Function], file: Path | None = None) -> None:
+        """``file`` has the functions. Raises UserError for a function whose signature and docstring
+        make no schema."""
         self.schemas = [schema_of(function) for function in functions]
         names = [schema["function"]["name"] for schema in self.schemas]
         self._functions = dict(zip(names, functions, strict=True))
+        self._processes = ToolProcesses(file) if file else None
+        self._of_processes = {name for name, f in self._functions.items() if names_signals(f)}
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        return await result_of(self._functions[name], arguments)
-
-
-async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content:
-    """Return the value of a tool, as text unless it shows a picture. Any error is a ToolError."""
-    try:
-        value = await call(function, **arguments)
-        return with_pictures(value) or as_text(value)
-    except ToolError:
-        raise
-    except Exception as error:
-        raise ToolError(f"{type(error).__name__}: {error}") from error
+        function = self._functions[name]
+        try:
+            if name in self._of_processes and self._processes:
+                return await self._processes.call(function.__name__, arguments)
+            return shown(await call(function, **arguments))
+        except ToolError:
+            raise
+        except Exception as error:
+            if self._processes and name not in self._of_processes and wants_main_thread(error):
+                self._of_processes.add(name)
+                return await self.call(name, arguments)
+            raise ToolError(f"{type(error).__name__}: {error}") from error
 
 
 def load_file(path: Path) -> ModuleType:
@@ -64,8 +68,12 @@ def load_file(path: Path) -> ModuleType:
         raise UserError(f"--tools: {path} fails: {type(error).__name__}: {error}") from error
 
 
-def functions_of(module: ModuleType) -> list[Function]:
-    """Return the functions that a module marks as tools, else the public ones that it defines."""
+def functions_of(module: ModuleType, name: str | None = None) -> list[Function]:
+    """Return the function of that name or, without a name, the functions that a module marks as
+    tools, else the public ones that it defines."""
+    if name is not None:
+        named = getattr(module, name, None)
+        return [named] if inspect.isfunction(named) else []
     defined: list[Function] = [
         value
         for value in vars(module).values()
@@ -136,11 +144,11 @@ async def call(function: Function, *args: Any, **kwargs: Any) -> Any:
     which ends by itself or with the process, so threads that hang cannot fill a pool."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    return await in_daemon(_finish, function, args, kwargs)
+    return await in_daemon(finish, function, args, kwargs)
 
 
-def _finish(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function in a thread. Raises its error, but none that ends the event loop."""
+def finish(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function. Raises its error, but none that ends the event loop or the process."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
@@ -148,8 +156,3 @@ def _finish(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise
         raise RuntimeError(repr(error)) from error
-
-
-def as_text(value: Any) -> str:
-    """Return text as it is, and anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,8 +1,8 @@
 """OpenRLHF: its flags, metrics and agent files.
 
     AgentInstance   reset(states), step(states) -> {"rewards", "environment_feedback", "done",
-                    "scores"?, "extra_logs"?, "sampling_params"?, "images"?}, whose texts are
-                    concatenated as they are
+                    "scores"?, "extra_logs"?, "sampling_params"?, "environment_images"?}, whose
+                    texts are concatenated as they are
     AgentExecutor   execute(prompt, label, ...), which asks an engine for tokens
 
 Its executors may name the AgentInstance that they would play."""

@@ -36,7 +36,8 @@ class GenerateRequest:
 
 
 class ExecutorAdapter(Adapter):
-    rewards = True
+    # some leave the reward to --remote_rm_url, which only what they return tells
+    rewards = None
     _executor: Any = None
     _tokenizer: Any = None
 

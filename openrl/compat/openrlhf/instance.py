@@ -19,7 +19,7 @@ def read(found: Any) -> tuple[Step, Any]:
     text = text_of(value_of(found, "environment_feedback", "step"))
     reward = user_code.scalar(value_of(found, "rewards", "step"), "the reward")
     step = Step(
-        content(text, found.get("images")),
+        content(text, found.get("environment_images", found.get("images"))),
         reward=reward,
         done=bool(value_of(found, "done", "step")),
         passed=user_code.verdict(found.get("scores"), reward),

@@ -9,12 +9,12 @@ from typing import Any
 from openrl.agents.base import ToolError
 from openrl.agents.files import user_code
 from openrl.agents.files.adapter import Adapter
-from openrl.agents.tools.functions import Function, call, result_of, schema_of
+from openrl.agents.tools.functions import Function, finish, schema_of
 from openrl.compat.trl.entries import tool_methods
 from openrl.errors import UserError
 from openrl.processes.interfaces import takes
 from openrl.types import Prompt
-from openrl.vision.parts import Content
+from openrl.vision.parts import Content, shown
 
 
 class ToolAdapter(Adapter):
@@ -33,26 +33,31 @@ class ToolAdapter(Adapter):
         self.schemas = [schema_of(tool) for tool in tools]
         self.rewards = hasattr(made, "get_reward")
 
-    async def start(self, prompt: Prompt) -> str:
+    def start(self, prompt: Prompt) -> str:
         """Make the episode's object and return what its ``reset`` says."""
-        self._object = await call(self._class)
-        said = await call(self._object.reset, **_row(prompt, self._object.reset))
+        self._object = self._call(self._class)
+        said = self._call(self._object.reset, **_row(prompt, self._object.reset))
         if not isinstance(said, str | None):
             name = self._class.__name__
             raise TypeError(f"{name}.reset must return text or None, not {type(said).__name__}")
         return said or ""
 
-    async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
+    def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
         """Call a tool. Return what it says, and whether it failed."""
         try:
-            return await result_of(getattr(self._object, name), arguments), False
+            return shown(self._call(getattr(self._object, name), **arguments)), False
         except ToolError as error:
             return str(error), True
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", True
 
-    async def reward(self) -> float | None:
+    def reward(self) -> float | None:
         if not self.rewards:
             return None
-        return user_code.scalar(await call(self._object.get_reward), "the reward")
+        return user_code.scalar(self._call(self._object.get_reward), "the reward")
+
+    def _call(self, function: Function, **arguments: Any) -> Any:
+        return self.result(finish(function, (), arguments))
 
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:

@@ -21,10 +21,9 @@ import yaml
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.agents.tools.build import OpenToolset
-from openrl.agents.tools.functions import as_text
 from openrl.errors import UserError
 from openrl.types import Prompt
-from openrl.vision.parts import Content, Part
+from openrl.vision.parts import Content, Part, as_text
 
 METHODS = ("create", "execute", "release")
 
@@ -97,9 +96,10 @@ def read_config(path: Path) -> OpenToolset:
     return partial(VerlTools, tools_of_config(path))
 
 
-def read_module(module: ModuleType) -> OpenToolset | None:
-    """Read the classes of a Python file; None if it has none. Raises UserError."""
-    tools = tools_of_module(module)
+def read_module(module: ModuleType, name: str | None = None) -> OpenToolset | None:
+    """Read the classes of a Python file, or the one of that name; None if it has none. Raises
+    UserError."""
+    tools = tools_of_module(module, name)
     return partial(VerlTools, tools) if tools else None
 
 
@@ -122,12 +122,14 @@ def tools_of_config(path: Path) -> list[Any]:
     return tools
 
 
-def tools_of_module(module: ModuleType) -> list[Any]:
-    """Make a module's tools without configurations. Raises UserError for one that needs one."""
+def tools_of_module(module: ModuleType, name: str | None = None) -> list[Any]:
+    """Make a module's tools, or the one of that name, without configurations. Raises UserError for
+    one that needs one."""
     classes = [
         value
-        for value in vars(module).values()
-        if isinstance(value, type)
+        for key, value in vars(module).items()
+        if name in (None, key)
+        and isinstance(value, type)
         and value.__module__ == module.__name__
         and all(inspect.iscoroutinefunction(getattr(value, name, None)) for name in METHODS)
     ]
@@ -156,7 +158,7 @@ def _content(response: Any) -> Content:
     """Return a response as content. It is a text, a dict or a ToolResponse, which may hold images;
     a video becomes "[video]"."""
     if isinstance(response, str):
-        return response
+        return as_text(response)
     held = response if isinstance(response, Mapping) else vars(response)
     seen = ["[video]"] if held.get("video") else []
     text = "\n".join([as_text(held.get("text") or ""), *seen]).strip("\n")

@@ -149,8 +149,8 @@ class AgentFlags(TurnFlags):
     )
     tools: str | None = flag(
         None,
-        "Tools of the agent, comma separated: a Python file (its public, typed, documented"
-        " functions), a YAML file of verl tools, the URL of an MCP server, or python, which runs"
+        "Tools of the agent, comma separated: a Python file, FILE.py[:NAME] (its public, typed,"
+        " documented functions, or one of them), a YAML file of verl tools, the URL of an MCP server, or python, which runs"
         " programs in a sandbox.",
         may_hold_secrets=True,
     )
@@ -200,8 +200,9 @@ class EnvironmentTagFlags:
     )
     env_config: str | None = flag(
         None,
-        "YAML or JSON file {tag: settings} for the environments. None: their defaults.",
-        only_if=given("env_tags"),
+        "YAML or JSON file: {tag: settings} for --env_tags, or {name: value}, the env_config that"
+        " a class of --agent_func_path takes, as SkyRL's do. None: their defaults.",
+        only_if=given("env_tags") | FILE,
     )
 
 
@@ -250,6 +251,16 @@ def split_command(command: str) -> list[str]:
         message = f"--agent_command: no such program: {program!r}"
         raise UserError(message, "a program on $PATH, or a path to one")
     return words
+
+
+def read_class_config(path: str) -> dict[str, Any]:
+    """Return the settings of a file's class. Raises UserError for anything but a table of them."""
+    table = read_table(path, "env_config")
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
+        raise UserError(
+            f"--env_config: {path} does not map names to values", "lines of the form  name: value"
+        )
+    return table
 
 
 def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from openrl.config.derived import (
     prompts_running,
     reward_models,
 )
-from openrl.config.groups.agent import read_env_config, split_command
+from openrl.config.groups.agent import read_class_config, read_env_config, split_command
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import counted
@@ -103,8 +103,11 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
 
 @check_environment
 def environment_settings_are_known(config: Playing) -> None:
-    if config.environments.env_config is not None:
-        read_env_config(config.environments.env_config, config.environments.env_tags)
+    settings, tags = config.environments.env_config, config.environments.env_tags
+    if settings is not None and tags:
+        read_env_config(settings, tags)
+    elif settings is not None:
+        read_class_config(settings)
 
 
 # -- files, programs and ports ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -133,6 +134,66 @@ def test_a_long_result_is_cut_and_says_so(file):
     assert call(toolbox, "long", n=8000) == "x" * 8000 and toolbox.cut == 0
     assert call(toolbox, "long", n=9000) == "x" * 8000 + "\n[cut: the result has 9000 characters]"
     assert toolbox.cut == 1
+
+
+ALARM = '''
+import asyncio
+import os
+HEAD
+
+class Word(str):
+    pass
+
+def wait(seconds: float) -> str:
+    """Waits, but not for long.
+
+    Args:
+        seconds: How long.
+    """
+    def stop(number, frame):
+        raise TimeoutError("too slow")
+
+    BODY
+    pause.sleep(seconds)
+    return Word("waited")
+
+def pid() -> int:
+    """The process."""
+    return os.getpid()
+'''
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("import signal, time as pause", "signal.signal(signal.SIGALRM, stop); signal.alarm(1)"),
+        ("import alarms, time as pause", "alarms.set(stop)"),
+    ],
+    ids=["itself", "by a library"],
+)
+def test_a_function_may_set_signals(tmp_path, head, body):
+    """Only the main thread of a process may."""
+    path = tmp_path / "waits.py"
+    path.write_text(ALARM.replace("HEAD", head).replace("BODY", body))
+    (tmp_path / "alarms.py").write_text(
+        "import signal\ndef set(stop):\n    signal.signal(signal.SIGALRM, stop); signal.alarm(1)\n"
+    )
+    toolbox = opened(str(path))
+    said = call(toolbox, "wait", seconds=0)
+    assert said == "waited" and type(said) is str
+    with pytest.raises(ToolError, match="TimeoutError: too slow"):
+        call(toolbox, "wait", seconds=100)
+    apart = head.startswith("import signal")
+    assert (call(toolbox, "pid") == str(os.getpid())) != apart
+
+
+def test_one_function_of_a_file(file):
+    assert [s["function"]["name"] for s in opened(f"{file}:root").schemas] == ["root"]
+    both = opened(f"{file}:root, {file}:area").schemas
+    assert [s["function"]["name"] for s in both] == ["root", "area"]
+    with pytest.raises(UserError, match="has no tool named roof") as refused:
+        opened(f"{file}:roof")
+    assert refused.value.remedy == "one of area, sizes, root, long"
 
 
 def test_a_call_that_hangs_holds_up_nobody():

@@ -4,6 +4,7 @@ from textwrap import indent
 
 import pytest
 
+from openrl.agents.build import check_agents
 from openrl.agents.setup import episode_config
 from openrl.compat.openrlhf.entries import EXECUTE
 from tests.endpoint import hermes_chat
@@ -50,6 +51,13 @@ FILES = {
 )
 def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
     assert_refused(tmp_path, flags, source, problem, FILES)
+
+
+def test_whether_an_executor_gives_rewards_shows_only_when_it_plays(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(FILES["EXECUTOR"])
+    for source in (None, "remote_rm_url"):
+        check_agents(setup(agent_func_path=str(path)), hermes_chat().tokenizer, source, 2048)
 
 
 @pytest.mark.parametrize(

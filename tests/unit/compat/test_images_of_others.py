@@ -298,7 +298,7 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, states, **kwargs):
         self.left -= 1
         done = self.left < 0
-        more = {} if done else {"images": [SECOND]}
+        more = {} if done else {"environment_images": [SECOND]}
         feedback = "" if done else "u:and<image><eos>a:"
         return {"rewards": 1.0, "environment_feedback": feedback, "done": done, **more}
 """

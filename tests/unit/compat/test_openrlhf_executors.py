@@ -172,6 +172,13 @@ def test_an_executor_that_goes_on_from_one_turn(write):
     assert played.score == Score(1.0)
 
 
+def test_an_executor_may_leave_the_reward_to_others(write):
+    """As the one does that serves an API of its own."""
+    text = SINGLE.replace('len(output["action_ranges"])', "None")
+    (played,) = play(write(text), policy_of("2"))
+    assert played.score is None and played.finish_reason is FinishReason.STOP
+
+
 FAULTY = """
 import os, time
 from openrlhf.utils.agent import AgentExecutorBase
