@@ -12,7 +12,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from openrl.errors import listed
+from openrl.errors import counted, listed
 
 IGNORED = {
     r"rotary_emb\.inv_freq$": "the frequencies follow from the config",
@@ -56,8 +56,8 @@ def warn_of_unread(
     reasons = re.compile("|".join([*IGNORED, *allowed]))
     if names := [name for name in unread(model, stored) if not reasons.search(name)]:
         warnings.warn(
-            f"{path}: {len(names)} of its tensors are not used, since the model has no parameter"
-            f" for them: {listed(names, 5)}",
+            f"{path}: the model has no parameter for {counted(len(names), 'stored tensor')}, left"
+            f" out: {listed(names, 5)}",
             stacklevel=2,
         )
 
