@@ -8,7 +8,6 @@ import io
 import math
 from typing import Any
 
-import numpy as np
 from PIL import ExifTags, ImageOps, UnidentifiedImageError
 from PIL import Image as Picture
 
@@ -62,6 +61,8 @@ def _in_8_bits(picture: Picture.Image) -> Picture.Image:
     values, whose white nobody knows."""
     if picture.mode != "F" and not picture.mode.startswith("I"):
         return picture
+    import numpy as np  # most processes never meet such a picture
+
     values = np.asarray(picture).astype(np.float64)
     key = picture.info.get("transparency")
     if key is not None:  # what is transparent becomes white
