@@ -98,6 +98,14 @@ def training(keys: GivenKeys) -> Iterator[Computed]:
     yield from scheduler(
         keys, f"{optim}scheduler_type", f"{optim}warmup_ratio", f"{optim}warmup_steps"
     )
+    if keys.number(f"{optim}warmup_steps"):
+        yield Computed(
+            "lr_warmup_steps", keys.whole(f"{optim}warmup_steps"), (f"{optim}warmup_steps",)
+        )
+    else:
+        yield Computed(
+            "lr_warmup_ratio", keys.number(f"{optim}warmup_ratio"), (f"{optim}warmup_ratio",)
+        )
     lora = f"{ACTOR}model.lora."
     if keys.whole(f"{lora}rank"):
         yield Computed("lora_alpha", keys.whole(f"{lora}alpha"), (f"{lora}alpha",))

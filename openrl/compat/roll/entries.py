@@ -10,4 +10,22 @@ policy_losses.add_names("ROLL", {"vanilla": "gpg"})
 
 row_shapes.add("ROLL", [("messages", "ground_truth", "tag"), ("prompt", "ground_truth", "tag")])
 
-config_tables.add("ROLL", ConfigTable(Path(__file__).with_name("keys.tsv")))
+DISTILLATION = ("start_distill_pipeline.py", "student.", "student_train.", "teacher.")
+config_tables.add(
+    "ROLL",
+    ConfigTable(
+        Path(__file__).with_name("keys.tsv"),
+        marks={
+            **dict.fromkeys(DISTILLATION, ""),
+            "start_rlvr_pipeline.py": "train_ppo_ray",
+            "start_agentic_pipeline.py": "train_ppo_ray",
+            "start_sft_pipeline.py": "train_sft",
+            "start_dpo_pipeline.py": "train_dpo",
+            "sft_train.": "train_sft",
+            "chosen_key": "train_dpo",
+            "actor_infer.": "train_ppo_ray",
+        },
+        refused=dict.fromkeys(DISTILLATION, "nothing here distils from a teacher"),
+        together="openrl.compat.roll.keys:together",
+    ),
+)

@@ -13,6 +13,14 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 REF, MODEL = "actor_rollout_ref.ref.", "actor_rollout_ref.model."
 KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 RL = "train_ppo_ray"
+# its own scores by data source, told by the names of files
+SOURCES = {
+    "gsm8k": "gsm8k",
+    "countdown": "countdown",
+    "dapo": "dapo_math",
+    "aime": "dapo_math",
+    "math": "math_verify",
+}
 
 
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
@@ -65,9 +73,10 @@ def data(keys: GivenKeys) -> Iterator[Computed]:
     long, cut = "data.filter_overlong_prompts", keys.text("data.truncation")
     way = cut if cut == "error" else f"truncate_{cut}"
     yield Computed("prompt_overflow", "filter" if keys.on(long) else way, (long, "data.truncation"))
-    thinking = "data.apply_chat_template_kwargs.enable_thinking"
-    if keys.given(thinking):
-        yield Computed("chat_template_kwargs", {"enable_thinking": keys.on(thinking)}, (thinking,))
+    prefix = "data.apply_chat_template_kwargs."
+    if extra := {k: keys.raw(k) for k in keys.values if k.startswith(prefix)}:
+        written = {k.removeprefix(prefix): v for k, v in extra.items()}
+        yield Computed("chat_template_kwargs", written, tuple(extra), "as JSON")
 
 
 def batches(keys: GivenKeys) -> Iterator[Computed]:
@@ -123,6 +132,11 @@ def loss(keys: GivenKeys) -> Iterator[Computed]:
         yield Computed("eps_clip_low_high", values, (*ends, both))
     if kind in ("vanilla", "clip_cov"):
         yield Computed("dual_clip", keys.number(f"{both}_c"), (f"{both}_c",))
+    mode = f"{ACTOR}loss_agg_mode"
+    of_sequences = kind in ("gspo", "geo_mean")
+    note = f"always so with {kind}" if of_sequences else ""
+    agg = "seq-mean-token-mean" if of_sequences else keys.text(mode)
+    yield Computed("loss_agg_mode", agg, (mode,), note)
     cov = [f"{ACTOR}policy_loss.clip_cov_{end}" for end in ("lb", "ub")]
     if kind == "clip_cov" and any(map(keys.given, cov)):
         spans = [
@@ -166,7 +180,9 @@ def memory(keys: GivenKeys) -> Iterator[Computed]:
         return next((name for name in names if keys.given(name)), names[0])
 
     kinds = ("fsdp_config", "megatron", "veomni", "engine")
-    yield from sleeping(keys, first(kinds, "param"), first(kinds, "optimizer"))
+    moments = first(kinds, "optimizer")
+    stays = f"{ACTOR}optim.override_optimizer_config.optimizer_cpu_offload"
+    yield from sleeping(keys, first(kinds, "param"), "" if keys.on(stays) else moments)
 
 
 def engines(keys: GivenKeys) -> Iterator[Computed]:
@@ -187,6 +203,13 @@ def engines(keys: GivenKeys) -> Iterator[Computed]:
 
 
 def rewards(keys: GivenKeys) -> Iterator[Computed]:
+    functions = ("reward.custom_reward_function.path", "custom_reward_function.path")
+    models = ("reward.reward_model.model_path", "reward_model.model.path")
+    if not any(map(keys.given, (*functions, *models))):
+        names = files(keys, "data.train_files").lower()
+        found = [here for part, here in SOURCES.items() if part in names] or ["math_verify"]
+        note = "there data_source tells; several: --reward_routing"
+        yield Computed("reward_funcs", found[:1], ("data.train_files",), note, "differs")
     for prefix in ("reward.custom_reward_function.", "custom_reward_function."):
         if path := keys.text(f"{prefix}path"):
             name = keys.text(f"{prefix}name")
@@ -213,6 +236,10 @@ def rewards(keys: GivenKeys) -> Iterator[Computed]:
 
 def correction(keys: GivenKeys) -> Iterator[Computed]:
     prefix = "algorithm.rollout_correction."
+    if keys.on(f"{prefix}bypass_mode"):  # the engine's log-probs are the old ones
+        note = "the clip then bounds the mismatch, and nothing else weighs it"
+        yield Computed("skip_old_logprob", "always", (f"{prefix}bypass_mode",), note, "differs")
+        return
     if (level := keys.text(f"{prefix}rollout_is")) and level != "false":
         yield Computed("enable_vllm_is_correction", True, (f"{prefix}rollout_is",))
         yield Computed("vllm_is_level", level, (f"{prefix}rollout_is",))
@@ -258,5 +285,5 @@ def paths(keys: GivenKeys) -> Iterator[Computed]:
     )
     yield Computed("save_path", path, (key,))
     yield Computed("ckpt_path", f"{path}/ckpt", (key,))
-    if keys.text("trainer.resume_mode") == "auto":
+    if keys.text("trainer.resume_mode") == "auto" and not keys.given("trainer.resume_from_path"):
         yield Computed("load_checkpoint", True, ("trainer.resume_mode",))

@@ -56,8 +56,9 @@ def sleeping(
         *(["optim", "grad"] if keys.on(optimizer) else []),
     ]
     if states or always:
-        yield Computed("deepspeed_enable_sleep", True, (params, optimizer))
-        yield Computed("deepspeed_sleep_states", states or ["grad"], (params, optimizer))
+        named = tuple(filter(None, (params, optimizer)))
+        yield Computed("deepspeed_enable_sleep", True, named)
+        yield Computed("deepspeed_sleep_states", states or ["grad"], named)
 
 
 def data(keys: GivenKeys, key: str, data_flag: str, split_flag: str) -> Iterator[Computed]:

@@ -54,10 +54,12 @@ class Computed:
 
 
 class GivenKeys:
-    """The values of a file for ``together``, with the defaults of its system."""
+    """The values of a file for ``together``, with the defaults of its system. What cannot be read
+    is kept in ``problems``, and its default counts."""
 
     def __init__(self, values: Mapping[str, Written], keys: Keys) -> None:
         self.values, self._keys = values, keys
+        self.problems: dict[str, UserError] = {}
 
     def given(self, key: str) -> bool:
         return key in self.values and plain(self.values[key].raw) != "null"
@@ -65,10 +67,13 @@ class GivenKeys:
     def raw(self, key: str) -> Any:
         """Return a value, or the default there; None if there is none."""
         if key in self.values:
-            raw = self.values[key].raw
-            if what := unresolved(raw):
-                raise UserError(f"{key}: {what} has no value", f"{key}=VALUE, or export it")
-            return raw
+            written = self.values[key]
+            if not (what := unresolved(written.raw)):
+                return written.raw
+            self.problems[key] = no_value(key, what, written)
+        return self._default(key)
+
+    def _default(self, key: str) -> Any:
         row = self._keys.row(key)
         return None if row is None else row.default_raw
 
@@ -80,14 +85,12 @@ class GivenKeys:
         return self.text(key) in ("true", "1", "True")
 
     def number(self, key: str, otherwise: float = 0.0) -> float:
-        """Return a number. Raises UserError, which names the key, for something else."""
-        raw = self.raw(key)
-        if raw is None or plain(raw) == "null":
-            return otherwise
-        try:
-            return float(raw)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{key}: expected a number, got {short(raw)}") from error
+        for raw in (self.raw(key), self._default(key)):
+            try:
+                return otherwise if raw is None or plain(raw) == "null" else float(raw)
+            except (TypeError, ValueError):
+                self.problems[key] = problem((), f"{key}: expected a number, got {short(raw)}")
+        return otherwise
 
     def whole(self, key: str, otherwise: int = 0) -> int:
         return int(self.number(key, otherwise))
@@ -99,6 +102,11 @@ class GivenKeys:
             return [str(item) for item in raw]
         text = "" if raw is None or plain(raw) == "null" else str(raw)
         return re.findall(r"[^\s,'\"\[\]()]+", text)
+
+
+def no_value(key: str, what: str, written: Written) -> UserError:
+    message = f"{key}: {what} has no value{written.where}"
+    return problem((), message, "export it before, or write the value")
 
 
 Together = Callable[[GivenKeys, str], Iterator[Computed]]
@@ -128,8 +136,9 @@ class Conversion:
             try:
                 self._take(key, written, computed)
             except UserError as error:
-                error.message += written.where
-                self.problems.append(error)
+                error.message += "" if error.message.endswith(written.where) else written.where
+                if all(p.message != error.message for p in self.problems):
+                    self.problems.append(error)
         self._settle(computed, given=True)
         if defaults:
             self._settle(computed, given=False)
@@ -138,14 +147,13 @@ class Conversion:
 
     def _computed(self) -> list[Computed]:
         function = config_tables[self.system].component.together
-        found: list[Computed] = []
-        if function:
-            together: Together = import_name(function)
-            try:
-                found += together(GivenKeys(self.values, self.keys), self.command)
-            except UserError as error:
-                self.problems.append(error)
-        return [c for c in found if c.flag in self.known]
+        if not function:
+            return []
+        together: Together = import_name(function)
+        given = GivenKeys(self.values, self.keys)
+        found = [c for c in together(given, self.command) if c.flag in self.known]
+        self.problems += given.problems.values()
+        return found
 
     def _take(self, key: str, written: Written, computed: list[Computed]) -> None:
         row = self.keys.row(key)
@@ -169,9 +177,7 @@ class Conversion:
             self.lines.append(replace(line, verdict=verdict, note=note))
             return
         if (what := unresolved(written.raw)) and not self.known[names[0]].secret:
-            raise UserError(
-                f"{key}: {what} has no value", f"--{names[0]} VALUE, or export it before"
-            )
+            raise no_value(key, what, written)
         value = row.converted(written.raw)
         for name in names:
             self._give(name, value, line)

@@ -12,7 +12,7 @@ from typing import Any
 
 from openrl.config.importing.shell import Script
 from openrl.config.importing.tables import ConfigTable, keys_of
-from openrl.config.importing.values import Written, flat, merged, put, resolve
+from openrl.config.importing.values import Written, flat, merged, put, references, resolve
 from openrl.errors import UserError, listed
 from openrl.extension_points import config_tables
 from openrl.files import read_text
@@ -56,18 +56,20 @@ def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
     else:
         # of systems that share keys, the one that knows most of them; of two programs likewise
         system = max(by_words or counts, key=lambda name: counts[name], default="")
-        total = len(flat("", tree))
+        total = sum(key.split(".")[0] not in references(source.tree) for key in flat("", tree))
         if not by_words and (not system or counts[system] * 2 <= total):
             some = [f"{n} of {total} keys are {name}'s" for name, n in counts.items() if n]
             raise UserError(
                 f"a configuration of no known system: {listed(some) or 'no key is known'}",
                 f"--from SYSTEM, which is one of {', '.join(counts)}",
             )
-    table = config_tables[system].component
+    table, keys = config_tables[system].component, keys_of(system)
+    variables = references(source.tree)
     values = {
         key: written
         for name, value in tree.items()
-        for key, written in flat(name, value, source.where.get(name, ""), keys_of(system)).items()
+        for key, written in flat(name, value, source.where.get(name, ""), keys).items()
+        if keys.row(key) or name not in variables
     }
     mark = _mark(table, (*source.words, *values))
     if mark and not table.marks[mark]:
@@ -130,9 +132,9 @@ def _defaults(entries: list[Any], home: Path, problems: list[UserError]) -> list
 # -- command lines and scripts ---------------------------------------------------------------------
 
 
-def from_script(text: str, home: Path) -> NestedKeys:
+def from_script(text: str, path: Path) -> NestedKeys:
     """Return the keys of the command in a script that runs a known program."""
-    script = Script(text)
+    script, home = Script(text, path), path.parent
     marks = {
         mark
         for entry in config_tables.entries()
@@ -140,7 +142,7 @@ def from_script(text: str, home: Path) -> NestedKeys:
         if not mark.endswith(".")
     }
     for words in script.commands:
-        words = _unwrapped(words)
+        words = _unwrapped(words, marks)
         names = [Path(word).name if word.endswith(".py") else word for word in words]
         names = [
             f"{a} {b}" if f"{a} {b}" in marks else a
@@ -150,7 +152,10 @@ def from_script(text: str, home: Path) -> NestedKeys:
         if at is not None:
             return _from_words(words[at + 1 :], names[at], home)
     programs = [
-        w for c in script.commands for w in _unwrapped(c) if re.search(r"\.py$|^\w+(\.\w+){2,}$", w)
+        w
+        for c in script.commands
+        for w in _unwrapped(c, marks)
+        if re.search(r"\.py$|^\w+(\.\w+){2,}$", w)
     ]
     raise UserError(
         f"no command of a known system; found {listed(programs) or 'no program'}",
@@ -158,11 +163,15 @@ def from_script(text: str, home: Path) -> NestedKeys:
     )
 
 
-def _unwrapped(words: list[str]) -> list[str]:
-    """Return the words of a command without an outer bash -c "..."."""
-    if "-c" in words[:-1] and any(Path(w).name in ("bash", "sh") for w in words[:2]):
-        inner = words[words.index("-c") + 1]
-        return shlex.split(inner, comments=True)
+def _unwrapped(words: list[str], marks: set[str]) -> list[str]:
+    """Return the words of a command, with those of the command line that one of them is: what
+    bash -c or srun runs."""
+    for word in words:
+        if any(f"{mark} " in word for mark in marks):
+            try:
+                return shlex.split(word.replace("\\\n", " "), comments=True)
+            except ValueError:
+                continue
     return words
 
 
@@ -299,7 +308,7 @@ def read(argument: str) -> NestedKeys:
     if path is None or not path.is_file():
         if " " not in argument.strip():
             raise UserError(f"{argument}: no such file")
-        return from_script(argument, Path())
+        return from_script(argument, Path("command"))
     if path.suffix in (".yaml", ".yml", ".json"):
         settings, wrong = read_file(str(path))
         if any(p.fatal for p in wrong):
@@ -311,4 +320,4 @@ def read(argument: str) -> NestedKeys:
         text = read_text(str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {argument}: {error}") from error
-    return from_python(text) if path.suffix == ".py" else from_script(text, path.parent)
+    return from_python(text) if path.suffix == ".py" else from_script(text, path)

@@ -8,22 +8,26 @@ import ast
 import operator
 import os
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from openrl.config.importing.values import SECRET
 
+_CALL = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_QUOTES = rf'"(?:\\.|{_CALL}|[^"\\$]|\$(?!\())*"'
 TOKEN = re.compile(
-    r"""(?P<skip>\\\n|[ \t\r]+|(?<![^\s;])\#[^\n]*|&?\d?>>?&?\s*[^\s;|&]+|<<<|<\s*[^\s;|&(]+)
+    rf"""(?P<skip>\\\n|[ \t\r]+|(?<![^\s;])\#[^\n]*|&?\d?>>?&?\s*[^\s;|&]+|<<<|<\s*[^\s;|&(]+)
       | (?P<end>\n|;;|;|&&|\|\||\||&)
-      | (?P<word>(?: '[^']*' | "(?:\\.|[^"\\])*" | \$\(\((?:[^()]|\([^()]*\))*\)\)
-            | \$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\) | \$\{(?:[^{}]|\$\{[^{}]*\})*\}
+      | (?P<word>(?: '[^']*' | {_QUOTES} | \$\(\((?:[^()]|\([^()]*\))*\)\) | {_CALL}
+            | \$\{{(?:[^{{}}]|\$\{{[^{{}}]*\}})*\}}
             | \\. | \$ | [^\s;&|'"\\$] )+)
       | (?P<other>.)""",
     re.X | re.S,
 )
-_REFERENCE = r"\$\(\(.*?\)\)(?!\))|\$\(.*?\)|\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$\w+|\$[@*]"
+_REFERENCE = rf"\$\(\(.*?\)\)(?!\))|{_CALL}|" + r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$\w+|\$[@*]"
 PIECE = re.compile(
-    r"""(?P<single>'[^']*')|(?P<double>"(?:\\.|[^"\\])*")|\\(?P<escaped>.)"""
+    rf"(?P<single>'[^']*')|(?P<double>{_QUOTES})|\\(?P<escaped>.)"
     rf"|(?P<reference>{_REFERENCE})",
     re.S,
 )
@@ -40,8 +44,8 @@ KEYWORDS = {"then", "else", "do", "if", "elif", "{", "}", "fi", "done", "!", "ex
 class Script:
     """Reads one script. ``commands`` are the words of each; ``variables`` what it sets."""
 
-    def __init__(self, text: str) -> None:
-        self.variables: dict[str, str | list[str]] = {}
+    def __init__(self, text: str, path: Path) -> None:
+        self.variables: dict[str, str | list[str]] = {"0": str(path), "BASH_SOURCE": str(path)}
         self.commands: list[list[str]] = []
         for name, _, body in HEREDOC.findall(text):
             self.variables[name] = re.sub(r"\\\n", " ", body)
@@ -62,7 +66,7 @@ class Script:
                     items.append(words.pop(0))
                 items[-1] = items[-1].rstrip()[:-1]
                 old = self.variables.get(name) if plus else []
-                more = [word for item in items for word in self._expanded(item)]
+                more = [word for item in items if item for word in self._expanded(item)]
                 self.variables[name] = [*(old if isinstance(old, list) else []), *more]
             else:
                 before = self._value(name) if plus else ""
@@ -105,7 +109,7 @@ class Script:
             )
             return calculated(inner) or text
         if text.startswith("$("):
-            return text
+            return printed(self._value_of(text[2:-1])) or text
         if text[1:] in ("@", "*"):
             return ""
         found = re.fullmatch(
@@ -124,6 +128,10 @@ class Script:
             return value
         return "" if name in self.variables or name.isdigit() or act else "${" + name + "}"
 
+    def _value_of(self, command: str) -> str:
+        """Return the text of a command with its variables filled in."""
+        return QUOTED.sub(lambda m: m[0] if m[1] else self._reference(m[2]), command)
+
     def _value(self, name: str) -> str:
         """Return a variable of the script, or else of the environment unless it is a secret.
 
@@ -131,6 +139,25 @@ class Script:
         the script says so, as ``${X:-default}`` does."""
         value = self.variables.get(name, "" if SECRET.search(name) else os.environ.get(name, ""))
         return " ".join(value) if isinstance(value, list) else value
+
+
+def printed(command: str) -> str:
+    """Return what pwd, dirname, basename, realpath and ``cd PATH && pwd`` print, or an empty
+    text."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ""
+    match words:
+        case ["pwd"]:
+            return str(Path.cwd())
+        case ["dirname", path]:
+            return str(Path(path).parent)
+        case ["basename", path]:
+            return Path(path).name
+        case ["realpath", path] | ["cd", path, "&&", "pwd"] if "$" not in path:
+            return str(Path(path).resolve())
+    return ""
 
 
 def _closes(word: str) -> bool:

@@ -48,6 +48,19 @@ def unresolved(raw: Any) -> str:
     return found[0] if found else ""
 
 
+def references(value: Any) -> set[str]:
+    """Return the first parts of the keys that ``${...}`` in a nested mapping stand for."""
+    if isinstance(value, Mapping):
+        return set().union(*map(references, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(references, value))
+    return (
+        {name.split(".")[0] for name in REFERENCE.findall(value)}
+        if isinstance(value, str)
+        else set()
+    )
+
+
 def resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in ``${key}``, ``${.sibling}``, ``${oc.env:NAME,default}`` and
     ``${oc.select:key,default}`` in a nested mapping, as OmegaConf does. What does not resolve stays
