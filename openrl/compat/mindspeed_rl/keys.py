@@ -116,8 +116,9 @@ def algorithm(keys: GivenKeys) -> Iterator[Computed]:
         values = [str(keys.number(key)) for key in ends]
         yield Computed("eps_clip_low_high", values, (*ends, f"{RL}clip_higher_enable"))
     if keys.on(f"{RL}overlong_buffer_enable") and keys.whole(f"{RL}overlong_buffer"):
-        named = (f"{RL}overlong_buffer", f"{RL}overlong_buffer_enable")
-        yield Computed("overlong_buffer_len", keys.whole(named[0]), named)
+        length = f"{RL}overlong_buffer"
+        wanted = (length, f"{RL}overlong_buffer_enable")
+        yield Computed("overlong_buffer_len", keys.whole(length), wanted)
         factor = f"{RL}overlong_buffer_penalty_factor"
         yield Computed("overlong_penalty_factor", keys.number(factor, 1.0), (factor,))
 

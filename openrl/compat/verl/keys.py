@@ -218,8 +218,8 @@ def rewards(keys: GivenKeys) -> Iterator[Computed]:
         own = f"{prefix}reward_kwargs."
         buffer = f"{own}overlong_buffer_cfg."
         if keys.on(f"{buffer}enable") and keys.whole(f"{buffer}len"):
-            names = (f"{buffer}len", f"{buffer}enable")
-            yield Computed("overlong_buffer_len", keys.whole(f"{buffer}len"), names)
+            named = (f"{buffer}len", f"{buffer}enable")
+            yield Computed("overlong_buffer_len", keys.whole(f"{buffer}len"), named)
             factor = f"{buffer}penalty_factor"
             yield Computed("overlong_penalty_factor", keys.number(factor, 1.0), (factor,))
         others = [
