@@ -1,0 +1,493 @@
+"""Configurations of other systems become flags. Numbers are worked out by hand from what the other
+system's code does with the file."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import openrl.config.rules.all  # noqa: F401
+from openrl.cli import import_config
+from openrl.config.commands import COMMANDS
+from openrl.config.importing.convert import Conversion
+from openrl.config.importing.page import explain
+from openrl.config.importing.reading import MAIN, from_python, from_script, read, recognise
+from openrl.config.importing.shell import Script, calculated
+from openrl.config.importing.values import resolve as filled
+from openrl.errors import UserError
+from openrl.flags.parser import read_words, resolve
+from openrl.flags.schema import collect_flags
+
+
+def flags_of(source):
+    """(flag -> value, line of a key -> line) of a source's keys."""
+    known = recognise(source)
+    command = known.command or MAIN
+    lines, problems = Conversion(
+        known.system, command, collect_flags(COMMANDS[command]), known.values
+    ).run()
+    assert [str(p) for p in problems if p.fatal] == []
+    return {line.flag: line.value for line in lines if line.flag}
+
+
+def of_file(tmp_path, text, name="theirs.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return flags_of(read(str(path)))
+
+
+def settled(*words, command="train_ppo_ray"):
+    settings, _, problems = read_words([*words])
+    config, found = resolve(
+        COMMANDS[command], collect_flags(COMMANDS[command]), settings, environment=False
+    )
+    return config, [*problems, *found]
+
+
+NUMBER_GAME = """
+data: {train_files: games@train, val_files: games@test, prompt_key: problem, answer_key: answer,
+  max_prompt_length: 1024, max_response_length: 128, rollout_batch_size: 128, val_batch_size: 256,
+  seed: 1, min_pixels: 262144, max_pixels: 4194304, filter_overlong_prompts: true}
+algorithm: {adv_estimator: grpo, disable_kl: false, use_kl_loss: true, kl_penalty: low_var_kl,
+  kl_coef: 1.0e-2, online_filtering: false}
+worker:
+  actor:
+    global_batch_size: 64
+    micro_batch_size_per_device_for_update: 1
+    micro_batch_size_per_device_for_experience: 2
+    max_grad_norm: 1.0
+    padding_free: true
+    dynamic_batching: true
+    ulysses_size: 1
+    model: {model_path: vl-3b}
+    optim: {lr: 1.0e-6, weight_decay: 1.0e-2, strategy: adamw, lr_warmup_ratio: 0.0}
+    fsdp: {enable_full_shard: true, enable_cpu_offload: false, enable_rank0_init: true}
+    offload: {offload_params: true, offload_optimizer: true}
+  rollout: {n: 5, temperature: 1.0, top_p: 1.0, limit_images: 1, gpu_memory_utilization: 0.6,
+    tensor_parallel_size: 1, val_override_config: {temperature: 0.6, top_p: 0.95, n: 1}}
+  ref: {fsdp: {enable_cpu_offload: true}}
+  reward: {reward_function: ./game.py}
+trainer: {total_epochs: 15, max_steps: null, n_gpus_per_node: 2, max_try_make_batch: 20, val_freq: 5,
+  val_before_train: true, val_generations_to_log: 3, save_freq: 5, save_limit: 3,
+  find_last_checkpoint: true, logger: [file, wandb]}
+"""
+
+
+def test_easyr1_counts_prompts_and_tokens_by_rows(tmp_path):
+    """fsdp_workers.py multiplies global_batch_size by n; dp_actor.py cuts micro-batches at rows x
+    the padded width."""
+    flags = of_file(tmp_path, NUMBER_GAME)
+    assert flags["rollout_batch_size"] == 128  # prompts in both
+    assert flags["train_batch_size"] == 320  # 64 prompts x 5
+    assert flags["train_max_tokens_per_gpu"] == 1152  # 1 x (1024 + 128)
+    assert flags["rollout_max_tokens_per_gpu"] == 2304  # 2 x (1024 + 128)
+    assert flags["vllm_num_engines"] == 2  # 2 GPUs, one for each engine
+    assert (flags["init_kl_coef"], flags["use_kl_loss"], flags["kl_estimator"]) == (
+        0.01,
+        True,
+        "k3",
+    )
+    assert flags["eps_clip_low_high"] == (0.2, 0.3)  # the dataclass' defaults
+    assert flags["dual_clip"] == 3.0 and flags["loss_agg_mode"] == "token-mean"
+    assert flags["remote_rm_url"] == "./game.py:main" and flags["prompt_split"] == "train"
+    assert flags["lr_scheduler"] == "constant" and flags["lr_warmup_ratio"] == 0.0
+    assert flags["adam_betas"] == (0.9, 0.999) and flags["zero_stage"] == 3
+    assert flags["deepspeed_sleep_states"] == ("param", "optim", "grad")
+
+
+def test_easyr1_official_sizes(tmp_path):
+    text = NUMBER_GAME.replace("128, rollout_batch_size: 128", "2048, rollout_batch_size: 512")
+    text = text.replace("max_prompt_length: 1024", "max_prompt_length: 2048")
+    text = text.replace("global_batch_size: 64", "global_batch_size: 128")
+    text = text.replace("n_gpus_per_node: 2", "n_gpus_per_node: 8")
+    text = text.replace("tensor_parallel_size: 1", "tensor_parallel_size: 2")
+    flags = of_file(tmp_path, text)
+    assert flags["train_batch_size"] == 640 and flags["vllm_num_engines"] == 4  # 128 x 5, 8 / 2
+    assert flags["train_max_tokens_per_gpu"] == 4096 and flags["rollout_max_tokens_per_gpu"] == 8192
+
+
+COUNTDOWN = """
+set -x
+N=${N:-16}
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+  data.train_files=countdown/train.parquet data.val_files=countdown/test.parquet \\
+  data.train_batch_size=64 data.max_prompt_length=256 data.max_response_length=2048 \\
+  actor_rollout_ref.model.path=qwen3-4b actor_rollout_ref.actor.optim.lr=2e-6 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=$N \\
+  actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+  actor_rollout_ref.rollout.temperature=1.0 \\
+  algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01 \\
+  trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.logger='["console","wandb"]' $@
+"""
+
+
+def test_verl_counts_prompts_and_has_two_kl_coefficients(tmp_path):
+    """ppo_mini_batch_size is multiplied by rollout.n; kl_coef acts only with use_kl_in_reward."""
+    flags = of_file(tmp_path, COUNTDOWN, "run.sh")
+    assert flags["train_batch_size"] == 1024  # 64 prompts x 16
+    assert flags["train_batch_size"] // (flags["micro_train_batch_size"] * 8) == 32  # accumulation
+    assert flags["init_kl_coef"] == 0.01 and "kl_estimator" not in flags  # k1, the default
+    assert "use_kl_loss" not in flags and flags["reward_funcs"] == ("countdown",)
+    assert flags["vllm_num_engines"] == 8 and flags["use_wandb"] is True
+    assert flags["eval_temperature"] == 0.0  # do_sample is false unless given
+    off = of_file(
+        tmp_path, COUNTDOWN.replace("use_kl_in_reward=True", "use_kl_in_reward=False"), "run.sh"
+    )
+    assert off["init_kl_coef"] == 0.0
+    loss = COUNTDOWN.replace("use_kl_in_reward=True", "use_kl_in_reward=False").replace(
+        "$@", "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002"
+    )
+    in_loss = of_file(tmp_path, loss, "run.sh")
+    assert (in_loss["init_kl_coef"], in_loss["use_kl_loss"], in_loss["kl_estimator"]) == (
+        0.002,
+        True,
+        "k3",
+    )
+
+
+def test_a_variable_of_a_script_comes_from_the_environment_where_the_script_says_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("N", "4")
+    assert of_file(tmp_path, COUNTDOWN, "run.sh")["train_batch_size"] == 256  # 64 x 4
+
+
+def test_verls_sums_of_lengths_and_gspo(tmp_path):
+    """Its gspo always averages over sequences; arithmetic of the script is done."""
+    text = COUNTDOWN.replace("set -x", "P=256\nR=$((1024 * 2))\nTOKENS=$(((P + R) * 2))").replace(
+        "$@",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo actor_rollout_ref.actor.use_dynamic_bsz=True"
+        " actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${TOKENS}"
+        " actor_rollout_ref.actor.clip_ratio_low=3e-4 actor_rollout_ref.actor.clip_ratio_high=4e-4"
+        " +actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_cache_gb=0",
+    )
+    flags = of_file(tmp_path, text, "run.sh")
+    assert flags["train_max_tokens_per_gpu"] == 4608  # (256 + 2048) x 2
+    assert flags["policy_loss_type"] == "gspo" and flags["loss_agg_mode"] == "seq-mean-token-mean"
+    assert flags["eps_clip_low_high"] == (3e-4, 4e-4) and "dual_clip" not in flags
+    assert flags["vllm_engine_kwargs"] == {"mm_processor_cache_gb": 0}
+
+
+SOKOBAN = """
+defaults:
+  - envs@_here_
+exp_name: agentic_pipeline
+seed: 42
+track_with: tensorboard
+tracker_kwargs: {log_dir: ./tb}
+system_envs: {USE_MODELSCOPE: '1', NCCL_DEBUG: WARN}
+num_gpus_per_node: 8
+max_steps: 1024
+eval_steps: 10
+rollout_batch_size: 1024
+sequence_length: 8192
+adv_estimator: grpo
+init_kl_coef: 0.0
+whiten_advantages: true
+pretrain: qwen-0.5b
+actor_train:
+  model_args: {dtype: bf16, disable_gradient_checkpointing: false, model_type: ~}
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 2,
+    gradient_accumulation_steps: 64, warmup_steps: 10, lr_scheduler_type: cosine}
+  data_args: {template: qwen2_5}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1}
+  device_mapping: list(range(0,8))
+actor_infer:
+  generating_args: {max_new_tokens: 128, top_p: 0.99, top_k: 100, temperature: 0.99}
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
+  device_mapping: list(range(0,8))
+reference: {device_mapping: "list(range(0,8))", infer_batch_size: 2}
+reward_normalization: {grouping: traj_group_id, method: mean_std}
+train_env_manager: {format_penalty: -0.15, num_env_groups: 128, group_size: 8,
+  tags: [SimpleSokoban], num_groups_partition: [128]}
+max_tokens_per_step: 64
+custom_envs: {SimpleSokoban: "${custom_env.SimpleSokoban}"}
+"""
+ENVS = "max_tokens_per_step: 128\ncustom_env: {SimpleSokoban: {env_type: sokoban, max_steps: 10}}\n"
+
+
+def test_roll_counts_trajectories_and_ranks(tmp_path):
+    """Its batch of environments is trajectories; a step is per_device x accumulation x ranks."""
+    (tmp_path / "envs.yaml").write_text(ENVS)
+    flags = of_file(tmp_path, SOKOBAN)
+    assert flags["rollout_batch_size"] == 128 and flags["n_samples_per_prompt"] == 8  # 1024 / 8
+    assert flags["train_batch_size"] == 1024  # 2 x 64 x 8 ranks
+    assert (
+        flags["init_kl_coef"] == 0.0 and flags["max_tokens_per_turn"] == 64
+    )  # ours over the list's
+    assert flags["env_tags"] == ("sokoban",) and flags["format_penalty"] == -0.15
+    assert (flags["reward_norm_mean"], flags["reward_norm_std"]) == ("group", "group")
+    assert "lambd" not in flags and "eps_clip" not in flags  # without gae; 0.2 is ours too
+    assert flags["use_ms"] is True and flags["system_envs"] == ("NCCL_DEBUG=WARN",)
+    assert flags["use_tensorboard"] == "./tb" and flags["loss_agg_mode"] == "seq-mean-token-mean"
+    assert flags["colocate_all_models"] is True and flags["vllm_num_engines"] == 8
+
+
+def test_roll_divides_ranks_by_what_splits_a_model(tmp_path):
+    (tmp_path / "envs.yaml").write_text(ENVS)
+    text = SOKOBAN.replace(
+        "tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1",
+        "tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2",
+    )
+    text = text.replace(
+        "device_mapping: list(range(0,8))\nactor_infer",
+        "device_mapping: list(range(0,16))\nactor_infer",
+    )
+    flags = of_file(tmp_path, text)
+    assert flags["train_batch_size"] == 512  # 2 x 64 x 16 / (2 x 2)
+    assert flags["placement"] == "actor=0-15;vllm=0-7"
+
+
+GRPO = """
+megatron_training: {model: qwen25_7b, stage: ray_grpo, global_batch_size: 32, train_iters: 500,
+  data_path: ./deepscaler, tokenizer_name_or_path: ./Qwen2.5-7B, dataset_additional_keys: ['labels',],
+  seed: 1, no_shuffle: false}
+actor_config: {model: qwen25_7b, micro_batch_size: 4, lr: 1e-6, lr_decay_style: constant, min_lr: 1e-7,
+  weight_decay: 0.01, lr_warmup_fraction: 0.0, clip_grad: 1.0, adam_beta1: 0.9, adam_beta2: 0.95,
+  load: ./ckpt, save: ./ckpt, no_load_optim: true, no_load_rng: true}
+rl_config: {blocking: true, use_integrated_worker: true, actor_forward_micro_batch_size: 8,
+  ref_forward_micro_batch_size: 4, adv_estimator: group_norm, kl_penalty: low_var_kl,
+  kl_ctrl_type: fixed, init_kl_coef: 0.001, mini_batch_size: 16, max_prompt_length: 2048, epochs: 1,
+  clip_ratio: 0.2, shuffle_mini_batch: false, n_samples_per_prompt: 8, rule_reward: true,
+  verifier_function: ["acc", "strict_format"], verifier_weight: [1.0, 0.5],
+  actor_resource: {num_npus: 16}}
+generate_config: {infer_tensor_parallel_size: 2, offload_train_optimizer: true,
+  offload_train_param: true, gpu_memory_utilization: 0.4, max_model_len: 4096,
+  sampling_config: {max_tokens: 2048, top_k: -1, temperature: 1.0, detokenize: false}}
+"""
+
+
+def test_mindspeed_counts_prompts_and_cards(tmp_path):
+    """rl_config.py multiplies mini_batch_size by n_samples_per_prompt."""
+    flags = of_file(tmp_path, GRPO)
+    assert flags["rollout_batch_size"] == 32 and flags["train_batch_size"] == 128  # 16 x 8
+    assert (flags["actor_num_nodes"], flags["actor_num_gpus_per_node"]) == (2, 8)
+    assert flags["vllm_num_engines"] == 8  # 16 cards / 2
+    assert flags["micro_rollout_batch_size"] == 4  # the smaller of 8 and 4
+    assert flags["min_lr_ratio"] == pytest.approx(0.1) and flags["adam_betas"] == (0.9, 0.95)
+    assert (flags["init_kl_coef"], flags["use_kl_loss"], flags["kl_estimator"]) == (
+        0.001,
+        True,
+        "k3",
+    )
+    assert flags["reward_funcs"] == ("acc", "strict_format") and flags["reward_weights"] == (
+        1.0,
+        0.5,
+    )
+    assert flags["load_optim"] is False and flags["load_rng"] is False and flags["shuffle"] is True
+    assert flags["pretrain"] == "./Qwen2.5-7B" and flags["loss_agg_mode"] == "token-mean"
+
+
+def test_dapo_of_mindspeed_has_no_reference(tmp_path):
+    dapo = GRPO.replace("ray_grpo", "ray_dapo").replace(
+        "clip_ratio: 0.2,", "clip_higher_enable: true, clip_ratio_low: 0.2, clip_ratio_high: 0.28,"
+        " filter_groups_enable: true, filter_groups_train_batch_size: 24, filter_groups_max_batches: -1,"
+    )  # fmt: skip
+    flags = of_file(tmp_path, dapo)
+    assert flags["init_kl_coef"] == 0.0 and flags["eps_clip_low_high"] == (0.2, 0.28)
+    assert flags["rollout_batch_size"] == 24 and flags["dynamic_filtering_max_batches"] == 0
+
+
+def test_trl_counts_completions_and_optimizer_steps(tmp_path):
+    """grpo_config.py: generation_batch_size = per device x processes x steps_per_generation, which is
+    gradient_accumulation_steps unless given."""
+    words = "--model_name_or_path m --dataset_name d --dataset_config main --per_device_train_batch_size 4"
+    words += (
+        " --gradient_accumulation_steps 8 --num_processes 8 --num_generations 8 --epsilon_high 0.28"
+    )
+    flags = flags_of(
+        from_script(f"trl grpo {words} --max_steps 100 --output_dir out", tmp_path / "x")
+    )
+    assert flags["train_batch_size"] == 256  # 4 x 8 processes x 8
+    assert flags["rollout_batch_size"] == 32  # 256 completions / 8 of each prompt
+    assert flags["max_steps"] == 100 and flags["prompt_data"] == "d@main"
+    assert flags["eps_clip_low_high"] == (0.2, 0.28) and flags["init_kl_coef"] == 0.0
+    assert flags["loss_agg_mode"] == "token-mean" and flags["advantage_estimator"] == "group_norm"
+    assert flags["lr_scheduler"] == "linear" and flags["num_episodes"] == 3
+    more = (
+        f"trl grpo {words} --steps_per_generation 16 --num_iterations 2 --max_steps 100 --beta 0.04"
+    )
+    flags = flags_of(from_script(more, tmp_path / "x"))
+    assert flags["rollout_batch_size"] == 64  # 4 x 8 x 16 / 8
+    assert (
+        flags["max_steps"] == 25 and flags["max_epochs"] == 2
+    )  # 16 / 8 steps, twice, in a rollout
+    assert (flags["init_kl_coef"], flags["use_kl_loss"], flags["kl_estimator"]) == (
+        0.04,
+        True,
+        "k3",
+    )
+
+
+def test_calls_in_python_are_read_and_not_run():
+    flags = flags_of(
+        from_python(
+            "import os\nos.abort()\nLR = 2e-6\nparser.add_argument('--rows', type=int, default=4)\n"
+            "config = GRPOConfig(output_dir='out', learning_rate=LR, loss_type='dr_grpo',\n"
+            "    per_device_train_batch_size=args.rows, num_generations=4, max_completion_length=256)\n"
+            "lora = LoraConfig(r=16, lora_alpha=32, target_modules=['q_proj', 'v_proj'])\n"
+        )
+    )
+    assert flags["actor_learning_rate"] == 2e-6 and flags["train_batch_size"] == 4
+    assert (
+        flags["loss_agg_mode"] == "seq-mean-token-sum-norm" and flags["loss_agg_norm_const"] == 256
+    )
+    assert (flags["lora_rank"], flags["lora_alpha"]) == (16, 32)
+    assert flags["target_modules"] == ("q_proj", "v_proj")
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_references_are_filled_in_as_omegaconf_does(monkeypatch):
+    monkeypatch.setenv("PLACE", "here")
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    tree = {
+        "a": {"b": "2", "c": "${.b}", "d": "${a.c}x${a.b}"},
+        "e": "${oc.env:PLACE}/${oc.env:NOWHERE,there}",
+        "f": "${oc.select:a.z,7}",
+        "g": "${g}",
+        "h": "${oc.env:MY_API_KEY}",
+        "i": ["${a.b}", {"j": "${a}"}],
+    }
+    found = filled(tree)
+    assert found["a"] == {"b": "2", "c": "2", "d": "2x2"} and found["e"] == "here/there"
+    assert found["f"] == "7" and found["g"] == "${g}" and found["h"] == "${oc.env:MY_API_KEY}"
+    assert found["i"] == ["2", {"j": found["a"]}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run a=1 b='x y' \"c d\"", ["run", "a=1", "b=x y", "c d"]),
+        ("X=1; Y=${X}2\nrun $Y ${Z:-def} ${Z:=set} $Z", ["run", "12", "def", "set", "set"]),
+        ("A=(1 2\n  # no\n '3 4')\nA+=(5)\nrun \"${A[@]}\"", ["run", "1", "2", "3 4", "5"]),
+        ("N=$((2 * (3 + 4)))\nrun $((N/2)) n=$N", ["run", "7", "n=14"]),
+        (
+            "read -r -d '' ARGS <<EOF\n--a 1 \\\n--b 2\nEOF\nrun $ARGS",
+            ["run", "--a", "1", "--b", "2"],
+        ),
+        ("export A=b\nrun '$A' \"$A\" \\$A > log 2>&1", ["run", "$A", "b", "$A"]),
+        ("run $@ $(whoami) 'a' # end", ["run", "$(whoami)", "a"]),
+        ('D="$(dirname "$0")"\nrun $D/x $(basename a/b)', ["run", "/home/x", "b"]),
+        ('if [ -z "$Q" ]; then Q=5; fi\nrun $Q', ["run", "5"]),
+    ],
+)
+def test_words_of_a_script(text, words, tmp_path, monkeypatch):
+    for name in "QXYZ":
+        monkeypatch.delenv(name, raising=False)
+    assert Script(text, Path("/home/script.sh")).commands[-1] == words
+
+
+def test_arithmetic_is_of_numbers_alone():
+    assert (
+        calculated("7 / 2 + -1") == "2" and calculated("open('x')") == calculated("9**999999") == ""
+    )
+    assert calculated("1 / 0") == ""
+
+
+RAY = """ray job submit --address="http://127.0.0.1:8265" --runtime-env-json='{"working_dir": "/x"}' -- \\
+  python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.model_name_or_path m \\
+  --logger.wandb.key {wandb_token} --algo.dynamic_filtering_range 0.0 1.0 --train.colocate_all"""
+
+
+def test_a_command_behind_ray_and_bash(tmp_path):
+    for text in (RAY, f"srun bash -c '{RAY.split('-- ')[1].strip()}'".replace("\\\n", "")):
+        flags = flags_of(
+            from_script(text[text.index("python3") :] if text == RAY else text, tmp_path)
+        )
+        assert flags["colocate_all_models"] is True and flags["pretrain"] == "m"
+        assert flags["dynamic_filtering_reward_range"] == (0.0, 1.0)
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [NUMBER_GAME, GRPO], ids=["EasyR1", "MindSpeed-RL"])
+def test_config_reads_the_file_as_it_reads_the_imported_one(text, tmp_path, capsys):
+    theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    theirs.write_text(text)
+    assert import_config.main([str(theirs), "-o", str(ours)]) == 0
+    config, problems = settled("--config", str(theirs), "--prompt_data", "p.jsonl")
+    same, _ = settled("--config", str(ours), "--prompt_data", "p.jsonl")
+    assert config == same is not None
+    notes = [str(p) for p in problems if p.label == "note"]
+    assert len(notes) == 1 and re.search(
+        r"\d+ keys of (EasyR1|MindSpeed-RL): \d+ as there", notes[0]
+    )
+    for line in ours.read_text().splitlines():
+        assert "#" in line or not line, "every line says where it comes from"
+
+
+def test_a_file_of_ours_stays_ours(tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text("pretrain: m\nprompt_data: d\nmax_steps: 3\nseed: 1\nlearning_rat: 1\n")
+    _, problems = settled("--config", str(path))
+    assert any("learning_rat: no such flag" in str(p) for p in problems)
+
+
+def test_nested_openrlhf(tmp_path):
+    path = tmp_path / "nested.yaml"
+    path.write_text(
+        "actor: {model_name_or_path: m, num_nodes: 2, adam: {lr: 5e-7}}\nalgo: {kl: {init_coef: 0.0}}\n"
+    )
+    config, _ = settled("--config", str(path), "--prompt_data", "d", "--remote_rm_url", "r.py")
+    assert config.placement.actor_num_nodes == 2 and config.actor_optim.learning_rate == 5e-7
+    assert config.placement.actor_num_gpus_per_node == 8  # its default
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {b: 1}\nc: {d: 2}\n", "a configuration of no known system: no key is known"),
+        (NUMBER_GAME + "rl_config: {mini_batch_size: 3}\n", "rl_config.mini_batch_size: a key of MindSpeed-RL among those of EasyR1"),
+        (NUMBER_GAME.replace("rollout_batch_size: 128", 'rollout_batch_size: "${gone.away}"'), "data.rollout_batch_size: ${gone.away} has no value"),
+        (NUMBER_GAME.replace("rollout_batch_size: 128", "rollout_batch_size: many"), "data.rollout_batch_size: expected a whole number, got 'many'"),
+        (NUMBER_GAME.replace("global_batch_size: 64", "global_batch_size: many"), "worker.actor.global_batch_size: expected a number, got 'many'"),
+        (NUMBER_GAME.replace("rollout_batch_size: 128", "rollout_batch_sizes: 128"), "data.rollout_batch_sizes: not a key of EasyR1 that is known here"),
+        (SOKOBAN + "student_train: {infer_batch_size: 1}\n", "ROLL's student_train. has no counterpart"),
+    ],
+    ids=["nobody", "mixed", "reference", "type", "type of a part", "newer", "refused"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(text, message, tmp_path, capsys):
+    (tmp_path / "envs.yaml").write_text(ENVS)
+    path = tmp_path / "theirs.yaml"
+    path.write_text(text)
+    config, problems = settled("--config", str(path), "--prompt_data", "d")
+    assert config is None and any(message in str(p) for p in problems if p.fatal)
+    assert import_config.main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+    if "rollout_batch_sizes" in message:
+        assert any("data.rollout_batch_size, the nearest" in str(p) for p in problems)
+
+
+def test_a_supervised_file_is_for_the_supervised_command(tmp_path, capsys):
+    path = tmp_path / "theirs.yaml"
+    path.write_text(
+        "sft_train: {training_args: {learning_rate: 5e-6, per_device_train_batch_size: 2}}\npretrain: m\nexp_name: x\n"
+    )
+    _, problems = settled("--config", str(path))
+    assert any("python -m openrl.cli.train_sft --config" in str(p) for p in problems)
+
+
+def test_secrets_are_not_written(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    script.write_text(RAY.replace("{wandb_token}", "0a1b2c3d4e"))
+    assert import_config.main([str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "0a1b2c3d4e" not in out and "use_wandb: true" in out
+
+
+def test_explain_looks_up_both_ways():
+    assert any(
+        line.startswith("EasyR1: algorithm.kl_coef -> --init_kl_coef")
+        for line in explain("algorithm.kl_coef")
+    )
+    found = explain("init_kl_coef")
+    assert {line.split(":")[0] for line in found} >= {"EasyR1", "OpenRLHF", "ROLL", "TRL", "verl"}
+    with pytest.raises(UserError, match="neither a key of another system nor a flag"):
+        explain("frobnicate.everything")
