@@ -1,4 +1,4 @@
-"""Write docs/flags.md, docs/coming_from_*.md and the tables of docs/algorithms.md, docs/verifiers.md and
+"""Write docs/flags.md, docs/metrics.md, docs/coming_from_*.md and the tables of docs/algorithms.md, docs/verifiers.md and
 docs/environments.md from the code, and check references.
 
 python docs/build.py            write, then check
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
+from openrl.config.groups.health import HealthFlags  # noqa: E402
 from openrl.config.importing.tables import VERDICTS, keys_of  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.config.unknown_flags import known_names  # noqa: E402
@@ -38,8 +39,11 @@ from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags, flags_of  # n
 from openrl.flags.values import placeholder, show  # noqa: E402
 from openrl.registry import Registry  # noqa: E402
 from openrl.rewards.verifiers.base import describe  # noqa: E402
+from openrl.tracking.health import CHECKS  # noqa: E402
+from openrl.tracking.metric_rows import metric_rows, row_of  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 VERIFIERS_PAGE = ROOT / "docs" / "verifiers.md"
 ENVIRONMENTS_PAGE = ROOT / "docs" / "environments.md"
@@ -164,6 +168,57 @@ def _row(spec: FlagSpec, known: set[str]) -> str:
     return _cells(*cells)
 
 
+def metrics_page() -> str:
+    """The table of metrics, a section per theme, with the names that other systems have for them."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made from the table of metrics by `make docs`. A run writes them to `metrics.jsonl` in its",
+        "directory, one object per step, and to the trackers of `--track_with`. A metric that was not",
+        "measured in a step is absent, not 0. `python -m openrl.cli.metrics NAME` prints a row of this",
+        "page.",
+        "",
+        "A word in capitals stands for whatever a run puts in its place: ROLE is actor or critic, the",
+        "others are names of users' data and code. Names of other systems stand beside ours in",
+        "`metrics.jsonl`, so that their dashboards still work.",
+    ]
+    elsewhere: dict[str, list[str]] = {}
+    for system in metric_names.entries():
+        for there, here in system.component.items():
+            row = row_of(here)
+            assert row is not None, f"{system.name}: {there} stands for {here}, which has no row"
+            of_role = f" ({here})" if here != row.name else ""
+            elsewhere.setdefault(row.name, []).append(f"{system.name} `{there}`{of_role}")
+    for theme, rows in groupby(metric_rows(), key=lambda row: row.theme):
+        lines += ["", f"## {theme[0].upper()}{theme[1:]}", ""]
+        lines += ["| metric | what | unit | healthy | when | elsewhere |", "|" + "---|" * 6]
+        for row in rows:
+            others = ", ".join(elsewhere.get(row.name, []))
+            cells = (f"`{row.name}`", row.formula, row.unit, row.healthy, row.when, others)
+            lines.append(_cells(*cells))
+    return "\n".join([*lines, *warnings_table()]) + "\n"
+
+
+def warnings_table() -> list[str]:
+    lines = [
+        "",
+        "## Warnings",
+        "",
+        "`train_ppo_ray` looks at these metrics after every step and says once what is wrong: on the",
+        "terminal, in `summary.json` under `alarms`, and in trackers that show warnings. `--on_alarm`",
+        "makes it save a checkpoint or stop too. None turns a limit off.",
+        "",
+        "| warning | limit | | what to try |",
+        "|---|---|---|---|",
+    ]
+    limits = {spec.name: spec for spec in flags_of(HealthFlags)}
+    for check in CHECKS:
+        limit = limits[check.flag]
+        flag = f"`--{check.flag} {default_text(limit)}`"
+        lines.append(_cells(f"`{check.name}`", flag, limit.help, check.remedy))
+    return lines
+
+
 def algorithms_page() -> str:
     """The page as it is written by hand up to the mark, then one table per registry and the
     presets."""
@@ -193,9 +248,6 @@ def algorithms_page() -> str:
     lines += ["## --algo_preset", "", "| name | flags |", "|---|---|"]
     for name, preset in PRESETS.items():
         lines.append(f"| `{name}` | `{' '.join(f'--{k} {plain(v)}' for k, v in preset.items())}` |")
-    lines += ["", "## Metrics under other names", "", "| name elsewhere | here |", "|---|---|"]
-    names = [pair for system in metric_names.entries() for pair in system.component.items()]
-    lines += [f"| `{there}` | `{here}` |" for there, here in names]
     return "\n".join(lines) + "\n"
 
 
@@ -305,6 +357,7 @@ def main(check_only: bool) -> int:
     problems: list[str] = []
     pages = (
         (FLAGS_PAGE, flags_page()),
+        (METRICS_PAGE, metrics_page()),
         (ALGORITHMS_PAGE, algorithms_page()),
         (VERIFIERS_PAGE, verifiers_page()),
         (ENVIRONMENTS_PAGE, environments_page()),

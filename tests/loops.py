@@ -48,7 +48,7 @@ class Trackers:
     def ignore(self, *what):
         pass
 
-    log_samples = log_evaluated = log_played = log_learned = ignore
+    log_samples = log_evaluated = log_played = log_learned = alert = ignore
 
     def close(self):
         self.closed = True

@@ -46,6 +46,7 @@ from openrl.config.groups.data import (
 )
 from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
 from openrl.config.groups.evaluation import EvaluateFlags, PromptEvalFlags, SupervisedEvalFlags
+from openrl.config.groups.health import HealthFlags
 from openrl.config.groups.inference import (
     BatchTaskFlags,
     RescoreFlags,
@@ -125,6 +126,7 @@ class PPOConfig:
     filtering: DynamicFilteringFlags
     correction: RolloutCorrectionFlags
     evaluation: PromptEvalFlags
+    health: HealthFlags
     checkpoint: RLCheckpointFlags = part(ckpt_path="./ckpt/checkpoints_ppo_ray")
     faults: RolloutFaultFlags
     logging: LoggingFlags

@@ -206,7 +206,8 @@ Scoring = PPOConfig | ServeConfig | AnsweringConfig
 
 def rewards(config: PPOConfig) -> RewardPlan:
     """Return the sources of rewards and their weights. Raises UserError."""
-    return reward_plan(config.reward, config.others.reward_pretrain)
+    watched = config.health.watch_funcs
+    return reward_plan(config.reward, config.others.reward_pretrain, watched)
 
 
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")

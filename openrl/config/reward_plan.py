@@ -61,6 +61,12 @@ class RewardPlan:
     weights: Mapping[str, float]  # by name of the source
     # data source -> source -> weight; None: ``weights`` apply to all
     routes: Mapping[str, Mapping[str, float]] | None = None
+    watched: tuple[RewardSource, ...] = ()  # judge all rows and are no part of the reward
+
+    @property
+    def asked(self) -> tuple[RewardSource, ...]:
+        """All sources that judge answers, whether or not training reads what they say."""
+        return (*self.sources, *self.watched)
 
     @property
     def flag(self) -> str | None:
@@ -88,20 +94,31 @@ class RewardPlan:
             )
 
 
-def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
-    """Return the plan of the flags and ``models`` (--reward_pretrain). Raises UserError."""
-    sources = reward_sources(flags, models)
+def reward_plan(
+    flags: RewardFlags, models: str | None = None, watched: tuple[str, ...] = ()
+) -> RewardPlan:
+    """Return the plan of the flags, ``models`` (--reward_pretrain) and ``watched`` (--watch_funcs).
+    Raises UserError."""
+    asked = reward_sources(flags, models, watched)
+    sources = asked[: len(asked) - len(watched)]
     routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
-    return RewardPlan(sources, source_weights(flags, sources), routes)
+    return RewardPlan(sources, source_weights(flags, sources), routes, asked[len(sources) :])
 
 
-def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple[RewardSource, ...]:
-    """Return the sources of rewards. Raises UserError for an unusable or a repeated one."""
+def reward_sources(
+    flags: RewardSourceFlags, models: str | None = None, watched: tuple[str, ...] = ()
+) -> tuple[RewardSource, ...]:
+    """Return the sources of rewards, those that are only ``watched`` last. Raises UserError for an
+    unusable or a repeated one."""
     files, urls = files_and_urls(flags.remote_rm_url)
     given: list[tuple[Kind, str]] = [("verifier", name) for name in flags.reward_funcs]
     given += [("file", item) for item in files]
     given += [("http", ",".join(urls))] if urls else []
     given += [("model", name) for name in split(models)]
+    if both := [name for name in watched if name in {address for _, address in given}]:
+        message = f"--watch_funcs: {both[0]} is trained on, so it cannot watch the training"
+        raise UserError(message, "another verifier")
+    given += [("file" if is_file(name) else "verifier", name) for name in watched]
     for kind, address in given:
         if kind == "file" and not file_and_name(address)[0].endswith(".py"):
             raise UserError(
@@ -111,12 +128,17 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
     if twice := [item for item, n in Counter(given).items() if n > 1]:
         kind, address = twice[0]
         raise UserError(
-            f"--{FLAG[kind]}: {address} is given twice",
+            f"--{'watch_funcs' if address in watched else FLAG[kind]}: {address} is given twice",
             "give it once and raise its weight with --reward_weights",
         )
     for url in urls:
         _check_url(url)
     return tuple(RewardSource(*item, name) for item, name in zip(given, _names(given), strict=True))
+
+
+def is_file(name: str) -> bool:
+    """Whether an item of --watch_funcs is a file; otherwise it names a verifier."""
+    return file_and_name(name)[0].endswith(".py")
 
 
 def _check_url(url: str) -> None:

@@ -54,7 +54,7 @@ def build_reward(
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
     sources: dict[str, Source] = {
-        **process_sources(flags, plan.sources, plugins, executor, size),
+        **process_sources(flags, plan.asked, plugins, executor, size),
         **(models or {}),
     }
     for s in plan.sources:
@@ -146,8 +146,9 @@ def check_labels(
 ) -> None:
     """Raise UserError if a verifier cannot read the labels of more rows than may fail. It judges
     empty responses to the first ``LOOKED_AT`` rows."""
+    watched = {s.name for s in plan.watched}
     for name, options in comparing(flags, plan).items():
-        asked = [p for p in prompts if name in plan.of(p.source)][:LOOKED_AT]
+        asked = [p for p in prompts if name in watched or name in plan.of(p.source)][:LOOKED_AT]
         target = VerifierTarget({name: options}, plugins)
         try:
             with ChildProcess(target, limits(flags), "reward") as process:
@@ -158,18 +159,18 @@ def check_labels(
         if len(bad) > flags.max_reward_failure_rate * len(asked):
             first, failure = bad[0]
             raise UserError(
-                f"--reward_funcs {name} cannot use the label of {len(bad)} of"
-                f" {len(asked)} rows, e.g. of {first.id}: {failure}",
+                f"--{'watch' if name in watched else 'reward'}_funcs {name} cannot use the label of"
+                f" {len(bad)} of {len(asked)} rows, e.g. of {first.id}: {failure}",
                 "--label_key COLUMN, or another verifier",
             )
 
 
 def comparing(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:
     """Return the verifiers that need a label, each with its options."""
-    options = source_kwargs(flags, plan.sources)
+    options = source_kwargs(flags, plan.asked)
     return {
         s.name: options[s.name]
-        for s in plan.sources
+        for s in plan.asked
         if s.kind == "verifier" and needs_label(verifiers[s.address].component, options[s.name])
     }
 
@@ -200,7 +201,7 @@ def check_prompts(flags: RewardFlags, plan: RewardPlan, prompts: Sequence[Prompt
         if p.label in (None, "") and not wanted.keys().isdisjoint(plan.of(p.source))
     ]
     if idle:
-        names = ", ".join(wanted)
+        names = ", ".join(s.name for s in plan.sources if s.name in wanted)
         raise UserError(
             f"--reward_funcs {names} needs labels, but {len(idle)} of {len(prompts)} rows have"
             f" none ({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",

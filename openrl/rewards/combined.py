@@ -125,10 +125,30 @@ class CombinedReward:
         scores = await self.combiner.ask(chosen, rows)
         return list(map(self.combiner.apply_policy, group.trajectories, scores))
 
+    async def watch(self, group: PromptGroup) -> list[dict[str, float]]:
+        """Return what the watched sources say of each trajectory, as metrics: the verdict or else
+        the reward under watch/SOURCE, and under watch/SOURCE/failed whether there is none."""
+        watched = {s.name: self.sources[s.name] for s in self.combiner.plan.watched}
+        if not watched or not group.trajectories:
+            return [{} for _ in group.trajectories]
+        rows = read_rows(group, self.tokenizer, skip_special_tokens=self._skip)
+        columns = await all_or_first_error(source.score(rows) for source in watched.values())
+        named = [dict(zip(watched, scores, strict=True)) for scores in zip(*columns, strict=True)]
+        return [_watched_metrics(scores) for scores in named]
+
     async def close(self) -> None:
         """Release processes and connections. Calls that still run fail."""
         await asyncio.gather(*(source.close() for source in self.sources.values()))
         await asyncio.to_thread(self._executor.shutdown)
+
+
+def _watched_metrics(scores: Mapping[str, Score]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, score in scores.items():
+        metrics[f"watch/{name}/failed"] = float(score.failure is not None)
+        if score.failure is None:
+            metrics[f"watch/{name}"] = score.reward if score.passed is None else score.passed
+    return metrics
 
 
 def read_rows(

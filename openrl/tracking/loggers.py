@@ -19,6 +19,7 @@ from openrl.trace.learned import LearnedStep
 from openrl.trace.writer import TraceWriter
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
+from openrl.tracking.tables import AnswerTable
 from openrl.tracking.trackers import TrackedRun, Tracker
 from openrl.types import PromptGroup
 
@@ -108,6 +109,7 @@ class Trackers:
         """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
         if self.samples and step % self.every == 0:
             self._guard("samples", self.samples.log, step, groups)
+            self._send_table(step, AnswerTable.of("rollouts", groups, self.samples.per_step))
 
     def log_evaluated(self, step: int, groups: list[PromptGroup]) -> None:
         """Write answers of an evaluation to the trace and to eval_samples.jsonl, if the run keeps
@@ -116,6 +118,18 @@ class Trackers:
             self._guard("trace", self.trace.evaluated, step, groups)
         if self.evaluated:
             self._guard("samples", self.evaluated.log, step, groups)
+            self._send_table(step, AnswerTable.of("evaluation", groups, self.evaluated.per_step))
+
+    def _send_table(self, step: int, table: AnswerTable) -> None:
+        for name, tracker in self.others.items() if table.rows else ():
+            if send := getattr(tracker, "log_table", None):
+                self._guard(name, send, step, table)
+
+    def alert(self, step: int, title: str, text: str) -> None:
+        """Show a warning about the run in each tracker that can."""
+        for name, tracker in self.others.items():
+            if send := getattr(tracker, "alert", None):
+                self._guard(name, send, step, title, text)
 
     def close(self) -> None:
         files = ("jsonl", self.local), ("samples", self.samples), ("samples", self.evaluated)

@@ -1,15 +1,17 @@
 """What a person sees while a run goes on, and where its wall time goes.
 
-On a terminal it is a bar that stays in place, with the current stage and the latest figures;
-elsewhere it is one plain line per step. The figures to show are data, so RL and supervised training
-share this module.
+On a terminal it is a bar that stays in place, with the current stage, the latest figures, their
+course and the last sample; elsewhere it is one plain line per step. The figures to show are data, so
+RL and supervised training share this module.
 """
 
 from __future__ import annotations
 
+import math
+import textwrap
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +24,10 @@ from rich.text import Text
 from openrl.errors import printable
 from openrl.tracking.console import PlainConsole
 
+WIDTH = 40  # steps of a course
+BLOCKS = "".join(map(chr, range(0x2581, 0x2589)))  # blocks of rising height
+ASCII_BLOCKS = "_.-=+*#"
+
 Tell = Callable[[int, int], None]
 """``tell(done, total)`` shows how far something is."""
 
@@ -32,17 +38,18 @@ Stage = Callable[[str], AbstractContextManager[Tell]]
 @dataclass(frozen=True)
 class Column:
     """One figure on display, e.g. ``Column("reward", "reward {:.3f}")``; hidden while its metric is
-    absent."""
+    absent. With ``curve`` a terminal also shows the course of its last values."""
 
     key: str
     template: str
+    curve: bool = False
 
 
 class Progress:
     """The display of a run of ``total`` steps, of which an earlier process did the first ``done``.
 
-    Use it as a context manager. Plain lines appear every ``every`` steps; ``clock`` returns
-    seconds.
+    Use it as a context manager. Plain lines appear every ``every`` steps; with 0 nothing appears
+    but notes. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -61,15 +68,16 @@ class Progress:
         self.console, self.clock = console or PlainConsole(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()
-        # when the first step of this process ended, and which step it was
+        # when the first step of this process began, or else ended, and how many were done then
         self._first: tuple[float, int] | None = None
         self._active: dict[str, str] = {}  # stage -> how far it is, as text; in insertion order
-        self._shown = ""
+        self._shown = self._sample = ""
+        self._courses = {c.key: deque[float](maxlen=WIDTH) for c in columns if c.curve}
         self.failed_in = ""  # the innermost stage that an error has left
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
-        if self.console.is_terminal:
+        if self.console.is_terminal and self.every:
             self._live.start()
         return self
 
@@ -113,6 +121,7 @@ class Progress:
             "time/step": now - self._lap_start
         }
         self._lap_start, self._lap_seconds = now, Counter()
+        self._first = self._first or (now, self.done)
         return values
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
@@ -122,17 +131,28 @@ class Progress:
         self._shown = " | ".join(
             c.template.format(values[c.key]) for c in self.columns if c.key in values
         )
-        if not self.console.is_terminal and (step % self.every == 0 or step == self.total):
+        for key, course in self._courses.items():
+            course.extend([values[key]] if key in values else [])
+        line_due = self.every and (step % self.every == 0 or step == self.total)
+        if line_due and not self.console.is_terminal:
             parts = [f"{self.title} {step}/{self.total}", self._shown, self._left()]
             self.note(" | ".join(p for p in parts if p))
+
+    def show_sample(self, text: str) -> None:
+        """Show what the policy wrote last, on a terminal only."""
+        self._sample = " ".join(printable(text).split())
+
+    def remark(self, message: str) -> None:
+        """Print a line that stays, unless only notes are to appear."""
+        if self.every:
+            self.note(message)
 
     def note(self, message: str) -> None:
         """Print a line that stays, above the bar."""
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _left(self) -> str:
-        """Return the time left at the pace since the first step ended; empty until that is
-        known."""
+        """Return the time left at the pace of this process's steps; empty until that is known."""
         if self._first is None or self.done <= self._first[1] or self.done >= self.total:
             return ""
         pace = (self.clock() - self._first[0]) / (self.done - self._first[1])
@@ -149,7 +169,24 @@ class Progress:
             Text(stages, style="cyan"),
             self._left(),
         )
-        return Group(grid, Text(self._shown)) if self._shown else grid
+        width = max(self.console.width, 20)
+        lines = [self._shown, *self._curves(), textwrap.shorten(self._sample, width)]
+        return Group(grid, *(Text(line) for line in lines if line))
+
+    def _curves(self) -> list[str]:
+        """Return a line with the course of each figure that has one."""
+        bars = BLOCKS if self.console.encoding.lower().startswith("utf") else ASCII_BLOCKS
+        courses = [f"{key} {sparkline(c, bars)}" for key, c in self._courses.items() if len(c) > 1]
+        return ["  ".join(courses)] if courses else []
+
+
+def sparkline(values: Iterable[float], bars: str) -> str:
+    """Return one character per value, from the lowest to the highest; a NaN is a blank."""
+    listed = list(values)
+    known = [value for value in listed if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    step = (high - low) / (len(bars) - 1) or 1.0
+    return "".join(bars[round((v - low) / step)] if math.isfinite(v) else " " for v in listed)
 
 
 def duration(seconds: float) -> str:

@@ -89,6 +89,8 @@ def _result_table(summary: RunSummary) -> Table:
             "gain", f"{after - before:+.3f}", style="bold green" if after > before else "bold red"
         )
     table.add_row("steps", str(summary.steps))
+    if names := [alarm["name"] for alarm in summary.more.get("alarms", ())]:
+        table.add_row("warnings", ", ".join(names), style="bold yellow")
     if summary.samples_per_second is not None:
         table.add_row("samples/s", f"{summary.samples_per_second:.1f}")
     if summary.tokens_per_second is not None:

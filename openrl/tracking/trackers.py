@@ -6,16 +6,20 @@ imports as ``needs``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from openrl.config.groups.logging import LoggingFlags
 from openrl.extension_points import trackers
+from openrl.tracking.tables import COLUMNS, AnswerTable
 
 
 class Tracker(Protocol):
+    """May also have ``alert(step, title, text)``, which shows a warning about the run, and
+    ``log_table(step, table)``, which shows answers."""
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of one step; steps only rise."""
 
@@ -58,6 +62,17 @@ class TensorBoardTracker:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    def alert(self, step: int, title: str, text: str) -> None:
+        self._writer.add_text(f"alarms/{title}", text, step)
+
+    def log_table(self, step: int, table: AnswerTable) -> None:
+        import numpy as np
+
+        self._writer.add_text(table.name, table.markdown(), step)
+        for n, picture in enumerate(table.opened()):
+            name = f"{table.name}/images/{n}"
+            self._writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
+
     def close(self) -> None:
         self._writer.close()
 
@@ -97,6 +112,17 @@ class WandbTracker(RunTracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
 
+    def alert(self, step: int, title: str, text: str) -> None:
+        self._run.alert(title, text)
+
+    def log_table(self, step: int, table: AnswerTable) -> None:
+        import wandb
+
+        shown: dict[str, Any] = {table.name: wandb.Table(columns=[*COLUMNS], data=table.rows)}
+        if table.pictures:
+            shown[f"{table.name}/images"] = [wandb.Image(picture) for picture in table.opened()]
+        self._run.log({"step": step, **shown})
+
 
 @trackers.register("swanlab", needs=("swanlab",))
 class SwanLabTracker(RunTracker):
@@ -108,6 +134,14 @@ class SwanLabTracker(RunTracker):
 
         directory = {"log_dir": str(run.directory / "swanlab")}
         self._run = swanlab.init(**{**run.common_arguments, **directory, **run.arguments})
+
+    def log_table(self, step: int, table: AnswerTable) -> None:
+        import swanlab
+
+        shown = {table.name: [swanlab.Text(table.markdown())]}
+        if table.pictures:
+            shown[f"{table.name}/images"] = [swanlab.Image(picture) for picture in table.opened()]
+        self._run.log(shown, step=step)
 
 
 @trackers.register("mlflow", needs=("mlflow",))
@@ -147,6 +181,18 @@ class MLflowTracker:
         metrics = [Metric(n.replace("@", "_at_"), v, now, step) for n, v in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
+    def alert(self, step: int, title: str, text: str) -> None:
+        self._client.set_tag(self._run_id, f"alarms.{title}", text)
+
+    def log_table(self, step: int, table: AnswerTable) -> None:
+        import numpy as np
+
+        columns = dict(zip(COLUMNS, map(list, zip(*table.rows, strict=True)), strict=True))
+        folder = f"{table.name}/step_{step}"
+        self._client.log_table(self._run_id, columns, f"{folder}.json")
+        for n, picture in enumerate(table.opened()):
+            self._client.log_image(self._run_id, np.asarray(picture), f"{folder}/{n}.png")
+
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
@@ -159,3 +205,50 @@ class TrackioTracker(RunTracker):
         import trackio
 
         self._run = trackio.init(**{**run.common_arguments, **run.arguments})
+
+    def alert(self, step: int, title: str, text: str) -> None:
+        import trackio
+
+        if hasattr(trackio, "alert"):  # since 0.15
+            trackio.alert(title=title, text=text)
+
+    def log_table(self, step: int, table: AnswerTable) -> None:
+        import pandas
+        import trackio
+
+        frame = pandas.DataFrame(table.rows, columns=[*COLUMNS])
+        self._run.log({table.name: trackio.Table(dataframe=frame)}, step=step)
+
+
+@trackers.register("prometheus", needs=("prometheus_client",))
+class PrometheusTracker:
+    """Serves the newest values at http://127.0.0.1:9400/metrics, or at another {"port": N}: each
+    metric as openrl_metric with its name as a label."""
+
+    PORT = 9400
+
+    def __init__(self, run: TrackedRun) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._run, self._values = run.name, dict[str, float]()
+        registry = CollectorRegistry()
+        registry.register(self)
+        port = int(run.arguments.get("port", self.PORT))
+        self._server, _ = start_http_server(port, "127.0.0.1", registry)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._values = {**values, "step": float(step)}  # a request meanwhile gets the old ones
+
+    def collect(self) -> Iterator[Any]:
+        """Yield what a request gets."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        text = "The newest value of a metric of the run."
+        family = GaugeMetricFamily("openrl_metric", text, labels=("run", "name"))
+        for name, value in self._values.items():
+            family.add_metric((self._run, name), value)
+        yield family
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -24,6 +24,8 @@ from openrl.rewards.combined import RewardCombiner
 from openrl.rollout_engines.build import sampling_from_flags
 from openrl.trace.writer import TraceWriter
 from openrl.tracking.console import PlainConsole
+from openrl.tracking.health import HealthMonitor
+from openrl.tracking.jsonl import read_jsonl
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, write_reports
@@ -36,7 +38,8 @@ from openrl.trainer.learning.rows import forward_rows, rollout_batching
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep_estimate import dropped_parts
 from openrl.trainer.planning.start_lines import start_lines, write_config
-from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.planning.time_estimate import estimate_lines
+from openrl.trainer.rl_trainer import FAILURES, RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation
@@ -53,10 +56,14 @@ from openrl.workers.rollout_worker import RolloutRequest
 from openrl.workers.weight_sync import WeightSync
 
 COLUMNS = (
-    Column("rollout/reward", "reward {:.3f}"),
+    Column("rollout/reward", "reward {:.3f}", curve=True),
+    Column("rollout/pass_rate", "pass rate {:.3f}", curve=True),
     Column("actor/kl", "KL {:.4f}"),
+    Column("actor/logprob_gap", "gap {:.1e}"),
+    Column("rollout/age_max", "age {:.0f}"),
     Column("rollout/response_length", "length {:.1f}"),
-    Column("perf/samples_per_second", "{:.0f} samples/s"),
+    Column(FAILURES, "{:.0f} failures"),
+    Column("perf/tokens_per_second", "{:.0f} tokens/s"),
 )
 
 A_YEAR = 365 * 24 * 3600  # seconds; --rpc_timeout 0 means no limit, but process groups need one
@@ -74,18 +81,19 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
 async def train_once(
     config: PPOConfig, stop: StopRequest, inputs: Inputs, start: StartRoles
 ) -> RunSummary:
-    run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
+    run_dir, console = Path(config.checkpoint.save_path), PlainConsole(quiet=config.logging.quiet)
     write_config(config, run_dir)
     device = inputs.device
-    for line in [*start_lines(config, device), *inputs.reports]:
+    lines = [*start_lines(config, device), *inputs.reports, *estimate_lines(config, inputs)]
+    for line in lines:
         console.print(line)
     name = run_name(config.logging, "ppo")
     steps = config.batch.total_steps(len(inputs.prompts))
     optimizer_steps = config.batch.total_optimizer_steps(len(inputs.prompts))
     checkpoints = Checkpoints(config.checkpoint, effective_flags(config))
-    done, every = checkpoints.saved, config.logging.logging_steps
+    done, every = checkpoints.saved, config.logging.lines_every
     with (
-        Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
+        Progress(name, steps, COLUMNS, done=done, every=every) as progress,
         explain_end(progress, checkpoints, stop),
     ):
         async with start(config, device, optimizer_steps, progress.stage) as roles:
@@ -113,7 +121,10 @@ def build_trainer(
     restarts = config.faults.max_engine_restarts if roles.replaceable else 0
     repair = EngineRepair(restarts, weight_sync, progress) if restarts else None
     pool = EnginePool(roles.engines, repair, config.asynchrony.partial_rollout)
-    keep_until = step_of(checkpoints.start_from)
+    run_dir, keep_until = Path(config.checkpoint.save_path), step_of(checkpoints.start_from)
+    metrics = run_dir / "metrics.jsonl"
+    resumes = keep_until >= 0 and metrics.exists()
+    past = [r for r in read_jsonl(metrics) if r["step"] <= keep_until] if resumes else []
     return RLTrainer(
         build_rollouts(config, inputs, roles, learner, pool),
         learner,
@@ -122,7 +133,7 @@ def build_trainer(
         checkpoints,
         build_trackers(
             config.logging,
-            Path(config.checkpoint.save_path),
+            run_dir,
             name=progress.title,
             config=checkpoints.run_flags,
             keep_until=keep_until,
@@ -137,6 +148,7 @@ def build_trainer(
             config.engine.weight_sync_interval,
             stop,
             config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,
+            HealthMonitor(config.health, past),
         ),
     )
 

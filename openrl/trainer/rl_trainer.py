@@ -12,13 +12,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
+from openrl.config.groups.health import HealthFlags
+from openrl.errors import UserError
 from openrl.metrics import Last, Metric, to_floats
+from openrl.tracking.health import Alarm, HealthMonitor
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
@@ -39,6 +42,24 @@ from openrl.waiting import result_beside
 from openrl.workers.weight_sync import WeightSync
 
 CLIPPED = "rollout/reward_clip_fraction"
+FAILURES = "failures"
+"""Key of what failed in a step, on display only: attempts, rewards and engines."""
+
+
+def failure_count(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the number of failures of a step by its metrics; empty if nothing failed."""
+    counted = ("rollout/failures_", "reward/failures", "rollout/engines_replaced")
+    count = sum(value for name, value in values.items() if name.startswith(counted))
+    return {FAILURES: count} if count else {}
+
+
+def sample_line(groups: list[PromptGroup]) -> str:
+    """Return the first trajectory of the last group for people to read; empty without any."""
+    played = [t for group in groups[-1:] for t in group.trajectories[:1]]
+    rewards = [f"{t.score.reward:g}" if t.score else "no reward" for t in played]
+    return "".join(
+        f"{reward} | {t.prompt.text} -> {t.text}" for reward, t in zip(rewards, played, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,7 @@ class RunSettings:
     weight_sync_interval: int
     stop: StopRequest = field(default_factory=StopRequest)
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
+    health: HealthMonitor = field(default_factory=lambda: HealthMonitor(HealthFlags()))
 
 
 class RLTrainer:
@@ -136,7 +158,7 @@ class RLTrainer:
             if self.rollouts.pool.group.size:
                 await check_sync(self.rollouts, self.learner, self.weight_sync.version)
         for note in self.weight_sync.notes():
-            self.progress.note(note)
+            self.progress.remark(note)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
@@ -226,11 +248,14 @@ class RLTrainer:
         checkpoint counts in the next step.
 
         Before an evaluation or a checkpoint the engines get the weights of this step. The
-        evaluation judges those weights, and a resumed run sends the engines the saved ones."""
+        evaluation judges those weights, and a resumed run sends the engines the saved ones.
+        Raises UserError if an alarm is to stop the run."""
         checkpoint, values = self.settings.checkpoint, to_floats(metrics)
-        self.step = step
+        self.step, on_alarm = step, self.settings.health.flags.on_alarm
+        alarms = self.settings.health.look(step, values)
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
+        saves |= bool(alarms) and on_alarm != "warn"
         if (evaluates or saves) and (measured := await self.sync()):
             await self.rollouts.set_policy_version(self.weight_sync.version)
             values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
@@ -240,9 +265,22 @@ class RLTrainer:
         self.trackers.log(step, values)
         self.trackers.log_samples(step, groups)
         self.trackers.log_learned(step, self.learner.learned)
+        for alarm in alarms:
+            self.progress.note(f"WARNING: {alarm}")
+            self.trackers.alert(step, alarm.name, str(alarm))
         if saves:
             await self.save(best_metric(values, checkpoint.best_metric_key))
-        self.progress.advance(step, values)
+        self.progress.show_sample(sample_line(groups))
+        self.progress.advance(step, values | failure_count(values))
+        if alarms and on_alarm == "stop":
+            await self.stop_for(alarms)
+
+    async def stop_for(self, alarms: list[Alarm]) -> None:
+        """End the run, whose state is saved. Always raises UserError."""
+        await self.checkpoints.finish()
+        said = "\n".join(map(str, alarms))
+        message = f"stopped after step {self.step} by --on_alarm stop\n{said}"
+        raise UserError(message, f"mend the cause, then {how_to_resume(self.checkpoints)}")
 
     async def sync(self) -> dict[str, Metric]:
         """Send the weights if the policy was trained since the last sync. Returns the metrics of
@@ -325,4 +363,6 @@ class RLTrainer:
             await self.learner.export(directory, role)
 
     def summary(self) -> RunSummary:
-        return self.totals.summary(self.step, self.progress.seconds_by_stage)
+        raised = [asdict(alarm) for alarm in self.settings.health.raised.values()]
+        summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
+        return replace(summary, more={"alarms": raised})

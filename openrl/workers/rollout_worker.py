@@ -171,6 +171,7 @@ class RolloutWorker:
         if request.scored:
             # the greedy answer is scored separately: it is not a sibling of the others
             await all_or_first_error([self._score(played), self._score(alone)])
+            await self._watch(played)
         kept = {*map(id, played + alone)}
         lost = [trajectory for trajectory in failed if id(trajectory) not in kept]
         group = PromptGroup(known_prompt(played), played, alone[0] if alone else None, lost)
@@ -204,6 +205,14 @@ class RolloutWorker:
         seconds = time.monotonic() - started
         for trajectory, score in zip(unscored, scores, strict=True):
             trajectory.score = replace(score, seconds=seconds)
+
+    async def _watch(self, played: list[Trajectory]) -> None:
+        """Add what --watch_funcs say to the metrics of sound trajectories."""
+        sound = [t for t in played if not t.finish_reason.is_failure]
+        if self.reward is not None and sound:
+            found = await self.reward.watch(PromptGroup(sound[0].prompt, sound))
+            for trajectory, metrics in zip(sound, found, strict=True):
+                trajectory.metrics |= metrics
 
     async def _sample(
         self,

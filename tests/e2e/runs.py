@@ -11,12 +11,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from openrl.cli import train_ppo_ray
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
+from openrl.extension_points import metric_names
+from openrl.tracking.metric_rows import row_of
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -123,7 +126,24 @@ def plan_of(flags: list[str]) -> str:
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    """The metrics of each step. Fails if the table of metrics does not explain one of them."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    names = {name for record in records for name in record} - {"step", *names_of_others()}
+    unknown = sorted(name for name in names if not is_explained(name))
+    assert not unknown, f"openrl/tracking/metric_table.py has no row on {unknown}"
+    return records
+
+
+def is_explained(name: str) -> bool:
+    """Whether a row explains a metric. That on whatever users' agents report does not count: those of
+    these tests report nothing under a name without a namespace."""
+    row = row_of(name)
+    return row is not None and row.name != "rollout/NAME"
+
+
+@cache
+def names_of_others() -> frozenset[str]:
+    return frozenset(there for system in metric_names.entries() for there in system.component)
 
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -3,6 +3,7 @@ docs/results.md, with OPENRL_FULL_MATRIX=1."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -220,6 +221,9 @@ def test_an_engine_is_replaced(task, tmp_path, case):
     assert [m["step"] for m in steps] == list(range(1, 13))
     died = {*re.findall(r"vllm rank \d died", end.output)}
     assert sum(m["rollout/engines_replaced"] for m in steps) == len(died) == 1 + ("both" in case)
+    alarms = json.loads((tmp_path / "out/summary.json").read_text())["alarms"]
+    assert "dead_engine" in [alarm["name"] for alarm in alarms]
+    assert end.output.count("WARNING: dead_engine at step") == 1
     if "async" not in case:
         assert all(m["rollout/policy_version_min"] == m["step"] for m in steps)
 

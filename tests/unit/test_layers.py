@@ -65,7 +65,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "fastapi": {"inference"},
     "starlette": {"http_server", "agents"},
     "uvicorn": {"inference", "agents"},
-    "prometheus_client": {"inference"},
+    "prometheus_client": {"inference", "tracking"},
     "peft": {"models", "lazy"},
     "mcp": {"agents"},
     "websockets": {"compat"},
@@ -76,6 +76,7 @@ OPTIONAL = {
     "swanlab",
     "mlflow",
     "trackio",
+    "pandas",  # comes with trackio
     "modelscope_hub",
 }  # asked for by flag: whoever wants one installs it
 

@@ -1,9 +1,18 @@
-"""MindSpeed-RL: its keys and rows."""
+"""MindSpeed-RL: its metrics, keys and rows."""
 
 from pathlib import Path
 
 from openrl.config.importing.tables import ConfigTable
-from openrl.extension_points import config_tables, row_shapes
+from openrl.extension_points import config_tables, metric_names, row_shapes
+
+metric_names.add(
+    "MindSpeed-RL",
+    {
+        "grpo/score/mean": "rollout/reward",
+        "grpo/score/max": "rollout/reward_max",
+        "grpo/score/min": "rollout/reward_min",
+    },
+)
 
 row_shapes.add("MindSpeed-RL", [("question", "labels"), ("question", "answer")])
 

@@ -1,12 +1,21 @@
-"""ROLL: its names of algorithms, its keys, and its rows."""
+"""ROLL: its names of algorithms and metrics, its keys, and its rows. It shares most of verl's names of
+metrics."""
 
 from pathlib import Path
 
 from openrl.config.importing.tables import ConfigTable
-from openrl.extension_points import advantage_estimators, config_tables, policy_losses, row_shapes
+from openrl.extension_points import (
+    advantage_estimators,
+    config_tables,
+    metric_names,
+    policy_losses,
+    row_shapes,
+)
 
 advantage_estimators.add_names("ROLL", {"agentic_reinforce": "turn_reinforce"})
 policy_losses.add_names("ROLL", {"vanilla": "gpg"})
+
+metric_names.add("ROLL", {"actor/ppo_ratio_clipfrac": "actor/clip_fraction"})
 
 row_shapes.add("ROLL", [("messages", "ground_truth", "tag"), ("prompt", "ground_truth", "tag")])
 

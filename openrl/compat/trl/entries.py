@@ -1,4 +1,4 @@
-"""TRL: its flags, reward functions and environment classes.
+"""TRL: its flags, metrics, reward functions and environment classes.
 
 ``reward_func(completions, **kwargs)`` takes lists and returns a list of numbers. Completions are
 passed without special tokens. None says that the function does not apply to a row, and adds nothing
@@ -14,7 +14,12 @@ from typing import Any
 
 from openrl.agents.interfaces import AgentInterface
 from openrl.config.importing.tables import ConfigTable
-from openrl.extension_points import agent_interfaces, config_tables, reward_signatures
+from openrl.extension_points import (
+    agent_interfaces,
+    config_tables,
+    metric_names,
+    reward_signatures,
+)
 from openrl.rewards.signatures import RewardSignature
 
 SUPERVISED = {"SFTConfig": "train_sft", "RewardConfig": "train_rm", "DPOConfig": "train_dpo"}
@@ -56,6 +61,23 @@ config_tables.add(
             "GRPOTrainer": "trainer.",
         },
     ),
+)
+
+
+metric_names.add(
+    "TRL",
+    {
+        "reward": "rollout/reward",
+        "frac_reward_zero_std": "rollout/zero_variance_groups",
+        "kl": "actor/kl",
+        "entropy": "actor/entropy",
+        "clip_ratio/region_mean": "actor/clip_fraction",
+        "completions/mean_length": "rollout/response_length",
+        "completions/max_length": "rollout/response_length_max",
+        "completions/clipped_ratio": "rollout/truncated_share",
+        "sampling/sampling_logp_difference/mean": "actor/logprob_gap",
+        "sampling/sampling_logp_difference/max": "actor/logprob_gap_max",
+    },
 )
 
 

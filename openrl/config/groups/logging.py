@@ -17,8 +17,11 @@ class LoggingFlags:
         None, "Directory with one log file per process. None: SAVE_PATH/logs."
     )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
+    quiet: bool = flag(False, "Print warnings and errors only: no plan, progress or closing table.")
     track_with: tuple[str, ...] = flag(
-        (), "Trackers in addition to metrics.jsonl: tensorboard, wandb, swanlab, mlflow, trackio."
+        (),
+        "Trackers in addition to metrics.jsonl: tensorboard, wandb, swanlab, mlflow, trackio;"
+        " prometheus serves the newest values at http://127.0.0.1:9400/metrics.",
     )
     tracker_kwargs: dict[str, Any] = flag(
         {}, 'More arguments for the trackers: {"wandb": {"tags": ["a"]}}.', may_hold_secrets=True
@@ -53,6 +56,11 @@ class LoggingFlags:
         " online.",
         only_if=WANDB,
     )
+
+    @property
+    def lines_every(self) -> int:
+        """After how many steps there is a line on the progress; 0: never."""
+        return 0 if self.quiet else self.logging_steps
 
     @property
     def trackers(self) -> tuple[str, ...]:

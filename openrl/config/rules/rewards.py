@@ -16,7 +16,7 @@ from openrl.config.derived import (
 )
 from openrl.config.groups.agent import read_class_config, read_env_config, split_command
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
-from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
+from openrl.config.reward_plan import is_file, reward_sources, source_kwargs, source_weights
 from openrl.errors import counted
 from openrl.extension_points import agent_servers, environments, verifiers
 from openrl.files import file_and_name
@@ -170,8 +170,10 @@ def environments_reward(config: PPOConfig | EvaluateConfig) -> Problems:
 @check
 def reward_sources_are_known(config: Scoring) -> Problems:
     yield from unknown_names("reward_funcs", config.reward.reward_funcs, verifiers)
-    sources = reward_sources(config.reward, reward_models(config))
-    source_weights(config.reward, sources)
+    watched = config.health.watch_funcs if isinstance(config, PPOConfig) else ()
+    yield from unknown_names("watch_funcs", [n for n in watched if not is_file(n)], verifiers)
+    sources = reward_sources(config.reward, reward_models(config), watched)
+    source_weights(config.reward, sources[: len(sources) - len(watched)])
     source_kwargs(config.reward, sources)
 
 
@@ -187,6 +189,13 @@ def reward_files_exist(config: Scoring) -> Problems:
     for source in reward_sources(config.reward):
         if source.kind == "file" and not source.file[0].is_file():
             yield problem(("remote_rm_url",), f"no such file: {file_and_name(source.address)[0]}")
+
+
+@check_environment
+def watched_files_exist(config: PPOConfig) -> Problems:
+    for path in [file_and_name(name)[0] for name in config.health.watch_funcs if is_file(name)]:
+        if not Path(path).expanduser().is_file():
+            yield problem(("watch_funcs",), f"no such file: {path}")
 
 
 @check_environment

@@ -1,4 +1,4 @@
-"""The text of --dry_run: where ranks go, how rollouts are divided, what memory a run takes."""
+"""The text of --dry_run: where ranks go, how rollouts are divided, what time and memory it takes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from openrl.trainer.planning.sleep_estimate import (
     stages,
 )
 from openrl.trainer.planning.start_lines import start_lines
+from openrl.trainer.planning.time_estimate import estimate_lines
 from openrl.trainer.saving.disk import format_bytes
 from openrl.training_engine.build import ModelSpec
 from openrl.weights.transport import WORDS, TransportName, choose_transport, fallback_warning
@@ -57,6 +58,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *placement_remarks(config.placement, plan),
         *transport_lines(config, plan),
         text_table("Batches", ("", "count", ""), batch),
+        *estimate_lines(config, inputs),
         memory_table(
             memory, {role: len(slots) for role, slots in plan.bundles_by_role.items()}, plan.device
         ),

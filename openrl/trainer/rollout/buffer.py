@@ -217,7 +217,11 @@ class RolloutBuffer:
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
             generated=[group for _, group in sorted(came, key=lambda item: item[0])],
             version=self.version,
-            counts=self._counts(asked_at) | {"rollout/surplus_groups": float(len(aborted))},
+            counts=self._counts(asked_at)
+            | {
+                "rollout/surplus_groups": float(len(aborted)),
+                "rollout/data_passes": (max(s.index for s in chosen) + 1) / self.prompts.size,
+            },
             aborted=aborted,
         )
         self._filtered = []

@@ -4,6 +4,8 @@ counted and shown, and too many of them stop the run."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from statistics import StatisticsError, correlation
 
 from openrl.algorithms.collate import trained_mask
 from openrl.algorithms.filtering import signal_metrics
@@ -110,9 +112,30 @@ def _reward_metrics(groups: list[PromptGroup], rows: list[Trajectory]) -> dict[s
     metrics |= {
         f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()
     }
+    metrics |= _reward_by_length(rows)
     for part in sorted({name for s in scores for name in s.parts}):
         metrics[f"reward/{part}"] = Mean.of(s.parts[part] for s in scores if part in s.parts)
     return metrics
+
+
+def _reward_by_length(rows: list[Trajectory]) -> dict[str, Metric]:
+    """Return the rank correlation (Spearman) of reward and length; empty if either is constant."""
+    pairs = [(t.score.reward, t.response_length) for t in rows if t.score and not t.failed]
+    rewards, lengths = zip(*pairs, strict=True)
+    try:
+        found = correlation(ranks(rewards), ranks(lengths))
+    except StatisticsError:  # all values are equal, or there is a single one
+        return {}
+    return {"rollout/reward_length_correlation": Last(found)}
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal values share the mean of their ranks."""
+    first: dict[float, int] = {}
+    for rank, value in enumerate(sorted(values)):
+        first.setdefault(value, rank)
+    counts = Counter(values)
+    return [first[value] + (counts[value] - 1) / 2 for value in values]
 
 
 def failed_rewards(groups: list[PromptGroup]) -> list[Trajectory]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, CheckpointFlags
 from openrl.errors import UserError
+from openrl.flags.values import show
 from openrl.locks import locked
 from openrl.trainer.saving.disk import DiskFull, disk_is_full, first_line, require_room
 from openrl.trainer.saving.integrity import (
@@ -269,9 +270,12 @@ def manifest_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a line on the flags that differ between a checkpoint and the run that resumes it."""
-    names = sorted(name for name, value in now.items() if before.get(name) != value)
-    return f"flags that differ: {', '.join(names)}" if names else "same flags"
+    """Return a line on the flags that differ between a checkpoint and the run that resumes it, each
+    with its value then and now."""
+    differ = [name for name in sorted(now) if before.get(name) != now[name]]
+    values = {name: tuple(show(flags.get(name)) for flags in (before, now)) for name in differ}
+    told = [f"--{name} {then} -> {value}" for name, (then, value) in values.items()]
+    return f"flags that differ: {', '.join(told)}" if told else "same flags"
 
 
 def step_of(checkpoint: Path | None) -> int:

@@ -175,17 +175,17 @@ async def train_once(
     config: SupervisedConfig, stop: StopRequest, inputs: SupervisedInputs
 ) -> RunSummary:
     run_dir = Path(config.checkpoint.save_path)
-    console = PlainConsole()
+    console = PlainConsole(quiet=config.logging.quiet)
     task = inputs.task
     console.print(describe(config, inputs))
     write_config(config, run_dir)
     checkpoints = Checkpoints(config.checkpoint, effective_flags(config))
     name, done = run_name(config.logging, task.name), checkpoints.saved
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
-    every = config.logging.logging_steps
+    every = config.logging.lines_every
     spec = trained_spec(config, task, inputs.device, inputs.steps)
     with (
-        Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
+        Progress(name, inputs.steps, columns, done=done, every=every) as progress,
         explain_end(progress, checkpoints, stop),
     ):
         async with start_ranks(config, inputs.launch, spec, progress.stage, stop) as group:

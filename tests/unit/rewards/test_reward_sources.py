@@ -17,7 +17,7 @@ from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
 from openrl.metrics import to_floats
 from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
-from openrl.rewards.combined import RewardCombiner, read_rows
+from openrl.rewards.combined import CombinedReward, RewardCombiner, read_rows
 from openrl.trainer.rollout.evaluation import eval_metrics
 from openrl.trainer.rollout.metrics import (
     FailureMonitor,
@@ -55,6 +55,40 @@ def test_sources_in_the_order_of_their_weights():
     assert math_file.file[0].name == "math.py" and math_file.file[1] == "grade"
     assert plan.sources[3].file[1] is None
     assert http.urls == ["http://a/x", "http://b/y"]
+
+
+def test_watched_sources_are_no_part_of_the_reward():
+    flags = RewardFlags(reward_funcs=("exact",), reward_weights=(2.0,))
+    plan = reward_plan(flags, watched=("numeric", "lib/mine.py:judge"))
+    assert [(s.kind, s.name) for s in plan.watched] == [("verifier", "numeric"), ("file", "mine")]
+    assert [s.name for s in plan.sources] == ["exact"] and plan.of("any") == {"exact": 2.0}
+    assert [s.name for s in plan.asked] == ["exact", "numeric", "mine"]
+    with pytest.raises(UserError, match="--watch_funcs: exact is trained on"):
+        reward_plan(flags, watched=("exact",))
+    with pytest.raises(UserError, match="numeric is given twice"):
+        reward_plan(flags, watched=("numeric", "numeric"))
+
+
+def test_what_watched_sources_say_becomes_metrics():
+    """Their verdict, also where the source that is trained on says something else, and a failure."""
+
+    class Watched:
+        async def score(self, rows):
+            return [Score(5.0, 0.25), Score(0.5), Score.failed("no label")]
+
+    plan = reward_plan(RewardFlags(reward_funcs=("exact",)), watched=("numeric",))
+    reward = CombinedReward(
+        RewardCombiner(plan, "drop"),
+        {"numeric": Watched()},
+        tiny_tokenizer(),
+        skip_special_tokens=False,
+        executor=None,
+    )
+    assert asyncio.run(reward.watch(group("1", "2", "3"))) == [
+        {"watch/numeric/failed": 0.0, "watch/numeric": 0.25},
+        {"watch/numeric/failed": 0.0, "watch/numeric": 0.5},
+        {"watch/numeric/failed": 1.0},
+    ]
 
 
 def test_a_folder_of_a_reward_file_may_hold_the_ending_in_its_name():

@@ -1,18 +1,31 @@
+import io
 import json
 import logging
 import math
 import resource
+import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 
+import PIL.Image
 import pytest
 
 from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
 from openrl.extension_points import metric_names, trackers
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
 from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
-from openrl.types import FinishReason, Prompt, PromptGroup, Segment, Trajectory
+from openrl.types import (
+    FinishReason,
+    Image,
+    PlacedImage,
+    Prompt,
+    PromptGroup,
+    Score,
+    Segment,
+    Trajectory,
+)
 
 
 class Memory:
@@ -135,6 +148,75 @@ def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
     assert good.closed and bad.closed
 
 
+def answers():
+    """A group of an answer whose texts would act as markdown or HTML, and of one that failed."""
+    picture = io.BytesIO()
+    PIL.Image.new("RGB", (3, 2), (255, 0, 0)).save(picture, "png")
+    image = PlacedImage(Image(picture.getvalue(), "hash"), 0, 1, (1,))
+    prompt = Prompt("a", [1], "<b>3|4</b>", label=7)
+    right, lost = (Segment.answer([1], [2, 3], images=(image,)) for _ in range(2))
+    return PromptGroup(
+        prompt,
+        [
+            Trajectory(prompt, [right], FinishReason.STOP, "7\n*", score=Score(1.0, 1.0)),
+            Trajectory(prompt, [lost], FinishReason.ENGINE_ERROR, failure="gone"),
+        ],
+    )
+
+
+def test_tensorboard_shows_answers_pictures_and_warnings(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = LoggingFlags(use_tensorboard=str(tmp_path / "tb"))
+    kept = RLLoggingFlags(train_generations_to_log=2)
+    trackers = build_trackers(flags, tmp_path, name="run", config={}, samples=kept)
+    trackers.log_samples(3, [answers()])
+    trackers.alert(3, "clipping", "it clips")
+    trackers.close()
+    assert not trackers.failures
+    found = EventAccumulator(str(tmp_path / "tb" / "run")).Reload()
+    (text,) = found.Tensors("rollouts/text_summary")
+    lines = text.tensor_proto.string_val[0].decode().splitlines()
+    assert text.step == 3 and lines[2:] == [
+        r"| &lt;b\>3\|4&lt;/b\> | 7<br>\* | 7 | 1 | 1 | stop | 2 |  |",
+        r"| &lt;b\>3\|4&lt;/b\> |  | 7 |  |  | engine\_error | 2 | gone |",
+    ]
+    (shown,) = found.Images("rollouts/images/0")
+    assert (shown.width, shown.height) == (3, 2)
+    (alarm,) = found.Tensors("alarms/clipping/text_summary")
+    assert alarm.tensor_proto.string_val == [b"it clips"]
+
+
+def test_prometheus_serves_the_newest_values_on_the_loopback_interface(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = LoggingFlags(track_with=("prometheus",), tracker_kwargs={"prometheus": {"port": port}})
+    trackers = build_trackers(flags, tmp_path, name="n", config={})
+    trackers.log(1, {"a/b": 1.0, "gone": 1.0})
+    trackers.log(2, {"a/b": 2.5})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+    trackers.close()
+    assert lines == [
+        'openrl_metric{name="a/b",run="n"} 2.5',
+        'openrl_metric{name="step",run="n"} 2.0',
+    ]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_an_alert_reaches_every_tracker_that_shows_one_and_its_failure_is_counted():
+    class Alerting(Memory):
+        def alert(self, step, title, text):
+            self.log(step, {title: text})
+
+    shows, fails = Alerting(), Alerting(fails_at=(3,))
+    trackers = Trackers(Memory(), {"a": shows, "b": fails, "c": Memory()})
+    trackers.alert(3, "clipping", "it clips")
+    assert shows.seen == [(3, {"clipping": "it clips"})] and trackers.failures == {"b": 1}
+
+
 def test_a_tracker_that_cannot_start_is_reported_at_the_start(tmp_path, caplog):
     (tmp_path / "tb").write_text("no directory")
     flags = LoggingFlags(use_tensorboard=str(tmp_path / "tb"), logging_steps=10)
@@ -170,9 +252,12 @@ def test_names_of_other_systems_stand_beside_ours():
         "actor/pg_loss": -0.5,
         "train/policy_loss": -0.5,
         "actor/entropy": 2.0,
+        "entropy": 2.0,
         "rollout/reward": 0.25,
         "critic/score/mean": 0.25,
         "train/reward": 0.25,
+        "reward": 0.25,
+        "grpo/score/mean": 0.25,
     }
     assert local.seen == other.seen == [(1, expected)]
     names = [pair for system in metric_names.entries() for pair in system.component.items()]
@@ -199,14 +284,19 @@ def tracked(name, folder, **env):
     code = """
 import pathlib, sys
 import openrl.tracking.loggers as loggers
-from openrl.config.groups.logging import LoggingFlags
+from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
+from tests.unit.tracking.test_loggers import answers
 name, folder = sys.argv[1:]
 kwargs = {"swanlab": {"swanlab": {"mode": "offline"}}}.get(name, {})
 flags = LoggingFlags(
     track_with=(name,), tracker_kwargs=kwargs, wandb_project="project", wandb_mode="offline"
 )
-t = loggers.build_trackers(flags, pathlib.Path(folder), name="n", config={"seed": 7})
+where = pathlib.Path(folder)
+kept = RLLoggingFlags()
+t = loggers.build_trackers(flags, where, name="n", config={"seed": 7}, samples=kept)
 t.log(3, {"reward": 0.625, "val-core/a/acc/mean@4": 0.5})
+t.log_samples(3, [answers()])
+t.alert(3, "clipping", "it clips")
 t.close()
 sys.exit(bool(t.failures))
 """
@@ -220,7 +310,11 @@ sys.exit(bool(t.failures))
 def test_wandb_offline_run_holds_the_values(tmp_path):
     tracked("wandb", tmp_path)
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"reward" in log.read_bytes() and b"0.625" in log.read_bytes()
+    written = log.read_bytes()
+    assert b"reward" in written and b"0.625" in written and b"it clips" in written
+    (table,) = log.parent.rglob("rollouts_*.table.json")
+    assert json.loads(table.read_text())["data"][0][:4] == ["<b>3|4</b>", "7\n*", "7", 1.0]
+    assert len(list(log.parent.rglob("media/images/rollouts/images*.png"))) == 1
 
 
 def test_mlflow_holds_the_values(tmp_path):

@@ -3,7 +3,14 @@ import io
 import pytest
 from rich.console import Console
 
-from openrl.tracking.progress import Column, Progress, duration
+from openrl.tracking.progress import (
+    ASCII_BLOCKS,
+    BLOCKS,
+    Column,
+    Progress,
+    duration,
+    sparkline,
+)
 
 COLUMNS = (
     Column("reward", "reward {:.2f}"),
@@ -71,6 +78,44 @@ def test_without_a_terminal_one_plain_line_a_step():
         "ppo 4/4 | reward 1.00 | 120 samples/s",
         "[done]",
     ]
+
+
+def test_the_first_step_tells_the_time_left_if_its_beginning_is_known():
+    progress, clock, out = make()
+    clock.now += 100.0  # the start, and an evaluation before training
+    progress.lap()
+    clock.now += 10.0
+    progress.advance(1, {})
+    assert out.getvalue().splitlines() == ["ppo 1/4 | 30s left"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_quiet_run_shows_notes_only(terminal):
+    progress, _, out = make(terminal, every=0)
+    with progress, progress.stage("collect"):
+        progress.advance(1, {"reward": 0.5})
+        progress.note("WARNING: it burns")
+    assert out.getvalue().splitlines() == ["WARNING: it burns"]
+
+
+def test_on_a_terminal_the_course_and_the_last_sample_stay_in_place():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    columns = (Column("reward", "reward {:.2f}", curve=True), Column("kl", "KL {:.3f}"))
+    with Progress("ppo", 9, columns, console=console) as progress:
+        for step in range(1, 9):
+            progress.show_sample(f"1 | 3 4 -> 7:\x1b[2J\n {'x' * 90}")
+            progress.advance(step, {"reward": step / 8})
+        progress._live.refresh()
+    shown = console.file.getvalue()
+    assert f"reward {BLOCKS}" in shown.replace("\n", "")
+    assert "1 | 3 4 -> 7:\\x1b[2J [...]" in shown and "x" * 60 not in shown
+
+
+def test_a_course_from_the_lowest_to_the_highest_value():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6], ASCII_BLOCKS) == ASCII_BLOCKS == "_.-=+*#"
+    assert sparkline([-1.0, float("nan"), 1.0, 0.0], ASCII_BLOCKS) == "_ #="
+    assert sparkline([3.0, 3.0], ASCII_BLOCKS) == "__"
+    assert sparkline([], ASCII_BLOCKS) == "" and len(BLOCKS) == 8
 
 
 def test_a_resumed_run_judges_its_pace_by_its_own_steps():

@@ -394,7 +394,7 @@ def test_nothing_resumes_from_copies_alone(tmp_path):
 def test_flags_that_differ_are_named():
     assert (
         changed_flags({"seed": 1, "l2": 0.1}, {"seed": 2, "l2": 0.1, "zero_stage": 2})
-        == "flags that differ: seed, zero_stage"
+        == "flags that differ: --seed 1 -> 2, --zero_stage None -> 2"
     )
     assert changed_flags({"seed": 1}, {"seed": 1}) == "same flags"
 

@@ -94,6 +94,22 @@ def test_rollout_metrics():
     assert isinstance(metrics["rollout/tokens"], Sum) and metrics["reward/format"] == Mean(1.5, 2)
 
 
+def test_reward_that_length_predicts():
+    """Spearman: any rising function of the length gives 1; equal values share their rank."""
+    found = lambda *rows: to_floats(rollout_metrics([group("a", 1, *rows)])).get(  # noqa: E731
+        "rollout/reward_length_correlation"
+    )
+    assert found((1, Score(0.0)), (2, Score(1.0)), (3, Score(9.0))) == pytest.approx(1)
+    assert found((1, Score(9.0)), (2, Score(1.0)), (9, Score(0.0))) == pytest.approx(-1)
+    # ranks of lengths 0 1 2 3 and of rewards 0.5 0.5 2.5 2.5 around 1.5: 4 / sqrt(5 * 4)
+    four = [(1, Score(0.0)), (2, Score(0.0)), (3, Score(1.0)), (4, Score(1.0))]
+    assert found(*four) == pytest.approx(4 / 20**0.5)
+    assert found((1, Score(1.0)), (2, Score(1.0))) is None  # all rewards are equal
+    assert found((2, Score(0.0)), (2, Score(1.0))) is None  # all lengths are
+    assert found((2, Score(1.0))) is None
+    assert found((1, Score(0.0)), (2, Score(1.0)), (3, Score.failed("lost"))) == pytest.approx(1)
+
+
 def test_failed_samples_shorten_no_mean():
     """They hold no token, neither of a reply nor of what an environment shows first."""
     lost = group("", 0, (0, None, FinishReason.ENVIRONMENT_ERROR))

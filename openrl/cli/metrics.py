@@ -1,0 +1,37 @@
+"""``python -m openrl.cli.metrics [NAME ...]`` explains the metrics that runs write; without names it
+lists them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from openrl.errors import printable
+from openrl.tracking.metric_rows import MetricRow, describe, metric_rows, row_of
+
+
+def asked_for(name: str) -> list[MetricRow]:
+    """Return the row of a metric by its own name, or the rows whose names hold these letters, or
+    the row of the family that it belongs to."""
+    row = row_of(name)
+    if row and row.name == name:
+        return [row]
+    holding = [row for row in metric_rows() if name.lower() in row.name.lower()]
+    return holding or ([row] if row else [])
+
+
+def main(names: Sequence[str]) -> int:
+    """Print what is known of the metrics. Returns the exit code: 1 if one is unknown."""
+    if not names:
+        print("\n".join(row.name for row in metric_rows()))
+        return 0
+    found = {name: asked_for(name) for name in names}
+    rows = dict.fromkeys(row for rows in found.values() for row in rows)
+    print("\n\n".join(map(describe, rows)))
+    for name in [name for name, rows in found.items() if not rows]:
+        print(printable(f"there is no metric {name}"), file=sys.stderr)
+    return int(not all(found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
