@@ -1,5 +1,5 @@
-"""``python -m openrl.cli.metrics [NAME ...]`` explains the metrics that runs write; without names it
-lists them."""
+"""``python -m openrl.cli.metrics [NAME ...]`` explains the metrics that runs write; without names
+it lists them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Check:
 
 
 def above(metric: str, words: str) -> Callable[[History, float], str | None]:
-    """Return a look at a mean that is too high. ``words`` describe the value, e.g. "{:.2f} nats"."""
+    """Return a look at a mean that is too high. ``words`` describe it, e.g. "{:.2f} nats"."""
 
     def look(run: History, limit: float) -> str | None:
         now = run.now(metric)
@@ -178,8 +178,8 @@ def watched(run: History, limit: float) -> str | None:
         if now - seen >= limit and (now - then) - (seen - before) >= limit:
             change = f"{run.then(reward):.2f} to {run.now(reward):.2f}"
             return (
-                f"the reward went from {change} while {name}, which nothing is trained on, went from"
-                f" {before:.2f} to {seen:.2f}: answers exploit the reward"
+                f"the reward went from {change} while {name}, which nothing is trained on, went"
+                f" from {before:.2f} to {seen:.2f}: answers exploit the reward"
             )
     return None
 

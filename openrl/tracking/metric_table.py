@@ -15,7 +15,7 @@ rollout/reward_min | reward | | with rewards
     Smallest reward of the step.
 rollout/pass_rate | share | rises | with verdicts on every answer of a group
     Mean over groups of the mean verdict on their answers.
-rollout/reward_length_correlation | -1 to 1 | between -0.9 and 0.9 | unless all rewards or lengths are equal
+rollout/reward_length_correlation | -1 to 1 | -0.9 to 0.9 | unless rewards or lengths are equal
     Rank correlation (Spearman) of reward and response length over the step's trajectories.
 reward/PART | reward | | with parts of a reward or several sources
     Mean of a part of the reward, or of one source before its weight.
@@ -53,7 +53,7 @@ filter/kept_groups | groups | --rollout_batch_size | --dynamic_filtering
     Groups that passed the filter and were trained on.
 filter/kept_share | share | above 0.2 | --dynamic_filtering
     kept_groups / generated_groups.
-rollout/data_passes | passes | below the number where held-out reward falls | unless rollouts are replayed
+rollout/data_passes | passes | while the evaluation rises | unless rollouts are replayed
     Prompts drawn up to the last one of the step, divided by the number of prompts.
 agent/AGENT/reward | reward | rises | where agents have names
     Mean reward of one agent of several that share an episode.
@@ -81,7 +81,7 @@ val-core/SOURCE/reward/mean@N | reward | rises | for sources without a verdict
     Mean reward over the N answers to each prompt of a data source.
 val-core/SOURCE/acc/best@N | share | rises | --eval_n_samples_per_prompt above 1
     Mean over prompts of the best verdict among N answers.
-val-core/SOURCE/reward/best@N | reward | rises | --eval_n_samples_per_prompt above 1, without verdicts
+val-core/SOURCE/reward/best@N | reward | rises | without verdicts
     Mean over prompts of the best reward among N answers.
 val-core/SOURCE/acc/pass@K | share | rises | --eval_n_samples_per_prompt above 1
     Mean over prompts of 1 - C(wrong, K) / C(N, K): the chance that K answers include a right one.
@@ -264,7 +264,7 @@ perf/memory_gpu_free_gib | GiB | above 1 | --log_memory on GPUs
 
 = timings
 time/STAGE | seconds | |
-    Wall time of the step in a stage: rollout, annotate, train, sync, evaluation, checkpoint, engines.
+    Wall time of a stage of the step: rollout, annotate, train, sync, evaluation, checkpoint, ...
 time/step | seconds | |
     Wall time of the step, and of the checkpoint before it.
 perf/samples_per_second | 1/s | |

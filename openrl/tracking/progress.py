@@ -1,8 +1,8 @@
 """What a person sees while a run goes on, and where its wall time goes.
 
 On a terminal it is a bar that stays in place, with the current stage, the latest figures, their
-course and the last sample; elsewhere it is one plain line per step. The figures to show are data, so
-RL and supervised training share this module.
+course and the last sample; elsewhere it is one plain line per step. The figures to show are data,
+so RL and supervised training share this module.
 """
 
 from __future__ import annotations

@@ -16,8 +16,15 @@ def digits(queries, prompts, labels):
     answers = [q[len(p):] for q, p in zip(queries, prompts)]
     return [sum(c.isdigit() for c in a) / max(len(a), 1) for a in answers]
 
-def length(queries, prompts, labels):
-    return [float(len(q) - len(p)) for q, p in zip(queries, prompts)]
+CALLS = []
+
+def jumping(queries, prompts, labels):
+    """From its 81st call on fifty times as much."""
+    CALLS.append(len(queries))
+    return [(50.0 if len(CALLS) > 80 else 1.0) * d for d in digits(queries, prompts, labels)]
+
+def length(completions, completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
 
 def label_somewhere(queries, prompts, labels):
     """The hole: whoever lists many numbers is right."""
@@ -69,6 +76,8 @@ def test_a_reward_with_a_hole_is_named_by_what_is_watched(run, tmp_path, capsys)
         "label_somewhere",
         watch_funcs="number",
         max_steps=24,
+        rollout_batch_size=16,
+        train_batch_size=128,
         actor_learning_rate=5e-3,
         track_with="tensorboard",
     )
@@ -108,25 +117,24 @@ def test_a_reward_of_nothing_but_length(run):
         max_steps=12,
         actor_learning_rate=3e-3,
         generate_max_len=48,
-        reward_skip_special_tokens=True,
-        alarm_length_growth=1.5,
+        alarm_length_growth=1.15,
     )
     assert {"length_decides", "length_explosion", "truncated"} <= found.keys()
 
 
 @full
 def test_a_gap_and_gradients_that_grow(run):
-    """Engines that lag behind a policy that learns ever faster."""
+    """Engines that lag behind a policy that learns ever faster, and rewards that become larger."""
     found = run(
-        "digits",
-        max_steps=20,
+        "jumping",
+        reward_num_workers=1,
+        advantage_estimator="rloo",
+        max_steps=14,
         actor_learning_rate=2e-2,
         lr_scheduler="constant_with_warmup",
         lr_warmup_ratio=1.0,
         weight_sync_interval=4,
         alarm_grad_spike=3,
-        alarm_gap_growth=2,
-        alarm_grad_spike=2,
     )
     assert {"gap_grows", "gradient_spike"} <= found.keys()
 

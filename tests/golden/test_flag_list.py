@@ -15,6 +15,7 @@ from openrl.config.commands import COMMANDS
 from openrl.config.unknown_flags import candidates, known_names
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
 from openrl.flags.values import placeholder, show
+from openrl.tracking.health import CHECKS
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "openrl"
@@ -105,6 +106,7 @@ def names_read() -> set[str]:
     plain = {node.attr for node in nodes if is_read(node)}
     for tree in trees.values():  # properties of a group of flags
         plain |= {n.attr for n in ast.walk(tree) if is_read(n) and ast.unparse(n.value) == "self"}
+    plain |= {check.flag for check in CHECKS}  # each reads its limit by name
     endings = tuple(filter(None, map(computed_ending, nodes)))
     return plain | {name for name in declared() if endings and name.endswith(endings)}
 

@@ -1,5 +1,5 @@
-"""ROLL: its names of algorithms and metrics, its keys, and its rows. It shares most of verl's names of
-metrics."""
+"""ROLL: its names of algorithms and metrics, its keys, and its rows. It shares most of verl's names
+of metrics."""
 
 from pathlib import Path
 

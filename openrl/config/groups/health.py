@@ -12,14 +12,13 @@ threshold = partial(flag, bounds=">= 0")
 
 @group("Health")
 class HealthFlags:
-    """Each ``alarm_*`` limit belongs to one check of openrl/tracking/health.py. None turns its check
-    off."""
+    """Each ``alarm_*`` limit belongs to a check of openrl/tracking/health.py. None turns it off."""
 
     watch_funcs: tuple[str, ...] = flag(
         (),
-        "Verifiers and Python files (path.py or path.py:function) that judge every answer, are logged"
-        " as watch/NAME, and are never trained on: a reward that rises while they do not is being"
-        " exploited.",
+        "Verifiers and Python files (path.py or path.py:function) that judge every answer, are"
+        " logged as watch/NAME, and are never trained on: a reward that rises while they do not is"
+        " being exploited.",
     )
     on_alarm: Literal["warn", "checkpoint", "stop"] = flag(
         "warn",
@@ -43,7 +42,7 @@ class HealthFlags:
     )
     alarm_saturated: float | None = threshold(
         0.98,
-        "Warn if the mean reward has come this far from the lowest to the highest reward of the run.",
+        "Warn if the mean reward has come this far from the run's lowest to its highest reward.",
     )
     alarm_length_growth: float | None = threshold(
         3.0, "Warn if answers are this many times as long as in the first steps."

@@ -1,4 +1,4 @@
-"""The text of --dry_run: where ranks go, how rollouts are divided, what time and memory it takes."""
+"""The text of --dry_run: where ranks go, how rollouts are divided, what it takes."""
 
 from __future__ import annotations
 

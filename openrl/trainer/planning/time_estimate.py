@@ -1,5 +1,6 @@
 """Estimates how long a step and a run take, from flags, the model's config and a probe of this
-machine that takes less than a second. It is a range: nobody knows beforehand how long answers are."""
+machine that takes less than a second. It is a range: nobody knows beforehand how long answers will
+be."""
 
 from __future__ import annotations
 
