@@ -182,7 +182,8 @@ class RLTrainer:
         batch = self.untrained or await self.play(step)
         if batch is None:
             return
-        self.trackers.log_played(step, batch.generated, batch.trained, batch.version, batch.counts)
+        played = (batch.generated, batch.trained, batch.version, batch.counts)
+        self.trackers.log_played(step, *played)
         point, self.untrained = DropPoint(self.asked_to_stop), batch
         learning = self.learn_and_sync(batch, step, point)
         try:

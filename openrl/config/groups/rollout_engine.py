@@ -218,8 +218,8 @@ class CollectFlags:
     rollout_replay_dir: str | None = flag(
         None,
         "Train on the answers in the trace of another run, without engines or rewards: its"
-        " --save_path, with --trace_sample_rate 1, or its --rollout_dump_dir. Equal flags give equal"
-        " weights. None: generate answers.",
+        " --save_path, with --trace_sample_rate 1, or its --rollout_dump_dir. Equal flags give"
+        " equal weights. None: generate answers.",
     )
 
     @property
