@@ -45,7 +45,9 @@ _GAMES = "bandit calculator countdown frozen_lake number_game reasoning search s
 environments: Registry[Any] = Registry(
     "environment", *(f"openrl.games.{module}" for module in _GAMES.split())
 )
-tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
+tool_parsers: Registry[Any] = Registry(
+    "tool_parser", "openrl.agents.tools.formats", "openrl.rollout_engines.vllm_parsers"
+)
 trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")
 agent_interfaces: Registry[Any] = Registry("agent_interface", "openrl.agents.files.own", COMPAT)
 """``AgentInterface`` of openrl/agents/interfaces.py."""

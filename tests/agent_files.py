@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from openrl.agents.base import Agent
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.endpoint.server import AgentEndpoint
@@ -48,6 +50,7 @@ def play(
     sampling: Sampling = ROOM,
     endpoint: AgentEndpoint | None = None,
     env_config: str | None = None,
+    wrap: Callable[[Agent], Agent] = lambda agent: agent,
 ) -> list[Trajectory | BaseException]:
     """An episode for each policy, one after the other in one process; the error in the place of
     what it made fail."""
@@ -56,11 +59,12 @@ def play(
         played: list[Any] = []
         file = agent_file(str(path), (), env_config)
         config = EpisodeConfig(
-            CHAT, parser_for("hermes", None), replace(limits, env_max_concurrency=1)
+            CHAT, parser_for("hermes", CHAT), replace(limits, env_max_concurrency=1)
         )
         async with open_file_agent(file, config, endpoint) as agent:
             for policy in policies:
-                one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)
+                run = wrap(agent).run(PROMPT, policy, sampling)
+                one = asyncio.gather(run, return_exceptions=True)
                 played += await one
         return played
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -43,6 +44,143 @@ MISTRAL = """
   {{- raise_exception("only user, assistant and tool roles") }}
 {%- endif %}
 {%- endfor %}"""
+
+# as Qwen 3.8: every turn has a place for reasoning, which stands in a key of its own
+APART = """
+{%- for m in messages %}
+{%- if m.role == "assistant" %}
+  {{- "<|im_start|>assistant\\n<think>\\n" ~ (m.reasoning_content or "") | trim }}
+  {{- "\\n</think>\\n\\n" ~ m.content | trim ~ "<|im_end|>\\n" }}
+{%- else %}
+  {{- "<|im_start|>" ~ m.role ~ "\\n" ~ m.content ~ "<|im_end|>\\n" }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n<think>\\n" }}{% endif %}"""
+
+# as gpt-oss: reasoning in "thinking", of the last turn only; no channels in the content
+CHANNELS = """
+{%- for m in messages %}
+{%- if m.role == "assistant" %}
+  {%- if "<|channel|>" in m.content %}{{- raise_exception("channels in the content") }}{% endif %}
+  {%- if m.thinking and (m.tool_calls or (loop.last and not add_generation_prompt)) %}
+    {{- "<|start|>assistant<|channel|>analysis<|message|>" ~ m.thinking ~ "<|end|>" }}
+  {%- endif %}
+  {%- if m.tool_calls %}
+    {%- set call = m.tool_calls[0].function %}
+    {{- "<|start|>assistant to=functions." ~ call.name ~ "<|channel|>commentary json<|message|>" }}
+    {{- call.arguments | tojson ~ "<|call|>" }}
+  {%- else %}
+    {{- "<|start|>assistant<|channel|>final<|message|>" ~ m.content }}
+    {{- "<|return|>" if loop.last and not add_generation_prompt else "<|end|>" }}
+  {%- endif %}
+{%- else %}
+  {{- "<|start|>" ~ m.role ~ "<|message|>" ~ m.content ~ "<|end|>" }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{% endif %}"""
+
+# as Kimi K2 Thinking: reasoning is shown only until the next answer without a call
+KIMI = """
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}
+  {%- if m.role == "assistant" and not m.tool_calls %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for m in messages %}
+{{- "<|im_start|>" ~ m.role ~ "\\n" }}
+{%- if m.role == "assistant" %}
+  {{- "<think>" ~ (m.reasoning_content or "" if loop.index0 > ns.last else "") ~ "</think>" }}
+  {{- m.content }}
+  {%- if m.tool_calls %}
+    {{- "<|tool_calls_section_begin|>" }}
+    {%- for c in m.tool_calls %}
+      {{- "<|tool_call_begin|>" ~ c.id ~ "<|tool_call_argument_begin|>" }}
+      {{- c.function.arguments | tojson ~ "<|tool_call_end|>" }}
+    {%- endfor %}
+    {{- "<|tool_calls_section_end|>" }}
+  {%- endif %}
+{%- elif m.role == "tool" %}
+  {{- "## Return of " ~ m.tool_call_id ~ "\\n" ~ m.content }}
+{%- else %}
+  {{- m.content }}
+{%- endif %}
+{{- "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{% endif %}"""
+
+# as Command R7B: reasoning beside calls only, and marks around an answer
+COMMAND = """
+{%- for m in messages %}
+{%- if m.role == "assistant" and m.tool_calls %}
+  {{- "<|START_THINKING|>" ~ m.tool_plan ~ "<|END_THINKING|><|START_ACTION|>[" }}
+  {%- for c in m.tool_calls %}
+    {{- '{"tool_call_id": "' ~ loop.index0 ~ '", "tool_name": "' ~ c.function.name }}
+    {{- '", "parameters": ' ~ c.function.arguments | tojson ~ "}" ~ ("" if loop.last else ", ") }}
+  {%- endfor %}
+  {{- "]<|END_ACTION|><|im_end|>" }}
+{%- elif m.role == "assistant" %}
+  {{- "<|im_start|>assistant\\n<|START_RESPONSE|>" ~ m.content ~ "<|END_RESPONSE|><|im_end|>" }}
+{%- else %}
+  {{- "<|im_start|>" ~ m.role ~ "\\n" ~ m.content ~ "<|im_end|>" }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{% endif %}"""
+
+
+def _calling(before: str, call: str, after: str = "", between: str = "") -> str:
+    """A template that writes calls in this way. ``call`` sees its name ``f`` and arguments ``a``."""
+    calls = (
+        "{% for c in m.tool_calls %}{% set f = c.function.name %}{% set a = c.function.arguments %}"
+        f"{call}{{{{ '{between}' if not loop.last }}}}{{% endfor %}}"
+    )
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+        f"{{% if m.tool_calls %}}{before}{calls}{after}{{% endif %}}<|im_end|>\n{{% endfor %}}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+_EACH = "{% for k, v in a.items() %}"
+_VALUE = "{{ v if v is string else v | tojson }}"
+_JSON = '{"name": "{{ f }}", "arguments": {{ a | tojson }}}'
+CALL_TEMPLATES = {
+    "apriel": _calling("\n<tool_calls>[", _JSON, "]</tool_calls>", ", "),
+    "granite": _calling("<|tool_call|>[", _JSON, "]", ", "),
+    "minimax": _calling(
+        "<minimax:tool_call>\n",
+        f'<invoke name="{{{{ f }}}}">\n{_EACH}<parameter name="{{{{ k }}}}">{_VALUE}</parameter>\n'
+        "{% endfor %}</invoke>\n",
+        "</minimax:tool_call>",
+    ),
+    "deepseek_dsml": _calling(
+        "\n\n<｜DSML｜function_calls>\n",
+        f'<｜DSML｜invoke name="{{{{ f }}}}">\n{_EACH}<｜DSML｜parameter name="{{{{ k }}}}" string='
+        f'"{{{{ "true" if v is string else "false" }}}}">{_VALUE}</｜DSML｜parameter>\n{{% endfor %}}'
+        "</｜DSML｜invoke>\n",
+        "</｜DSML｜function_calls>",
+    ),
+    "seed_oss": _calling(
+        "",
+        f"\n<seed:tool_call>\n<function={{{{ f }}}}>\n{_EACH}<parameter={{{{ k }}}}>{{{{ v }}}}"
+        "</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
+    ),
+    "gemma4": _calling(
+        "",
+        f"<|tool_call>call:{{{{ f }}}}{{{{ '{{' }}}}{_EACH}{{{{ k }}}}:"
+        """{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}"""
+        "{{ ',' if not loop.last }}{% endfor %}}<tool_call|>",
+    ),
+    "pythonic": _calling(
+        "<|tool_call_start|>[",
+        f"{{{{ f }}}}({_EACH}{{{{ k }}}}={{{{ v | tojson }}}}{{{{ ', ' if not loop.last }}}}"
+        "{% endfor %})",
+        "]<|tool_call_end|>",
+        ", ",
+    ),
+    "command": COMMAND,
+    "gpt_oss": CHANNELS,
+    "kimi": KIMI,
+}
+"""By the parser of their calls."""
 
 
 @dataclass(frozen=True)
@@ -155,17 +293,25 @@ def _backend() -> str:
     return str(backend.to_str())
 
 
-def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    family = FAMILIES[name]
+def tokenizer_with(template: str | dict[str, str], end: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_backend()),
-        eos_token=family.end,
+        eos_token=end,
         bos_token="<bos>",
         pad_token="<|endoftext|>",
-        chat_template=family.template,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
 
+def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    return tokenizer_with(FAMILIES[name].template, FAMILIES[name].end)
+
+
 def chat_of(family: str) -> ChatFormat:
     return ChatFormat(family_tokenizer(family), chat=True, kwargs={})
+
+
+def chat_with(template: str | dict[str, str], end: str = "<|im_end|>", **kwargs: Any) -> ChatFormat:
+    """The format of chats with any template, whose turns ``end`` so. ``kwargs`` go to it."""
+    return ChatFormat(tokenizer_with(template, end), chat=True, kwargs=kwargs)

@@ -39,7 +39,7 @@ async def endpoint(
 ) -> AsyncIterator[AgentEndpoint]:
     """With Qwen 2.5's template, unless ``config`` has another."""
     async with serve(
-        config or EpisodeConfig(hermes_chat(), parser_for("hermes", None), limits)
+        config or EpisodeConfig(hermes_chat(), parser_for("hermes", hermes_chat()), limits)
     ) as server:
         yield server
 

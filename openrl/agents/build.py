@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.agents.base import Agent
 from openrl.agents.checks import (
     Check,
+    check_command,
     check_file,
     check_nothing,
     check_server,
@@ -132,7 +133,7 @@ async def _open_single_turn(
 
 
 KINDS = (
-    AgentKind(lambda setup: setup.flags.agent_command, _open_command, check_nothing),
+    AgentKind(lambda setup: setup.flags.agent_command, _open_command, check_command),
     AgentKind(lambda setup: setup.flags.server[0], _open_server, check_server),
     AgentKind(lambda setup: setup.flags.agent_func_path, _open_file, check_file),
     AgentKind(lambda setup: setup.environments.env_tags, _open_tags, check_tags),

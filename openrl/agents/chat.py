@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from openrl.data.template_forms import OPEN_THINK, Schemas, TemplateForms, find_forms
 from openrl.data.tokenizer import leading_ids
-from openrl.errors import UserError
+from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage, message_text
 from openrl.vision.parts import change_parts, without_images
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
     from openrl.data.images import RowImages
 
-Schemas = Sequence[Mapping[str, Any]]
 _BEFORE = 4  # tokens to decode along with those that follow, whose text depends on them
 
 
@@ -65,6 +66,28 @@ class ChatFormat:
         except Exception as error:  # templates raise anything, e.g. because roles must alternate
             raise TemplateError(f"the chat template cannot render it: {error}") from error
         return _whole(text)
+
+    @cached_property
+    def forms(self) -> TemplateForms:
+        """The forms of messages that the chat template reads."""
+
+        def render(messages: list[Message], generate: bool, tools: Schemas | None) -> str:
+            try:
+                return self.render(messages, tools, to_reply=generate)
+            except TemplateError as error:
+                raise BadRow(str(error)) from error
+
+        return find_forms(render)
+
+    def special_texts(self) -> list[str]:
+        """Return the texts of the special tokens, the longest first."""
+        texts = self.tokenizer.convert_ids_to_tokens(sorted(self._special))
+        return sorted(texts, key=len, reverse=True)
+
+    def opened(self, prompt: str) -> str:
+        """Return the tag at the end of a prompt that begins the reasoning; empty without one."""
+        found = OPEN_THINK.search(prompt) if self.chat else None
+        return found[0] if found else ""
 
     @property
     def takes_images(self) -> bool:

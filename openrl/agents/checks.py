@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.environments.agent import as_messages
 from openrl.agents.environments.tags import first_observation, tag_settings
 from openrl.agents.files.build import agent_file, agent_info
+from openrl.agents.probes import require_history
 from openrl.agents.setup import AgentSetup
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms, result_message
-from openrl.agents.tools.parsers import parser_for
+from openrl.agents.tools.parsers import SCHEMA, detect, parser_for
+from openrl.data.template_forms import ASKS, ReplyForm
 from openrl.errors import UserError
 from openrl.extension_points import agent_servers
 from openrl.registry import resolve
@@ -39,6 +42,31 @@ def check_server(setup: AgentSetup, chat: ChatFormat, source: str | None, longes
     found = resolve(agent_servers[name].component.check)(address)
     if inspect.iscoroutine(found):
         asyncio.run(found)
+    require_history(chat)
+    if setup.flags.server_plays_alone:
+        warn_of_unknown_calls(setup, chat)
+
+
+def check_command(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
+    """Raise UserError if the policy cannot be shown its earlier replies."""
+    require_history(chat)
+    warn_of_unknown_calls(setup, chat)
+
+
+def warn_of_unknown_calls(setup: AgentSetup, chat: ChatFormat) -> None:
+    """Warn if clients of the endpoint would get calls of tools as plain text: the chat template
+    describes tools, but no format reads the calls that it writes."""
+    try:
+        described = chat.chat and SCHEMA["function"]["name"] in chat.render([ASKS], [SCHEMA])
+    except TemplateError:
+        described = False
+    if described and not setup.flags.tool_parser and detect(chat) is None:
+        warnings.warn(
+            "the chat template shows tools to the policy, but no known format reads its calls:"
+            " clients that send tools get the calls as text, which"
+            " rollout/requests_without_parser counts. Try: --tool_parser NAME",
+            stacklevel=2,
+        )
 
 
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
@@ -51,8 +79,12 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None, longest:
     if settings and "env_config" not in interface.offered:
         raise UserError(f"{file}: {name} takes no --env_config", "leave --env_config out")
     if info.schemas:
-        parser_for(flags.tool_parser, chat.tokenizer.chat_template)
+        parser_for(flags.tool_parser, chat)
         require_tools(chat, info.schemas)
+    if not interface.builds_rows:
+        require_history(chat)
+    if interface.needs_endpoint:
+        warn_of_unknown_calls(setup, chat)
     if interface.builds_rows and flags.agent_sample_unit == "step":
         message = f"{file}: {name} builds the training rows itself, a row per episode"
         raise UserError(message, "--agent_sample_unit trajectory")
@@ -74,6 +106,7 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None, longest:
 def check_tags(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
     """Raise UserError for settings that an environment does not know or cannot begin a game with,
     and as ``check_beginning`` does."""
+    require_history(chat)
     settings = tag_settings(setup.environments)
     for tag in settings:
         try:
@@ -124,7 +157,8 @@ _RESULT, _ID = "The result is four.", "000000001"
 def check_tools(setup: AgentSetup, chat: ChatFormat, source: str | None, longest: int) -> None:
     """Raise UserError for tools that cannot be opened, or that the policy would not see."""
     flags = setup.flags
-    parser_for(flags.tool_parser, chat.tokenizer.chat_template)
+    parser_for(flags.tool_parser, chat)
+    require_history(chat)
     make_toolbox = asyncio.run(open_toolbox(str(flags.tools), flags.env_step_timeout))
     schemas = make_toolbox().schemas
     require_tools(chat, schemas)
@@ -154,7 +188,8 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
     name = tools[0]["function"]["name"]
     call = ToolCall(name, {"text": "two and two"}, _ID)
     result = result_message(name, _ID, _RESULT)
-    for form in message_forms({}, ParsedReply("", (call,)))[:-1]:
+    written: Message = {"role": "assistant", "content": ""}
+    for form in message_forms(written, ParsedReply("", (call,)), ReplyForm())[:-1]:
         try:
             if _RESULT in chat.render([_ASKS, form, result], tools):
                 return

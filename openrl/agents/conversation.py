@@ -13,7 +13,7 @@ from typing import Any
 
 from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
-from openrl.agents.tools.calls import Parse, parse_no_calls
+from openrl.agents.tools.calls import Parse, ParsedReply, message_forms
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import (
     Completion,
@@ -44,7 +44,8 @@ class EpisodeConfig:
     """How every episode of a run is played."""
 
     chat: ChatFormat
-    parse: Parse = parse_no_calls  # finds tool calls in what was sampled
+    parse: Parse | None = None
+    """Finds tool calls in what was sampled; None: the format of the model's calls is not known."""
     limits: TurnFlags = TurnFlags()
     row_per_turn: bool = False
     """Whether every turn gets a row of its own, with the earlier turns as context."""
@@ -59,6 +60,7 @@ class Reply:
     prompt_ids: list[int]  # what the engine was given
     completion: Completion
     images: tuple[PlacedImage, ...] = ()  # in their order in ``prompt_ids``
+    opened: str = ""  # the tag at the end of the prompt that begins the reasoning
 
 
 @dataclass(eq=False)
@@ -211,13 +213,23 @@ class Conversation:
         segment.observe(token_ids, images)
         segment.sample(sampled_ids, completion.logprobs, completion.versions)
         sampled = self.chat.decode_after(prompt_ids, sampled_ids)
+        before = row.text
         row.text += text + sampled
         self.turns += 1
         self._last = row
         # a template ends the turn itself; without one, the text ends as it was sampled
         reply = self.chat.reply_text(prompt_ids, sampled_ids)
         message = {"role": "assistant", "content": reply if self.chat.chat else sampled}
-        return Reply(reply, message, prompt_ids, completion, shown)
+        opened = self.chat.opened(before + text)
+        return Reply(reply, message, prompt_ids, completion, shown, opened)
+
+    def message_forms(self, reply: Reply, parsed: ParsedReply | None = None) -> list[Message]:
+        """Return the forms that a reply may have in the chat, best first. ``parsed`` has its
+        calls."""
+        if not self.chat.chat:
+            return [reply.message]
+        parsed = parsed or ParsedReply(reply.text)
+        return message_forms(reply.message, parsed, self.chat.forms.reply, reply.opened)
 
     def take_back(self, prompt_ids: list[int], completion: Completion) -> bool:
         """Remove a turn with what it added before the reply, if its row ends with it. Return
@@ -240,7 +252,10 @@ class Conversation:
         """Return the chat that continues the longest row, the first among equals; if none can be
         rendered, the last."""
         best, most = chats[-1], -1
+        longest = max((len(row.text) for row in self._rows), default=0)
         for chat in chats:
+            if most == longest or len(chats) == 1:
+                break
             with suppress(TemplateError):
                 text, images = self._render(chat, tools), self.chat.images_in(chat)
                 rows = (row for row in self._rows if row.is_continued_by(text, images))

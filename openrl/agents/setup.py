@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.tools.calls import parse_no_calls
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import TemplateFlags
@@ -44,6 +43,7 @@ def episode_config(
         kwargs=templates.chat_template_kwargs,
         images=images,
     )
-    parser = flags.tool_parser or detect(tokenizer.chat_template or "")
-    parse = parser_for(parser, None) if parser else parse_no_calls
+    calls_tools = served or flags.tools or flags.agent_func_path
+    parser = (flags.tool_parser or detect(chat)) if calls_tools else None
+    parse = parser_for(parser, chat) if parser else None
     return EpisodeConfig(chat, parse, flags, flags.agent_sample_unit == "step")

@@ -48,8 +48,10 @@ class TurnEpisode(ABC):
         return None
 
     def continued(self, chat: list[Message], reply: Reply, after: list[Message]) -> list[Message]:
-        """Return the chat with a reply and the messages that follow it."""
-        return [*chat, reply.message, *after]
+        """Return the chat with a reply and the messages that follow it, in the form that continues
+        the reply's row."""
+        forms = self.conversation.message_forms(reply)
+        return self.conversation.choose([[*chat, f, *after] for f in forms], self.schemas)
 
     async def run(self) -> Trajectory:
         """Play the episode, for at most --episode_timeout."""

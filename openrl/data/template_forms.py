@@ -6,19 +6,110 @@ the reasoning, and in the ids of calls (Mistral's have nine characters)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from openrl.data.conversations import REASONING, TRAIN
 from openrl.errors import BadRow
 from openrl.types import Message
 
-Render = Callable[[list[Message]], str]
-"""Renders messages as they are, to the end of the last one. Raises BadRow."""
-
 ASKS: Message = {"role": "user", "content": "Probe?"}
+ANSWER, THOUGHT = "Probed.", "probe thought"
 NAME, ARGUMENTS = "probe_tool", {"probe_key": "probe_value"}
+_PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": NAME, "description": "A probe.", "parameters": _PARAMETERS},
+    }
+]
+Schemas = Sequence[Mapping[str, Any]]
+
+KEYS = (*REASONING, "tool_plan")
+"""Keys under which templates read reasoning; Cohere's has the last one, for calls only."""
+
+OPEN_THINK = re.compile(r"<([\w:]+)>\s*$")
+"""What a prompt may end with, to begin the reasoning."""
+
+REASONING_MARKS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel>": "<channel|>",
+}
+"""What models write around their reasoning."""
+
+_MARK = re.compile(r"\s*(?:<[^<>]+>|\[[^\[\]]+\])\s*")
+
+
+class Render(Protocol):
+    def __call__(self, messages: list[Message], generate: bool, tools: Schemas | None) -> str:
+        """Render messages as they are: to the end of the last one or, with ``generate``, to where
+        an answer begins. Raises BadRow."""
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """How a template writes a reply of the policy: what stands around its reasoning and its
+    content, if these are apart."""
+
+    key: str | None = None  # of the reasoning; None: it is part of the content
+    opening: str = ""  # before the reasoning
+    opened: bool = False  # prompts end with that
+    closing: str = ""  # between the reasoning and the content
+    leading: str = ""  # before the content of a reply without reasoning
+    trailing: str = ""  # the mark behind the content, before the one that ends the turn
+
+    def split(self, text: str) -> dict[str, str] | None:
+        """Return the reasoning (if there is any) and the content of what a policy wrote, as keys of
+        a message; None if all of it is content."""
+        thought, content = self._split(text)
+        trailing = self.trailing
+        if trailing and content.rstrip().endswith(trailing):
+            content = content.rstrip().removesuffix(trailing)
+        if thought and self.key is not None:
+            return {"content": content, self.key: thought}
+        return None if content == text else {"content": content}
+
+    def _split(self, text: str) -> tuple[str, str]:
+        if self.key is not None:
+            body, opened = text, self.opened
+            if (mark := self.opening.strip()) and text.lstrip().startswith(mark):
+                exact = text.startswith(self.opening)
+                body = text[len(self.opening) :] if exact else text.lstrip()[len(mark) :]
+                opened = True
+            thought, closed, content = body.partition(self.closing)
+            if closed:
+                return thought, content
+            for closing in (self.closing.strip(), _first_mark(self.closing)):
+                thought, closed, content = body.partition(closing)
+                if closed:
+                    return thought.strip(), content.strip()
+            if opened:  # it was cut in the middle of its reasoning
+                return body, ""
+        return "", text.removeprefix(self.leading)
+
+    def write(self, thought: str, content: str) -> str:
+        """Return what a policy writes that was trained on the template, up to the content's end.
+        Without a key for the reasoning, it stands in the block that the template leaves empty, or
+        else in <think> tags; there is none if the template begins answers in a way of its own."""
+        if self.key is None:
+            for mark in REASONING_MARKS.values():
+                head, found, tail = self.leading.partition(mark)
+                if found:
+                    return head + thought + found + tail + content
+            if self.leading.strip():
+                return self.leading + content
+            return f"<think>\n{thought}\n</think>\n\n{content}"
+        return ("" if self.opened else self.opening) + thought + self.closing + content
+
+
+def _first_mark(text: str) -> str:
+    found = _MARK.match(text)
+    return found[0].strip() if found else text.strip()
 
 
 @dataclass(frozen=True)
@@ -27,8 +118,11 @@ class TemplateForms:
 
     calls: bool  # it writes the calls of tools
     arguments_as_text: bool = False
-    makes_ids: bool = False  # calls get ids of nine characters in the place of their own
-    reasoning_key: str | None = None  # None: reasoning is part of the content, in <think> tags
+    null_content: bool = False  # calls are written only beside a content of None
+    id_form: str = ""
+    """How calls are numbered in the place of their own ids, with {number} and {name}; empty: they
+    keep theirs. Mistral's have nine characters, and Kimi's hold the name."""
+    reply: ReplyForm = ReplyForm()  # without a key, reasoning is in <think> tags of the content
     developer: bool = False  # it knows the role, which is "system" elsewhere
 
     def apply(self, messages: Sequence[Message]) -> list[Message]:
@@ -42,19 +136,22 @@ class TemplateForms:
             if message["role"] == "developer" and not self.developer:
                 message["role"] = "system"
             if thought := message.pop(REASONING[0], None):
-                if self.reasoning_key is None:
+                if self.reply.key is None:
                     message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
                 else:
-                    message[self.reasoning_key] = thought
+                    message[self.reply.key] = thought
             if calls := message.get("tool_calls"):
                 if not self.calls:
                     raise BadRow("the chat template has no place for calls of tools")
                 message["tool_calls"] = [self._call(call, ids, unanswered) for call in calls]
-            if message["role"] == "tool" and self.makes_ids:
+                if self.null_content and not message["content"]:
+                    message["content"] = None
+            if message["role"] == "tool" and self.id_form:
                 own = ids.get(message.get("tool_call_id")) or next(iter(unanswered), None)
                 if own in unanswered:
                     unanswered.remove(own)
-                message["tool_call_id"] = own or _id(0)
+                name = message.get("name", "unknown")
+                message["tool_call_id"] = own or self.id_form.format(name=name, number=0)
             adapted.append(message)
         return adapted
 
@@ -65,60 +162,110 @@ class TemplateForms:
         if self.arguments_as_text and not isinstance(function["arguments"], str):
             text = json.dumps(function["arguments"], ensure_ascii=False)
             function = {**function, "arguments": text}
-        if not self.makes_ids:
+        if not self.id_form:
             return {**call, "function": function}
-        made = _id(len(ids))
+        made = self.id_form.format(name=function["name"], number=len(ids))
         ids[call.get("id", made)] = made
         unanswered.append(made)
         return {**call, "function": function, "id": made}
 
 
-def _id(number: int) -> str:
-    return f"call{number:05d}"
-
-
 def find_forms(render: Render) -> TemplateForms:
     """Return the forms of the template that ``render`` uses."""
 
-    def rendered(*messages: Message) -> str:
+    def rendered(*messages: Message, generate: bool = False, tools: Schemas | None = None) -> str:
         try:
-            return render([*messages])
+            return render([*messages], generate, tools)
         except BadRow:
             return ""
 
-    def with_call(arguments: Any, **ids: str) -> str:
-        function = {"name": NAME, "arguments": arguments}
-        call = {**({"id": ids["id"]} if ids else {}), "type": "function", "function": function}
-        result = {"role": "tool", "name": NAME, "content": "Probed."}
-        if ids:
-            result["tool_call_id"] = ids["id"]
-        calls: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        return rendered(ASKS, calls, result)
-
-    def shows(text: str) -> bool:
+    def writes(form: _CallForm) -> bool:
         """Whether a call is there, with its arguments neither as Python prints a dict nor twice
         encoded."""
+        calls: Message = {"role": "assistant", "content": form.content, "tool_calls": [form.call]}
+        result = {"role": "tool", "content": "Probed.", **form.of_result}
+        text = rendered(ASKS, calls, result, tools=form.tools)
         broken = ("'probe_key'", '\\"probe_key')
         return NAME in text and "probe_value" in text and not any(b in text for b in broken)
 
-    forms = [
-        (as_text, ids)
-        for ids in ({}, {"id": _id(0)})
-        for as_text in (False, True)
-        if shows(with_call(json.dumps(ARGUMENTS) if as_text else ARGUMENTS, **ids))
-    ]
-    as_text, ids = forms[0] if forms else (False, {})
-    thought = "probe thought"
-    thinks = (
-        key
-        for key in REASONING
-        if thought in rendered(ASKS, {"role": "assistant", "content": "Probed.", key: thought})
-    )
-    developer: Message = {"role": "developer", "content": thought}
+    form = next(filter(writes, _CALL_FORMS), None)
+    developer: Message = {"role": "developer", "content": THOUGHT}
     return TemplateForms(
-        calls=bool(forms),
-        arguments_as_text=as_text,
-        makes_ids=bool(ids),
-        reasoning_key=next(thinks, None),
-        developer=thought in rendered(developer, ASKS),
+        calls=form is not None,
+        arguments_as_text=form is not None and form.as_text,
+        null_content=form is not None and form.content is None,
+        id_form=form.id_form if form else "",
+        reply=_reply_form(rendered, form),
+        developer=THOUGHT in rendered(developer, ASKS),
     )
+
+
+@dataclass(frozen=True)
+class _CallForm:
+    """One of the forms in which templates take a call."""
+
+    tools: Schemas | None  # some write calls only if they show tools too
+    content: str | None
+    id_form: str
+    as_text: bool
+
+    @property
+    def id(self) -> str:
+        return self.id_form.format(name=NAME, number=0)
+
+    @property
+    def call(self) -> dict[str, Any]:
+        arguments = json.dumps(ARGUMENTS) if self.as_text else ARGUMENTS
+        function = {"name": NAME, "arguments": arguments}
+        return {**({"id": self.id} if self.id else {}), "type": "function", "function": function}
+
+    @property
+    def of_result(self) -> dict[str, Any]:
+        return {"tool_call_id": self.id} if self.id else {}
+
+
+_CALL_FORMS = [
+    _CallForm(tools, content, id_form, as_text)
+    for tools in (None, TOOLS)
+    for content in ("", None)
+    for id_form in ("", "call{number:05d}", "functions.{name}:{number}")
+    for as_text in (False, True)
+]
+
+
+def common_length(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning, up to a mark like
+    <think> that begins in both and goes on in different ways."""
+    pairs = enumerate(zip(one, other, strict=False))
+    common = next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    for opening, closing in ("<>", "[]"):
+        begun = one.rfind(opening, 0, common)
+        if begun >= 0 and closing not in one[begun:common]:
+            common = begun
+    return common
+
+
+def _reply_form(rendered: Callable[..., str], form: _CallForm | None) -> ReplyForm:
+    """Return how a template writes replies. Some show reasoning only beside a call."""
+    answer: Message = {"role": "assistant", "content": ANSWER}
+    prompt, plain = rendered(ASKS, generate=True), rendered(ASKS, answer)
+    leading, shown, after = plain.removeprefix(prompt).partition(ANSWER)
+    leading = leading if shown and plain.startswith(prompt) else ""
+    marks = _MARK.findall(after)
+    trailing = marks[0].strip() if len(marks) > 1 and after.startswith(marks[0]) else ""
+    ways: list[tuple[Message, Schemas | None]] = [(answer, None)]
+    if form:
+        calling: Message = {**answer, "tool_calls": [form.call]}
+        ways += [(calling, form.tools), ({**calling, "content": form.content}, form.tools)]
+    for key in KEYS:
+        for message, tools in ways:
+            whole = rendered(ASKS, {**message, key: THOUGHT}, tools=tools)
+            start, shown, rest = whole.partition(THOUGHT)
+            if not shown:
+                continue
+            prompt = rendered(ASKS, generate=True, tools=tools)
+            mark = _MARK.match(rest) if message is not answer else None
+            closing = mark[0] if mark else rest.partition(ANSWER)[0]
+            opening = start[common_length(start, prompt) :]
+            return ReplyForm(key, opening, start == prompt, closing, leading, trailing)
+    return ReplyForm(leading=leading, trailing=trailing)

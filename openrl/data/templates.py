@@ -24,7 +24,7 @@ from openrl.data.conversations import (
 )
 from openrl.data.images import split_into_parts
 from openrl.data.rows import MISSING, as_text, column, text_or_file
-from openrl.data.template_forms import TemplateForms, find_forms
+from openrl.data.template_forms import Schemas, TemplateForms, find_forms
 from openrl.data.tokenizer import leading_ids, require_chat_template, stop_texts
 from openrl.errors import BadRow, UserError
 from openrl.types import Message
@@ -75,7 +75,11 @@ class Templates:
     @cached_property
     def forms(self) -> TemplateForms:
         """The forms of messages that the chat template reads."""
-        return find_forms(lambda messages: self._render(messages, False, {}))
+
+        def render(messages: list[Message], generate: bool, tools: Schemas | None) -> str:
+            return self._apply(messages, generate, {"tools": [*tools]} if tools else {})
+
+        return find_forms(render)
 
     @cached_property
     def stops(self) -> tuple[str, ...]:

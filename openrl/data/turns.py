@@ -8,17 +8,15 @@ then the turn starts another row."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openrl.data.conversations import REASONING, is_learned
+from openrl.data.template_forms import OPEN_THINK, common_length
 from openrl.data.templates import Templates
 from openrl.errors import BadRow
 from openrl.types import Message
-
-OPEN_THINK = re.compile(r"<(\w+)>\s*$")  # what a prompt may end with, to begin the reasoning
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,7 @@ def _said_otherwise(
         other: Message = {"role": "assistant", "content": "\N{REPLACEMENT CHARACTER}"}
         opened = templates.render([*messages[:i], other], generate=False, variables=variables)
         written = after
-    pairs = enumerate(zip(opened, written, strict=False))
-    common = next((n for n, (a, b) in pairs if a != b), min(len(opened), len(written)))
+    common = common_length(opened, written)
     said = written[common:]
     thought = messages[i].get(REASONING[0])
     tag = OPEN_THINK.search(opened[common:])

@@ -21,15 +21,20 @@ from openrl.workers.rollout_worker import RolloutRequest
 TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.1)}
 
 
+PROMPTS, TOKENS = 8, 16  # prompts to compare on, and the most tokens of each
+
+
 async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None:
-    """Sample a little and compare the engines' log-probs with the trainer's. Engines and trainer
-    run one after the other, since each may have to sleep while the other runs.
+    """Sample a little and compare the engines' log-probs with the trainer's: the first tokens of
+    the first reply in each episode, which has the limits of the run. Engines and trainer run one
+    after the other, since each may have to sleep while the other runs.
 
     Raises UserError if they are not the same model, see ``check_gap``, or nothing was sampled."""
     drawn = rollouts.request.sampling
-    plain = Sampling(min(16, drawn.max_tokens), drawn.temperature)
-    request = RolloutRequest(1, plain, seed=(learner.settings.seed, 0, 0), scored=False)
-    prompts = rollouts.buffer.prompts.peek(8)
+    plain = Sampling(drawn.max_tokens, drawn.temperature, max_len=drawn.max_len)
+    seed = (learner.settings.seed, 0, 0)
+    request = RolloutRequest(1, plain, seed, scored=False, first_reply=TOKENS)
+    prompts = rollouts.buffer.prompts.peek(PROMPTS)
     async with rollouts.generating():
         groups = await rollouts.play_all(prompts, request, lambda done, total: None)
     batch = collate(groups, learner.pad_id)

@@ -19,6 +19,7 @@ from openrl.agents.episode import (
     known_prompt,
     play_episode,
 )
+from openrl.agents.first_reply import FirstReply
 from openrl.agents.setup import AgentSetup
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.data.images import row_images
@@ -75,6 +76,8 @@ class RolloutRequest:
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
     redundancy: int = 0  # extra samples to start; the first n_samples to end are kept
+    # sample this many tokens of an episode's first reply and end it there; None: play all of it
+    first_reply: int | None = None
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int = 0) -> int:
@@ -227,12 +230,15 @@ class RolloutWorker:
         played once more. After a second failure it stays in its group, but is not trained on."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
+        agent = self.agent
+        if request.first_reply is not None:
+            agent = FirstReply(agent, request.first_reply)
         for attempt in range(ATTEMPTS):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             async with self.gate:
                 started = time.monotonic()
-                played = await play_episode(self.agent, prompt, self.generate, sampling, starts)
+                played = await play_episode(agent, prompt, self.generate, sampling, starts)
             for trajectory in played:
                 trajectory.replays, trajectory.engine = attempt, self.context.rank
                 trajectory.sampling_seed = sampling.seed

@@ -71,7 +71,7 @@ async def play(directory):
     tokenizer = tiny_tokenizer()
     prompt = Prompt("train:0", tokenizer("1+2=").input_ids, "1+2=")
     plain, limits = ChatFormat(tokenizer, chat=False, kwargs={}), TurnFlags(max_tokens_per_turn=12)
-    config = EpisodeConfig(plain, parser_for("hermes", None), limits)
+    config = EpisodeConfig(plain, parser_for("hermes", plain), limits)
     command = shlex.join([sys.executable, str(EXAMPLE)])
     engine = await start_engine("hf", rollout_spec(directory, param_dtype="fp32", longest=128))
     try:

@@ -97,7 +97,7 @@ def test_an_episode_with_a_server():
         async with serve(real_server().streamable_http_app()) as url:
             chat = chat_of("qwen2.5")
             policy = ScriptedPolicy(chat, [call, "It is 4.<|im_end|>"])
-            parse = parser_for("hermes", None)
+            parse = parser_for("hermes", chat)
             agent = ToolAgent(await open_toolbox(url, 10.0), EpisodeConfig(chat, parse))
             prompt = Prompt("train:0", [1], "What is 2 + 2?")
             return await agent.run(prompt, policy, Sampling(max_tokens=1000))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from openrl.agents.tools.parsers import parser_for
-from tests.chat_templates import family_tokenizer, tool
+from tests.chat_templates import chat_of, family_tokenizer, tool
 
 pytest.importorskip("vllm")
 
@@ -17,6 +17,7 @@ PROPERTIES = {
     "list": {"type": "array", "items": {"type": "number"}},
     "deep": {"type": "object"},
 }
+CHAT = chat_of("qwen2.5")
 TOOLS = [tool(name, **PROPERTIES) for name in ("find", "look_up")]
 ARGUMENTS = [
     {"text": "plain"},
@@ -103,7 +104,7 @@ def vllm_parse():
 
 @pytest.mark.parametrize(("name", "other", "write", "join"), FORMATS)
 def test_calls_are_what_vllm_reads(name, other, write, join, vllm_parse):
-    parse = parser_for(name, None)
+    parse = parser_for(name, CHAT)
     asked = [("find", arguments) for arguments in ARGUMENTS] + [("look_up", {})]
     for calls in [*([call] for call in asked), asked[:2], asked]:
         text = join([write(*call) for call in calls])
@@ -116,5 +117,5 @@ def test_calls_are_what_vllm_reads(name, other, write, join, vllm_parse):
 @pytest.mark.parametrize(("name", "other"), [entry[:2] for entry in FORMATS])
 def test_an_answer_calls_nothing_here_nor_there(name, other, vllm_parse):
     answer = "It is 4. Call me {name}, or <tool> it."
-    read = parser_for(name, None)(answer, TOOLS)
+    read = parser_for(name, CHAT)(answer, TOOLS)
     assert read.error is None and not read.calls and not vllm_parse(other, answer)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from openrl.agents.endpoint.records import EndpointReply
-from openrl.agents.tools.calls import ParsedReply, message_forms
+from openrl.agents.tools.calls import call_in_chat
 from openrl.types import Message
 
 Choose = Callable[[Sequence[Sequence[Message]]], list[Message]]
@@ -22,12 +22,15 @@ class SampledMessages:
         self._forms: dict[str, list[Message]] = {}  # best first; only one once it is chosen
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
-    def keep(self, answer: EndpointReply, sampled: Message) -> Message:
-        """Remember an answer, whose text is in ``sampled``. Return it as clients send it back."""
+    def keep(self, answer: EndpointReply, forms: Sequence[Message]) -> Message:
+        """Remember an answer and the forms that it may have in the chat, best first. Return it as
+        clients send it back."""
         self._tools |= {call.id: call.name for call in answer.calls}
-        forms = message_forms(sampled, ParsedReply(answer.content, answer.calls))
-        self._forms |= dict.fromkeys(_names(forms[0]), forms if answer.calls else [sampled])
-        return forms[0]
+        shown: Message = {"role": "assistant", "content": answer.content}
+        if calls := [call_in_chat(c.id, c.name, dict(c.arguments)) for c in answer.calls]:
+            shown["tool_calls"] = calls
+        self._forms |= {name: [*forms] for name in _names(shown)}
+        return shown
 
     def restore(self, messages: Sequence[Message], choose: Choose) -> list[Message]:
         """Return the chat with the assistant's messages as they were sampled, where they were, and

@@ -60,6 +60,7 @@ class Session:
         self.over: FinishReason | None = None  # why the last request was refused
         self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
         self.abandoned = 0  # replies that no client waited for
+        self.without_parser = 0  # requests with tools, whose calls nobody can read
         self._closed = False
         self._calls = 0  # tool calls so far
         self._failures: dict[str, Exception] = {}  # by request, until a repetition succeeds
@@ -93,7 +94,9 @@ class Session:
         if reply.completion.finish_reason.is_failure:
             raise self._refuse(reply.completion.finish_reason)
         answer = self._read(reply, request)
-        self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
+        parsed = ParsedReply(answer.content, answer.calls)
+        forms = self.conversation.message_forms(reply, parsed)
+        self._chats[answer.id] = [*messages, self._sampled.keep(answer, forms)]
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         new = messages[replies[-1] + 1 :] if replies else messages
         self.conversation.render_turn(new, action=reply.text)
@@ -141,8 +144,10 @@ class Session:
         ends = [(at, stop) for stop in request.stop if (at := reply.text.find(stop)) >= 0]
         end, stop_text = min(ends, default=(None, None))
         text = reply.text[:end]
-        parsed = self.config.parse(text, request.tools) if request.tools else ParsedReply(text)
-        parsed = parsed.numbered(self._calls)
+        parsed = ParsedReply(text)
+        if request.tools and self.config.parse is not None:
+            parsed = self.config.parse(text, request.tools).numbered(self._calls)
+        self.without_parser += bool(request.tools) and self.config.parse is None
         self.unreadable += parsed.error is not None
         self._calls += len(parsed.calls)
         content = text if parsed.error is not None else parsed.content
@@ -210,6 +215,7 @@ class Session:
             "replayed_replies": float(self.exchanges.replays),
             "abandoned_replies": float(self.abandoned),
             "unreadable_calls": float(self.unreadable),
+            "requests_without_parser": float(self.without_parser),
         }
         reason = finish_reason or self.over or full
         played = self.conversation.trajectory(reason, self.score, counted)

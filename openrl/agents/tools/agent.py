@@ -9,14 +9,7 @@ from dataclasses import replace
 
 from openrl.agents.base import Generate, ToolError
 from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
-from openrl.agents.tools.calls import (
-    ParsedReply,
-    ToolCall,
-    call_id,
-    message_forms,
-    result_message,
-)
-from openrl.agents.tools.parsers import Parse
+from openrl.agents.tools.calls import Parse, ParsedReply, ToolCall, call_id, result_message
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.agents.turns import TurnEpisode
 from openrl.types import FinishReason, Message, Prompt, Sampling, Score, ToolUse, Trajectory
@@ -36,8 +29,10 @@ class ToolAgent:
         self.open_tools, self.config = open_tools, config
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        parse = self.config.parse
+        assert parse is not None, "the checks before a run refuse tools whose calls nobody reads"
         conversation = Conversation(self.config, prompt, generate, sampling)
-        return await ToolEpisode(conversation, self.open_tools(), self.config.parse).run()
+        return await ToolEpisode(conversation, self.open_tools(), parse).run()
 
 
 class ToolEpisode(TurnEpisode):
@@ -104,8 +99,9 @@ class ToolEpisode(TurnEpisode):
         """Return the forms that a reply and its results may have in the chat, best first."""
         if self.parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
-            return [[reply.message, *after], [reply.message, as_user]]
-        return [[form, *after] for form in message_forms(reply.message, self.parsed)]
+            forms = self.conversation.message_forms(reply)
+            return [[form, *said] for said in (after, [as_user]) for form in forms]
+        return [[form, *after] for form in self.conversation.message_forms(reply, self.parsed)]
 
     async def trajectory(self, finish_reason: FinishReason) -> Trajectory:
         """Return the episode as a trajectory. Raises ValueError for a reward that is not finite."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.agents.chat import Schemas
+from openrl.data.template_forms import ReplyForm
 from openrl.types import Message
 from openrl.vision.parts import Content
 
@@ -16,7 +17,7 @@ from openrl.vision.parts import Content
 class ToolCall:
     name: str
     arguments: Mapping[str, Any]
-    id: str = ""  # given once the call is made
+    id: str = ""  # as the policy wrote it, or given once the call is made
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,18 @@ class ParsedReply:
     error: str | None = None  # why a call cannot be read; then ``calls`` is empty
 
     def numbered(self, first: int) -> ParsedReply:
-        """Return the reply with ids for its calls, whose numbers begin at ``first``."""
-        numbers = enumerate(self.calls, first)
-        return replace(self, calls=tuple(replace(call, id=call_id(n)) for n, call in numbers))
+        """Return the reply with ids for its calls, whose numbers begin at ``first``. Ids that the
+        policy wrote stay, because templates show them; in a reply, each is there once."""
+        calls: list[ToolCall] = []
+        for number, call in enumerate(self.calls, first):
+            known = {earlier.id for earlier in calls}
+            own = call.id and call.id not in known
+            calls.append(call if own else replace(call, id=call_id(number)))
+        return replace(self, calls=tuple(calls))
 
 
 Parse = Callable[[str, Schemas], ParsedReply]
 """Takes a whole reply without the token that ends it, and the schemas of the tools it may call."""
-
-
-def parse_no_calls(text: str, schemas: Schemas) -> ParsedReply:
-    """Return a reply as an answer, for models whose chat template has no place for calls."""
-    return ParsedReply(text)
 
 
 def call_id(number: int) -> str:
@@ -47,20 +48,36 @@ def call_id(number: int) -> str:
     return f"call{number:05d}"
 
 
-def message_forms(sampled: Message, parsed: ParsedReply) -> list[Message]:
-    """Return the message of a reply with calls in the forms that chat templates know, best first:
-    structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
+def message_forms(
+    sampled: Message, parsed: ParsedReply, form: ReplyForm, opened: str = ""
+) -> list[Message]:
+    """Return the message of a reply in the forms that chat templates know, best first: with its
+    reasoning apart, as ``form`` says; with its calls apart, their arguments as objects or as JSON
+    text (DeepSeek, OpenAI); and as it was sampled, also after the tag that its prompt ``opened``.
 
-    Templates write structured calls in their own way, which may differ from what was sampled.
+    Templates write what is apart in their own way, which may differ from what was sampled.
     ``Conversation.choose`` finds out whether it does."""
+    whole = [sampled, *([_after(opened, sampled)] if opened else [])]
+    split = form.split(parsed.content)
+    if not parsed.calls:
+        apart = form.split(str(sampled["content"]))
+        return [*([{**sampled, **apart}] if apart is not None else []), *whole]
+    plain: Message = {"role": "assistant", "content": parsed.content}
+    texts = [{**plain, **split}] if split is not None else []
+    texts += [plain, *([_after(opened, plain)] if opened else [])]
     as_objects = [dict(call.arguments) for call in parsed.calls]
     as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
     forms: list[Message] = []
-    for written in (as_objects, as_text):
-        pairs = zip(parsed.calls, written, strict=True)
-        calls = [call_in_chat(call.id, call.name, arguments) for call, arguments in pairs]
-        forms.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
-    return [*forms, sampled]
+    for text in texts:
+        for written in (as_objects, as_text):
+            pairs = zip(parsed.calls, written, strict=True)
+            calls = [call_in_chat(call.id, call.name, arguments) for call, arguments in pairs]
+            forms.append({**text, "tool_calls": calls})
+    return [*forms, *whole]
+
+
+def _after(opened: str, message: Message) -> Message:
+    return {**message, "content": f"{opened}{message['content']}"}
 
 
 def call_in_chat(call_id: str | None, name: str, arguments: Any) -> dict[str, Any]:

@@ -156,8 +156,8 @@ class AgentFlags(TurnFlags):
     )
     tool_parser: str | None = flag(
         None,
-        "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None:"
-        " the one that the chat template writes.",
+        "Syntax of tool calls, e.g. hermes or json; docs/tools.md lists them. None: the one that"
+        " reads back what the chat template writes.",
         only_if=given("tools") | FILE | SERVED_ALONE | given("agent_command"),
     )
     agent_sample_unit: Literal["trajectory", "step"] = flag(

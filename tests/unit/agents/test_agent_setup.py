@@ -4,18 +4,22 @@ import asyncio
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from openrl.agents.build import check_agents, open_agent
 from openrl.agents.setup import AgentSetup, episode_config
+from openrl.agents.tools.parsers import SCHEMA
 from openrl.algorithms.collate import collate
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
 from openrl.types import FinishReason, Prompt, PromptGroup, Sampling
-from tests.endpoint import hermes_chat, policy_of
+from tests.chat_templates import APART, CALL_TEMPLATES, chat_with
+from tests.endpoint import hermes_chat, policy_of, run
 
 EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
 ASKED = {"role": "user", "content": "2 + 2?"}
@@ -233,3 +237,37 @@ def test_a_first_turn_that_has_no_room_for_a_token_is_refused(flags, what):
     check_agents(how, tokenizer, None, needed + 1)
     with pytest.raises(UserError, match="takes"):
         check_agents(how, tokenizer, None, needed)
+
+
+def test_calls_that_no_format_reads_are_warned_of_and_counted():
+    """A client of the endpoint gets them as text."""
+    template = "{{ tools | tojson if tools }}" + CALL_TEMPLATES["minimax"].replace(
+        "minimax:tool_call", "calls"
+    )
+    tokenizer = chat_with(template).tokenizer
+    served = setup(agent_command="true")
+    with pytest.warns(UserWarning, match="no known format reads its calls.*--tool_parser"):
+        check_agents(served, tokenizer, "remote_rm_url", LONGEST)
+    for known in (served, setup(agent_command="true", tool_parser="minimax")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other = tokenizer if known is not served else hermes_chat().tokenizer
+            check_agents(known, other, "remote_rm_url", LONGEST)
+
+    async def talk(session):
+        for tools in ([SCHEMA], []):
+            body = {"messages": [ASKED], "tools": tools}
+            session_url = f"{session.root}/s/{session.key}/v1/chat/completions"
+            async with httpx2.AsyncClient() as client:
+                (await client.post(session_url, json=body)).raise_for_status()
+
+    policy = policy_of("<invoke>", "It is 4.")
+    played = run(talk, policy, config=episode_config(served, tokenizer)).trajectory()
+    assert played.metrics["requests_without_parser"] == 1
+
+
+def test_a_template_that_cannot_show_earlier_replies_is_refused():
+    template = APART.replace("m.reasoning_content", "none")
+    for asked in (setup(agent_command="true"), setup(env_tags=("bandit",))):
+        with pytest.raises(UserError, match="its own earlier replies"):
+            check_agents(asked, chat_with(template).tokenizer, None, LONGEST)

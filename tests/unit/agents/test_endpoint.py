@@ -436,7 +436,7 @@ def test_a_port_that_is_taken():
         with pytest.raises(
             UserError, match=f"{port} on 127.0.0.1 cannot be bound: Address already in use"
         ):
-            AgentEndpoint(EpisodeConfig(hermes_chat(), parser_for("hermes", None)), port)
+            AgentEndpoint(EpisodeConfig(hermes_chat(), parser_for("hermes", hermes_chat())), port)
 
 
 def test_turns_for_people():

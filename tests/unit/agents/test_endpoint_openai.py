@@ -259,7 +259,7 @@ def test_calls_and_results_in_the_templates_of_families(family, rows):
             result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
             await chat(client, [ASKS, said, result], tools=TOOLS)
 
-    config = EpisodeConfig(chat_format, parser_for(None, chat_format.tokenizer.chat_template))
+    config = EpisodeConfig(chat_format, parser_for(None, chat_format))
     session = run(talk, policy, config=config)
     trained_as_sampled(session, policy, rows)
     assert "4" in chat_format.tokenizer.decode(policy.asked[1])

@@ -34,7 +34,7 @@ def add(a: int, b: int) -> int:
 def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sampling=ROOM):
     limits = limits or TurnFlags()
     toolbox = Toolbox([FunctionTools(tools)], limits.env_step_timeout)
-    parse = parser_for(parser, chat.tokenizer.chat_template)
+    parse = parser_for(parser, chat)
     agent = ToolAgent(lambda: toolbox, EpisodeConfig(chat, parse, limits))
     return asyncio.run(agent.run(prompt, policy, sampling))
 
@@ -195,7 +195,7 @@ def of(toolset, *replies, timeout=0.0):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [reply + FAMILIES["qwen2.5"].end for reply in replies])
     agent = ToolAgent(
-        lambda: Toolbox([toolset], timeout), EpisodeConfig(chat, parser_for("hermes", None))
+        lambda: Toolbox([toolset], timeout), EpisodeConfig(chat, parser_for("hermes", chat))
     )
     return asyncio.run(agent.run(PROMPT, policy, ROOM))
 

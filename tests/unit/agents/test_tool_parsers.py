@@ -1,13 +1,32 @@
 """Calls of tools in the formats of families of models."""
 
+import asyncio
 import json
 
 import pytest
 
+from openrl.agents.conversation import EpisodeConfig
+from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.calls import ToolCall, call_id, message_forms
+from openrl.agents.tools.functions import FunctionTools
 from openrl.agents.tools.parsers import detect, parser_for
+from openrl.agents.tools.toolbox import Toolbox
+from openrl.data.template_forms import ReplyForm
 from openrl.errors import UserError
-from tests.chat_templates import FAMILIES, TOOLS, TRL, chat_of, tool
+from openrl.types import Prompt, Sampling
+from tests.chat_templates import (
+    CALL_TEMPLATES,
+    FAMILIES,
+    KIMI,
+    TOOLS,
+    TRL,
+    chat_of,
+    chat_with,
+    tool,
+)
+from tests.scripted_policy import ScriptedPolicy
+
+CHAT = chat_of("qwen2.5")
 
 ADD = ToolCall("add", {"a": 2, "b": 2})
 FIND = ToolCall("find", {"text": "7", "most": 3, "tags": ["x"]})
@@ -46,6 +65,36 @@ V31_ADD = '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 2, "b": 2}<｜t
 V31_FIND = '<｜tool▁call▁begin｜>find<｜tool▁sep｜>{"text": "7", "most": 3, "tags": ["x"]}<｜tool▁call▁end｜>'
 ADD_JSON = '{"name": "add", "arguments": {"a": 2, "b": 2}}'
 FIND_JSON = '{"name": "find", "arguments": {"text": "7", "most": 3, "tags": ["x"]}}'
+MISTRAL_ID = '[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"a": 2, "b": 2}'
+COMMAND_ADD = (
+    "<|START_THINKING|>I add.<|END_THINKING|><|START_ACTION|>[\n    "
+    '{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 2, "b": 2}}\n]<|END_ACTION|>'
+)
+KIMI_BOTH = (
+    "<think>Two.</think>So:<|tool_calls_section_begin|><|tool_call_begin|>functions.add:3"
+    '<|tool_call_argument_begin|>{"a": 2, "b": 2}<|tool_call_end|><|tool_call_begin|>functions.find:4'
+    '<|tool_call_argument_begin|>{"text": "7", "most": 3, "tags": ["x"]}<|tool_call_end|>'
+    "<|tool_calls_section_end|>"
+)
+HARMONY_ADD = (
+    "<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.add <|constrain|>json<|message|>{"a": 2, "b": 2}'
+)
+M2_FIND = (
+    'Let me see.\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">7</parameter>\n'
+    '<parameter name="most">3</parameter>\n<parameter name="tags">["x"]</parameter>\n</invoke>\n'
+    "</minimax:tool_call>"
+)
+DSML_FIND = (
+    '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="find">\n<｜DSML｜parameter name="text" string="true">7'
+    '</｜DSML｜parameter>\n<｜DSML｜parameter name="most" string="false">3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="tags" string="false">["x"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+)
+SEED_FIND = (
+    "<seed:think>I say <seed:tool_call>.</seed:think>\n<seed:tool_call>\n<function=find>\n"
+    "<parameter=text>7</parameter>\n<parameter=most>3</parameter>\n"
+    "<parameter=tags>['x', None]</parameter>\n</function>\n</seed:tool_call>"
+)
 ADD_LLAMA = '{"name": "add", "parameters": {"a": 2, "b": 2}}'
 
 
@@ -83,8 +132,43 @@ ADD_LLAMA = '{"name": "add", "parameters": {"a": 2, "b": 2}}'
         ("mistral", f"[TOOL_CALLS] [{ADD_JSON}, {FIND_JSON}]", "", [ADD, FIND]),
         ("mistral", 'So[TOOL_CALLS]add{"a": 2, "b": 2}', "So", [ADD]),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 2}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}',
-         "", [ADD, ToolCall("now", {})]),
+         "", [ADD, ToolCall("now", {}, "123456789")]),
         ("mistral", " It is [4].", " It is [4].", []),
+        ("mistral", f"[THINK]I say [TOOL_CALLS]now{{}}[/THINK]{MISTRAL_ID}",
+         "[THINK]I say [TOOL_CALLS]now{}[/THINK]", [ToolCall("add", {"a": 2, "b": 2}, "a1B2c3D4e")]),
+        ("mistral", "[THINK]I say [TOOL_CALLS]now{}", "[THINK]I say [TOOL_CALLS]now{}", []),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a1B2c3D4e"}]', "",
+         [ToolCall("now", {}, "a1B2c3D4e")]),
+        ("hermes", f"<tool_call>[{ADD_JSON}, {FIND_JSON}]</tool_call>", "", [ADD, FIND]),
+        ("apriel", f"Let me see.\n<tool_calls>[{ADD_JSON}, {FIND_JSON}]</tool_calls>", "Let me see.",
+         [ADD, FIND]),
+        ("granite", f"<|tool_call|> [{ADD_JSON}]", "", [ADD]),
+        ("granite", f"<|tool_call|>[{ADD_JSON}]<|/tool_call|>", "", [ADD]),
+        ("command", COMMAND_ADD, "<|START_THINKING|>I add.<|END_THINKING|>", [ADD]),
+        ("command", "<|START_RESPONSE|>It is 4.<|END_RESPONSE|>",
+         "<|START_RESPONSE|>It is 4.<|END_RESPONSE|>", []),
+        ("kimi", KIMI_BOTH, "<think>Two.</think>So:", [
+            ToolCall("add", {"a": 2, "b": 2}, "functions.add:3"),
+            ToolCall("find", {"text": "7", "most": 3, "tags": ["x"]}, "functions.find:4")]),
+        ("gpt_oss", HARMONY_ADD, "<|channel|>analysis<|message|>Two.<|end|>", [ADD]),
+        ("gpt_oss", ' to=functions.add<|channel|>commentary json<|message|>{"a": 2, "b": 2}', "", [ADD]),
+        ("gpt_oss", "<|channel|>final<|message|>to=functions.add is a tool.",
+         "<|channel|>final<|message|>to=functions.add is a tool.", []),
+        ("minimax", M2_FIND, "Let me see.", [FIND]),
+        ("deepseek_dsml", f"{DSML_FIND}<｜DSML｜invoke name=\"stop\"></｜DSML｜invoke></｜DSML｜tool_calls>",
+         "", [FIND, ToolCall("stop", {})]),
+        ("seed_oss", SEED_FIND, "<seed:think>I say <seed:tool_call>.</seed:think>",
+         [ToolCall("find", {"text": "7", "most": 3, "tags": ["x", None]})]),
+        ("gemma4", '<|tool_call>call:find{most:3,tags:[<|"|>x<|"|>],text:<|"|>7<|"|>}<tool_call|>',
+         "", [FIND]),
+        ("gemma4", '<|channel>thought\ncall:f{}<channel|><|tool_call>call:stop{}<tool_call|>'
+         '<|tool_call>call:note{rest:{a:[1,{b c:<|"|>, d:"<|"|>}],e:null}}<tool_call|>',
+         "<|channel>thought\ncall:f{}<channel|>",
+         [ToolCall("stop", {}), ToolCall("note", {"rest": {"a": [1, {"b c": ', d:"'}], "e": None}})]),
+        ("pythonic", "So:<|tool_call_start|>[add(a=2, b=2), find(text='7', most=3, tags=[\"x\"])]"
+         "<|tool_call_end|>", "So:", [ADD, FIND]),
+        ("pythonic", "[note(rest=true, day=None)]", "", [ToolCall("note", {"rest": True, "day": None})]),
+        ("pythonic", "[1] says so (2).", "[1] says so (2).", []),
         ("llama", ADD_LLAMA, "", [ADD]),
         ("llama", f"<|python_tag|>{ADD_LLAMA}; {ADD_LLAMA}", "", [ADD, ADD]),
         ("llama", '{"answer": 4}', '{"answer": 4}', []),
@@ -94,7 +178,7 @@ ADD_LLAMA = '{"name": "add", "parameters": {"a": 2, "b": 2}}'
     ],
 )  # fmt: skip
 def test_what_a_reply_calls(parser, text, content, calls):
-    parsed = parser_for(parser, None)(text, SCHEMAS)
+    parsed = parser_for(parser, CHAT)(text, SCHEMAS)
     assert (parsed.content, list(parsed.calls), parsed.error) == (content, calls, None)
 
 
@@ -116,13 +200,24 @@ def test_what_a_reply_calls(parser, text, content, calls):
         ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add{}<｜tool▁call▁end｜>", "tool▁sep"),
         ("mistral", "[TOOL_CALLS] add(2, 2)", "not JSON"),
         ("mistral", "[TOOL_CALLS]", "not JSON"),
+        ("kimi", "<|tool_calls_section_begin|>", "without a call"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>add{}", "functions.NAME:NUMBER"),
+        ("gpt_oss", " to=functions.add<|message|>2", "arguments of add"),
+        ("minimax", '<minimax:tool_call><invoke name="add"><parameter name="a">2</invoke>', "an argument"),
+        ("minimax", "<minimax:tool_call>add(2)</minimax:tool_call>", "a call is <invoke name="),
+        ("deepseek_dsml", '<｜DSML｜invoke name="add">', "calls begin with"),
+        ("gemma4", "<|tool_call>add{a:2}<tool_call|>", "a call is call:NAME"),
+        ("gemma4", "<|tool_call>call:add{a:two}<tool_call|>", "not JSON"),
+        ("pythonic", "[add(2, b=2)]", "a call is name(key=value)"),
+        ("pythonic", "[add(a=b)]", "not a Python literal"),
+        ("pythonic", "<|tool_call_start|>add(", "not a list of calls"),
         ("llama", "<|python_tag|>add.call(a=2)", "not JSON"),
         ("llama", '{"name": "add", "parameters": {"a": 2', "not JSON"),
         ("json", f"{ADD_JSON} and then", "not JSON"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read(parser, text, says):
-    parsed = parser_for(parser, None)(text, SCHEMAS)
+    parsed = parser_for(parser, CHAT)(text, SCHEMAS)
     assert says in parsed.error and parsed.calls == () and parsed.content == text
     assert len(parsed.error) < 300
 
@@ -131,8 +226,14 @@ def test_a_reply_that_repeats_itself_is_read_at_once():
     """An expression that tries all ends of all repetitions would take minutes."""
     glm_never_closed = "<tool_call>f" + "<arg_key>a</arg_key><arg_value>" * 20_000
     mistral_never_opened = "[TOOL_CALLS]f" + " " * 100_000 + "2"
-    assert "an argument is" in parser_for("glm", None)(glm_never_closed, SCHEMAS).error
-    assert "not JSON" in parser_for("mistral", None)(mistral_never_opened, SCHEMAS).error
+    minimax_never_closed = '<minimax:tool_call><invoke name="f">' + '<parameter name="a">' * 20_000
+    assert "an argument is" in parser_for("minimax", CHAT)(minimax_never_closed, SCHEMAS).error
+    gemma_never_closed = "<|tool_call>call:f{" + "a:{" * 20_000
+    assert "not JSON" in parser_for("gemma4", CHAT)(gemma_never_closed, SCHEMAS).error
+    python_never_closed = "<|tool_call_start|>" + "[" * 100_000
+    assert "not a list" in parser_for("pythonic", CHAT)(python_never_closed, SCHEMAS).error
+    assert "an argument is" in parser_for("glm", CHAT)(glm_never_closed, SCHEMAS).error
+    assert "not JSON" in parser_for("mistral", CHAT)(mistral_never_opened, SCHEMAS).error
 
 
 FORMATS = {
@@ -144,44 +245,100 @@ FORMATS = {
     "glm4moe": "glm",
     "deepseekv3": "deepseek",
     "deepseek_r1_distill": "deepseek",
+    "nemotron_3_nano": "qwen3_coder",
+    "qwen3_8": "qwen3_coder",
+    "gptoss": "gpt_oss",
+    "gemma4": "gemma4",
+    "lfm2_2_5_v2": "pythonic",
 }
 
 
 @pytest.mark.parametrize("template, parser", FORMATS.items())
 def test_the_format_of_a_template(template, parser):
-    assert detect((TRL / f"{template}.jinja").read_text()) == parser
+    assert detect(chat_with((TRL / f"{template}.jinja").read_text())) == parser
+
+
+@pytest.mark.parametrize("parser", CALL_TEMPLATES)
+def test_the_format_that_reads_back_what_a_template_writes(parser):
+    chat = chat_with(CALL_TEMPLATES[parser])
+    assert detect(chat) == parser
+
+
+def test_a_mark_in_a_template_proves_nothing():
+    """<tool_call> stands in the instructions; the calls are written in another way."""
+    other = CALL_TEMPLATES["apriel"].replace("tool_calls>", "calls>")
+    assert detect(chat_with(f"<tool_call>{{{{ tools | tojson if tools }}}}{other}")) is None
+    assert detect(chat_with(f"<tool_call>{CALL_TEMPLATES['minimax']}")) == "minimax"
+
+
+def test_a_template_that_only_describes_calls():
+    shown = "{% if tools %}Write <|tool_call|> and a list.{{ tools | tojson }}{% endif %}"
+    assert detect(chat_with(shown + FAMILIES["chatml"].template)) == "granite"
+    assert detect(chat_with("<|tool_call|>" + FAMILIES["chatml"].template)) is None
 
 
 def test_the_format_of_one_template_of_several():
     plain, tool_use = FAMILIES["chatml"].template, FAMILIES["qwen2.5"].template
-    assert detect({"default": plain, "tool_use": tool_use}) == "hermes"
+    assert detect(chat_with({"default": plain, "tool_use": tool_use})) == "hermes"
 
 
-def test_mistral_is_known_by_its_mark():
-    assert detect(FAMILIES["mistral"].template) == "mistral"
+def test_mistral_is_known_by_what_it_writes():
+    assert detect(chat_of("mistral")) == "mistral"
 
 
 @pytest.mark.parametrize("template", ["llama3", "phi3_5", "gemma3"])
 def test_a_template_without_tools(template):
-    with pytest.raises(UserError, match="--tool_parser, one of deepseek, glm, hermes, json"):
-        parser_for(None, (TRL / f"{template}.jinja").read_text())
+    with pytest.raises(UserError, match="--tool_parser, one of apriel, command, deepseek, "):
+        parser_for(None, chat_with((TRL / f"{template}.jinja").read_text()))
 
 
 def test_a_name_that_nobody_has():
     with pytest.raises(UserError, match="did you mean 'hermes'"):
-        parser_for("hermis", None)
+        parser_for("hermis", CHAT)
 
 
 # not Mistral's, which adds ids, and not DeepSeek's, which forgets the reasoning that it has opened
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3", "glm4"])
 def test_a_template_writes_calls_as_they_are_read(family):
     chat, words = chat_of(family), FAMILIES[family]
-    parsed = parser_for(None, words.template)(words.calls, TOOLS)
+    parsed = parser_for(None, chat)(words.calls, TOOLS)
     assert parsed.calls == (ADD,)
-    forms = message_forms({"role": "assistant", "content": words.calls}, parsed.numbered(1))
+    sampled = {"role": "assistant", "content": words.calls}
+    forms = message_forms(sampled, parsed.numbered(1), ReplyForm())
     user = {"role": "user", "content": "What is 2 + 2?"}
     asked, whole = chat.render([user], TOOLS), chat.render([user, forms[0]], TOOLS)
     assert whole.startswith(asked + words.calls)
+
+
+def test_the_policys_own_ids_name_calls_and_results():
+    """Kimi's, which its template shows in calls and in results: all is one row."""
+    chat = chat_with(KIMI)
+    call = KIMI_BOTH.partition("So:")[2].partition("<|tool_call_begin|>functions.find")[0]
+    says = f"<think>Two.</think>{call}<|tool_calls_section_end|>"
+    policy = ScriptedPolicy(chat, [f"{says}<|im_end|>", "<think>It is.</think>4<|im_end|>"])
+
+    def add(a: int, b: int) -> int:
+        """Adds.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    agent = ToolAgent(
+        lambda: Toolbox([FunctionTools([add])], 5.0), EpisodeConfig(chat, parser_for(None, chat))
+    )
+    prompt = Prompt("train:0", [1], "?", messages=({"role": "user", "content": "2 + 2?"},))
+    played = asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=1000)))
+    (row,) = played.segments
+    assert row.token_ids == policy.asked[1] + policy.given[1]
+    assert "## Return of functions.add:3\n4" in chat.tokenizer.decode(policy.asked[1])
+
+
+def test_an_id_that_is_written_twice_is_there_once():
+    parsed = parser_for("kimi", CHAT)(KIMI_BOTH.replace("functions.find:4", "functions.add:3"), [])
+    assert [call.id for call in parsed.numbered(7).calls] == ["functions.add:3", "call00008"]
 
 
 def test_ids_are_as_long_as_mistral_wants_them():

@@ -1,11 +1,13 @@
 """OpenRLHF's executors: they are trained on what the engine sampled for them, and on nothing else."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from openrl.agents.base import EpisodeResult
 from openrl.agents.conversation import Reply
+from openrl.agents.first_reply import FirstReply
 from openrl.compat.openrlhf.executor_agent import NotSampled, trajectory
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import Completion, FinishReason, Score
@@ -80,6 +82,15 @@ def test_openrlhf_executor(write, shape):
     assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
     assert played.text == f"3{END}\nagain: 2{END}"
     assert {s.temperature for s in policy.sampling} == {0.7}
+
+
+def test_the_check_after_the_first_sync_does_not_disturb_it(write):
+    """It gets the run's own ``max_length``, and no reply that is shorter than what it asked for."""
+    spoil = f"assert max_length == {len(PROMPT.token_ids) + 1000} and len(tokens) > 20"
+    policy = policy_of("3")
+    (checked,) = play(write(executor(spoil=spoil)), policy, wrap=partial(FirstReply, max_tokens=1))
+    assert checked.segments[0].token_ids == policy.asked[0] + policy.given[0]
+    assert len(policy.given[0]) == 1
 
 
 def test_what_the_engine_did_not_sample_is_not_trained(write):

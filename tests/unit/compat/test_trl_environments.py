@@ -138,7 +138,7 @@ def toolbox_with(made):
 def play(made, replies, label="3"):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [f"{reply}<|im_end|>" for reply in replies])
-    agent = ToolAgent(lambda: toolbox_with(made), EpisodeConfig(chat, parser_for("hermes", None)))
+    agent = ToolAgent(lambda: toolbox_with(made), EpisodeConfig(chat, parser_for("hermes", chat)))
     question = {"role": "user", "content": "Count."}
     prompt = Prompt("a", [1], "Count.", label, messages=(question,), meta={"level": "hard"})
     trajectory = asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=2000)))

@@ -27,9 +27,20 @@ from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.reading import Chunk, read_rows
 from openrl.data.row_files import LINE, rows_of_lines
 from openrl.data.supervised import SupervisedBuilder
+from openrl.data.templates import Templates
+from openrl.data.turns import mark_turns
 from openrl.errors import BadRow, UserError
 from openrl.types import Completion, FinishReason, Prompt, Sampling, VersionSpan
-from tests.chat_templates import FAMILIES, TOOLS, chat_of, family_tokenizer, tool
+from tests.chat_templates import (
+    CALL_TEMPLATES,
+    FAMILIES,
+    KIMI,
+    TOOLS,
+    chat_of,
+    family_tokenizer,
+    tool,
+    tokenizer_with,
+)
 from tests.scripted_policy import ScriptedPolicy
 
 CHAT = TemplateFlags(apply_chat_template=True)
@@ -465,6 +476,29 @@ def test_an_end_that_the_text_has_already_is_learned_once(tmp_path):
         [source(rows)]
     )
     assert first == second
+
+
+def test_a_call_after_a_prompt_that_opens_the_reasoning_is_learned_whole():
+    """The prompt goes on with <think>, and the call with another mark, which also begins with <."""
+    template = CALL_TEMPLATES["granite"].replace(
+        "assistant\n{% endif", "assistant\n<think>\n{% endif"
+    )
+    templates = Templates(CHAT, tokenizer_with(template, "<|im_end|>"))
+    (marked,) = mark_turns(templates, as_messages([ASKS, CALLS]), {})
+    ((start, end),) = marked.spans
+    call = '<|tool_call|>[{"name": "add", "arguments": {"a": 2, "b": 2}}]'
+    assert marked.text[start:end] == f"{call}<|im_end|>"
+
+
+def test_calls_whose_ids_hold_their_names():
+    """Kimi's; rows have ids of their own, or none."""
+    for own in ({"id": "call_x1"}, {}):
+        call = {k: v for k, v in CALLS["tool_calls"][0].items() if k != "id"} | own
+        chat = [ASKS, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        forms = Templates(CHAT, tokenizer_with(KIMI, "<|im_end|>")).forms
+        result = {"role": "tool", "content": "4", **({"tool_call_id": "call_x1"} if own else {})}
+        _, called, answered = forms.apply(as_messages([*chat, result]))
+        assert called["tool_calls"][0]["id"] == answered["tool_call_id"] == "functions.add:0"
 
 
 # -- one truth -------------------------------------------------------------------------------------

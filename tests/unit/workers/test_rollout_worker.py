@@ -96,6 +96,23 @@ def test_a_greedy_answer_beside_the_sampled_ones(worker):
     assert group.greedy_reward is None  # no reward on the engine's side: a model is to score it
 
 
+def test_only_the_first_reply(worker):
+    """An agent that needs its reply whole gets all of its limits, and none of a short reply."""
+
+    class Needs(SingleTurn):
+        async def run(self, prompt, generate, sampling):
+            assert (sampling.max_tokens, sampling.max_len) == (40, 60)
+            await super().run(prompt, generate, sampling)
+            raise RuntimeError("too short")
+
+    worker.agent = Needs(worker.tokenizer.decode)
+    request = RolloutRequest(1, Sampling(40, 0.7, max_len=60), scored=False, first_reply=16)
+    (group,) = play(worker, request)
+    (played,) = group.trajectories
+    assert played.segments[0].token_ids == [5, 7] and not group.failed_attempts
+    assert [(s.max_tokens, s.temperature) for s in worker.engine.asked] == [(16, 0.7)]
+
+
 def test_one_greedy_answer_is_no_baseline_of_two_agents(worker):
     class Two(SingleTurn):
         async def run(self, *asked):
