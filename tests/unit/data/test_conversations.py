@@ -38,8 +38,8 @@ from tests.chat_templates import (
     TOOLS,
     chat_of,
     family_tokenizer,
-    tool,
     tokenizer_with,
+    tool,
 )
 from tests.scripted_policy import ScriptedPolicy
 
