@@ -157,17 +157,21 @@ class Trace:
 
         "trained" and what follows, as well as "shaped", "estimate" and "loss_weight", are None as
         long as the step has not trained on it, and where nothing of the kind was computed."""
-        row = self._row(step, number)
-        found = {**row, "step": step, "label": json.loads(row["label"])}
-        found["meta"] = json.loads(row["meta"])
-        del found["made"]
-        learned = self._learned(step, number)
-        found |= {name: learned.get(0, {}).get(name) for name in _OF_ROWS}
-        found["segments"] = [
-            self._segment(segment, learned.get(place, {}))
-            for place, segment in enumerate(row["segments"])
-        ]
-        return found
+        return self._whole(step, self._row(step, number), self._learned(step, number))
+
+    def trajectories(self, step: int) -> Iterator[dict[str, Any]]:
+        """Yield what ``trajectory`` returns on each trajectory of a step, evaluations included, as
+        far as the trace still holds them."""
+        from openrl.trace.tables import read_table
+
+        path = learned_path(self.directory, step)
+        learned: dict[int, dict[int, Mapping[str, Any]]] = {}
+        for row in read_table(path) if path.is_file() else []:
+            learned.setdefault(row["number"], {})[row["segment"]] = row
+        for of in (played_path, eval_path):
+            path = of(self.directory, step)
+            for row in read_table(path) if path.is_file() else []:
+                yield self._whole(step, row, learned.get(row["number"], {}))
 
     def group(self, step: int, number: int) -> list[dict[str, Any]]:
         """Return the index's entries, as dicts, of all trajectories of the same prompt in the same
@@ -263,6 +267,20 @@ class Trace:
                 message = f"the trace no longer holds the trajectories of step {step}"
                 raise UserError(message, "another step, or a higher --trace_keep_steps")
         raise UserError(f"the trace has no trajectory {number} of step {step}", self._steps())
+
+    def _whole(
+        self, step: int, row: dict[str, Any], learned: Mapping[int, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what ``trajectory`` returns. ``learned`` are the rows on its segments."""
+        found = {**row, "step": step, "label": json.loads(row["label"])}
+        found["meta"] = json.loads(row["meta"])
+        del found["made"]
+        found |= {name: learned.get(0, {}).get(name) for name in _OF_ROWS}
+        found["segments"] = [
+            self._segment(segment, learned.get(place, {}))
+            for place, segment in enumerate(row["segments"])
+        ]
+        return found
 
     def _steps(self) -> str:
         steps = sorted({record["step"] for record in self._records})

@@ -1,0 +1,140 @@
+"""One HTML file that shows a run, or several side by side, without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from openrl.files import write_atomically
+from openrl.report.rollouts import Rollouts, read_rollouts
+from openrl.report.run import Run, curves, differences, read_run
+from openrl.report.verdicts import learning, time_by_stage
+
+NAME = "report.html"
+SCRIPTS = ("uPlot.iife.min.js", "report.js")
+STYLES = ("uPlot.min.css", "report.css")
+
+
+def write_report(directories: Sequence[Path], path: Path) -> None:
+    """Write the report on the runs in these directories. Raises UserError if one of them is no
+    run."""
+    write_atomically(path, build_page([read_run(directory) for directory in directories]))
+
+
+def build_page(runs: Sequence[Run], served: bool = False) -> str:
+    """Return the page. ``served``: it asks its server for what changes and what it lacks."""
+    rollouts = [None if run.trace is None else read_rollouts(run.trace) for run in runs]
+    blocks = dict(_blocks(runs, rollouts, served))
+    scripts = [_asset(name) for name in SCRIPTS]
+    slots = {
+        "title": html.escape(", ".join(_names(runs))),
+        "policy": " ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+        "licence": _asset("uPlot.LICENSE"),
+        "styles": "\n".join(map(_asset, STYLES)),
+        "data": "\n".join(data_block(name, value) for name, value in blocks.items()),
+        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], _asset("report.html"))
+
+
+def _asset(name: str) -> str:
+    return (files("openrl.report") / "assets" / name).read_text(encoding="ascii")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def data_block(name: str, value: Any) -> str:
+    """Return data that a script reads and nothing runs, whatever a model wrote into it."""
+    return f'<script type="application/json" id="{name}">{escaped(value)}</script>'
+
+
+def escaped(value: Any) -> str:
+    """Return JSON in ASCII that no HTML parser takes for anything else."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _blocks(
+    runs: Sequence[Run], rollouts: Sequence[Rollouts | None], served: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the page's data: what the first screen needs, then each run's trajectories, of which
+    a script reads those that are looked at."""
+    drawn = [curves(run.metrics) for run in runs]
+    names = sorted({name for found in drawn for name in found})
+    yield (
+        "overview",
+        {
+            "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "served": served,
+            "metrics": explained(names),
+            "differences": differences(runs),
+            "runs": [
+                _overview(name, run, found, of_run)
+                for name, run, found, of_run in zip(
+                    _names(runs), runs, drawn, rollouts, strict=True
+                )
+            ],
+        },
+    )
+    for number, of_run in enumerate(rollouts):
+        if of_run is None:
+            continue
+        yield f"table-{number}", of_run.table
+        yield f"pieces-{number}", of_run.pieces
+        yield f"images-{number}", of_run.images
+        for step, by_number in of_run.full.items():
+            yield f"full-{number}-{step}", by_number
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run: the end of its path, as much as tells it from the others."""
+    parts = [run.directory.resolve().parts for run in runs]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return ["/".join(part) for part in parts]
+
+
+def _overview(
+    name: str, run: Run, drawn: Mapping[str, list[list[float]]], rollouts: Rollouts | None
+) -> dict[str, Any]:
+    sampled = max((len(steps) for steps, _ in drawn.values()), default=0)
+    notes = [*run.notes, *(rollouts.notes if rollouts else [])]
+    if sampled < len(run.metrics):
+        notes.append(f"Curves show {sampled} of {len(run.metrics)} steps, evenly.")
+    return {
+        "name": name,
+        "path": str(run.directory.resolve()),
+        "state": run.state(),
+        "ended": run.ended,
+        "notes": notes,
+        "learning": learning(drawn),
+        "alarms": alarms(run),
+        "stages": time_by_stage(drawn),
+        "curves": drawn,
+        "highlights": asdict(rollouts.highlights) if rollouts else None,
+        "estimator": run.flags.get("advantage_estimator"),
+    }
+
+
+def explained(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the theme of each metric, and what is known of it."""
+    return {name: {"theme": name.split("/")[0]} for name in names}
+
+
+def alarms(run: Run) -> list[dict[str, Any]]:
+    """Return the alarms of a run, each with its name, step, what was found and what to do."""
+    found = (run.summary or {}).get("alarms", [])
+    return [alarm for alarm in found if isinstance(alarm, dict)]
