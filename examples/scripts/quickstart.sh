@@ -42,3 +42,5 @@ python -m openrl.cli.train_ppo_ray \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
     --max_steps 120 --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" --trace_sample_rate 1 \
     --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
+
+echo "What happened, in a browser: $OUT/grpo/report.html"

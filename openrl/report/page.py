@@ -9,15 +9,19 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from openrl.config.groups.health import HealthFlags
 from openrl.files import write_atomically
+from openrl.flags.values import NONE
 from openrl.report.rollouts import Rollouts, read_rollouts
 from openrl.report.run import Run, curves, differences, read_run
 from openrl.report.verdicts import learning, time_by_stage
+from openrl.tracking.health import find_alarms
+from openrl.tracking.metric_rows import metric_rows, row_of
 
 NAME = "report.html"
 SCRIPTS = ("uPlot.iife.min.js", "report.js")
@@ -130,11 +134,18 @@ def _overview(
 
 
 def explained(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the theme of each metric, and what is known of it."""
-    return {name: {"theme": name.split("/")[0]} for name in names}
+    """Return the row of each metric in the table of metrics, in that table's order, and last those
+    that it does not have."""
+    order = {row: place for place, row in enumerate(metric_rows())}
+    rows = {name: row_of(name) for name in names}
+    ranked = sorted(names, key=lambda n: (order[row] if (row := rows[n]) else len(order), n))
+    others = {"theme": "other metrics"}
+    return {name: asdict(row) if (row := rows[name]) else others for name in ranked}
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:
-    """Return the alarms of a run, each with its name, step, what was found and what to do."""
-    found = (run.summary or {}).get("alarms", [])
-    return [alarm for alarm in found if isinstance(alarm, dict)]
+    """Return the alarms that a run's metrics raise under its own flags, as dicts of ``Alarm``."""
+    names = {field.name for field in fields(HealthFlags)}
+    given = {name: value for name, value in run.flags.items() if name in names}
+    limits = {name: None if value == NONE else value for name, value in given.items()}
+    return [asdict(alarm) for alarm in find_alarms(run.metrics, HealthFlags(**limits))]

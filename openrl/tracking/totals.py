@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openrl.tracking.report import RunSummary
+from openrl.tracking.summary import RunSummary
 
 
 @dataclass

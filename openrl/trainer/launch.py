@@ -20,6 +20,7 @@ from openrl.data.order import SeededStream
 from openrl.data.prompts import prompts_fingerprint
 from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
+from openrl.report.finish import write_reports
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout_engines.build import sampling_from_flags
 from openrl.trace.writer import TraceWriter
@@ -28,7 +29,7 @@ from openrl.tracking.health import HealthMonitor
 from openrl.tracking.jsonl import read_jsonl
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
-from openrl.tracking.report import RunSummary, write_reports
+from openrl.tracking.summary import RunSummary
 from openrl.trainer.learning.credit import CreditAssignment
 from openrl.trainer.learning.learner import Learner, LearningSettings
 from openrl.trainer.learning.losses import Losses
@@ -42,7 +43,7 @@ from openrl.trainer.planning.time_estimate import estimate_lines
 from openrl.trainer.rl_trainer import FAILURES, RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
-from openrl.trainer.rollout.evaluation import PASS_RATE, REWARD, Evaluation
+from openrl.trainer.rollout.evaluation import Evaluation
 from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.trainer.rollout.replay import SavedRollouts
 from openrl.trainer.rollout.reward_models import RewardModels
@@ -99,12 +100,7 @@ async def train_once(
         async with start(config, device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
             summary = await trainer.fit()
-    judged = summary.eval_pass_after is not None
-    panels = {
-        "value": ("rollout/reward", "Training reward"),
-        "evaluation": (PASS_RATE, "Pass rate") if judged else (REWARD, "Evaluation reward"),
-    }
-    write_reports(run_dir, name, summary, console, "reward.png", **panels)
+    write_reports(run_dir, summary, console)
     return summary
 
 

@@ -24,7 +24,7 @@ from openrl.metrics import Last, Metric, to_floats
 from openrl.tracking.health import Alarm, HealthMonitor
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
-from openrl.tracking.report import RunSummary
+from openrl.tracking.summary import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.learning.learner import Learner

@@ -64,7 +64,7 @@ class Cases(Bench):
             "config.yaml",
             "samples.jsonl",
             "summary.json",
-            "reward.png",
+            "report.html",
             "tokenizer.json",
         )
         assert all((out / name).stat().st_size for name in names)

@@ -21,7 +21,7 @@ LAYERS = (
     ("rollout_engines", "training_engine"),
     ("weights",),
     ("compat",),
-    ("agents", "games"),
+    ("agents", "games", "report"),
     ("data", "models", "rewards", "tracking"),
     ("trace",),
     ("algorithms", "vision"),

@@ -48,11 +48,11 @@
     return sums.map((sum, n) => sum / weights[n]);
   }
 
-  // Draws with uPlot. `build` returns {data, series, bands, log, click}.
+  // Draws with uPlot. `build` returns {data, series, bands, log, click, zero}.
   function chart(place, build, height) {
     let plot = null, zoomed = null;
     function draw() {
-      const { data, series, bands, log, click } = build();
+      const { data, series, bands, log, click, zero } = build();
       if (plot) plot.destroy();
       if (!data[0].length) return place.replaceChildren(make("p", { class: "dim" }, "Nothing was measured."));
       const axis = { stroke: style("--dim"), grid: { stroke: style("--line"), width: 1 }, font: "12px sans-serif" };
@@ -60,7 +60,7 @@
         {
           width: Math.max(260, place.clientWidth || 400), height: height || 200,
           scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-            y: { distr: log ? 3 : 1 } },
+            y: zero ? { range: (u, low, high) => [0, high || 1] } : { distr: log ? 3 : 1 } },
           axes: [axis, { ...axis, size: 60, values: (u, ticks) => ticks.map(figure) }],
           cursor: { drag: { x: true, y: false }, points: { size: 6 } },
           series: [{ label: "step", value: (u, v) => figure(v) }, ...series], bands: bands || [],
@@ -220,7 +220,7 @@
     const order = names.map((_, k) => k).reverse();
     const series = order.map((k) => ({ label: `${names[k]} s`, stroke: colour(k), fill: colour(k), width: 1,
       points: { show: false }, value: (u, v, s, n) => figure(n == null ? null : own[k][n]) }));
-    return { data: [steps, ...order.map((k) => sums[k])], series };
+    return { data: [steps, ...order.map((k) => sums[k])], series, zero: true };
   }
 
   function differences() {
@@ -275,7 +275,7 @@
       const columns = read(`table-${run}`);
       tables[run] = columns && {
         columns, count: columns.step.length,
-        get: (name, row) => { const c = columns[name]; return c.values ? c.values[c.places[row]] : c[row]; },
+        get: (name, row) => { const c = columns[name]; return Array.isArray(c) ? c[row] : c.values[c.places[row]]; },
       };
     }
     return tables[run];
@@ -540,8 +540,11 @@
     if (shaped != null && reward != null) lines.push(["+ shaping", shaped - reward, "clipping, scaling and penalties of length"]);
     const base = shaped ?? reward ?? 0;
     const named = RUNS[run].estimator ? `--advantage_estimator ${RUNS[run].estimator}; ` : "";
-    if (estimate != null) lines.push(["+ comparison", estimate - base, `${named}its group: ${others.length} rewards, mean ${figure(middle)}, standard deviation ${figure(spread)}${t.get("flat", row) ? "; all are equal, so there is nothing to learn" : ""}`]);
-    lines.push([estimate != null ? "+ the rest" : "+ comparison and the rest", advantage - (estimate ?? base), "rewards of tokens such as KL, whitening, clipping"]);
+    const group = `${named}its group: ${others.length} rewards, mean ${figure(middle)}, standard deviation ${figure(spread)}`
+      + (t.get("flat", row) ? "; all are equal, so there is nothing to learn" : "");
+    const rest = "rewards of tokens such as KL, whitening, clipping";
+    if (estimate != null) lines.push(["+ comparison", estimate - base, group], ["+ the rest", advantage - estimate, rest]);
+    else lines.push(["+ comparison and the rest", advantage - base, `${group}; ${rest}`]);
     lines.push(["= advantage", advantage, "mean over its trained tokens"]);
     return make("table", {}, make("tbody", {}, lines.map(([name, value, words]) => make("tr", {}, make("td", {}, name), make("td", { class: "number" }, figure(value) || "none"), make("td", {}, words)))));
   }

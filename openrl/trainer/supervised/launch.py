@@ -34,10 +34,11 @@ from openrl.models.stored import (
     check_length,
     check_tokens,
 )
+from openrl.report.finish import write_reports
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
-from openrl.tracking.report import RunSummary, write_reports
+from openrl.tracking.summary import RunSummary
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import supervised_batching
 from openrl.trainer.planning.prepare import (
@@ -206,11 +207,7 @@ async def train_once(
                 stop=stop,
             )
             summary = await trainer.fit()
-    panels = {
-        "value": ("loss", "Training loss"),
-        "evaluation": ("eval/loss", "Evaluation loss"),
-    }
-    write_reports(run_dir, name, summary, console, "loss.png", **panels)
+    write_reports(run_dir, summary, console)
     return summary
 
 

@@ -16,7 +16,7 @@ from openrl.data.order import SeededStream
 from openrl.data.supervised import examples_fingerprint
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
-from openrl.tracking.report import RunSummary
+from openrl.tracking.summary import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
 from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.saving.checkpoints import Checkpoints

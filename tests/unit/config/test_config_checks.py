@@ -356,7 +356,6 @@ HEAVY = (
     "datasets",
     "wandb",
     "tensorboard",
-    "matplotlib",
 )
 
 

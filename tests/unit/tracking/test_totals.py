@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from openrl.tracking.report import summary_table
+from openrl.tracking.summary import summary_table
 from openrl.tracking.totals import Totals, throughput
 
 

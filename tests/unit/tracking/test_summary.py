@@ -3,15 +3,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from PIL import Image
 from rich.console import Console
 
 from openrl.tracking.console import PlainConsole
-from openrl.tracking.report import (
+from openrl.tracking.summary import (
     RunSummary,
-    plot_learning_curve,
-    smooth,
     summary_table,
     write_summary,
 )
@@ -71,41 +67,7 @@ def test_table_without_evaluation_claims_none():
     assert "evaluation" not in text and "gain" not in text and "stage" not in text
 
 
-def test_picture_has_a_panel_for_each_series_with_data(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    rows = [{"step": 0, "eval/pass": 0.2}] + [{"step": s, "reward": s / 10} for s in range(1, 9)]
-    metrics.write_text(
-        "".join(
-            json.dumps(r) + "\n" for r in [*rows, {"step": 9, "reward": "nan", "eval/pass": 0.7}]
-        )
-    )
-    widths = []
-    for evaluation in (("eval/pass", "Pass rate"), ("eval/none", "Nothing"), None):
-        picture = tmp_path / "reward.png"
-        plot_learning_curve(
-            metrics, picture, title="t", value=("reward", "Reward"), evaluation=evaluation
-        )
-        image = Image.open(picture).convert("RGB")
-        widths.append(image.width)
-        assert len(image.getcolors(maxcolors=1 << 24)) > 10, "the picture is not blank"
-    assert widths[0] == 2 * widths[1] == 2 * widths[2]
-
-
-def test_no_data_no_picture(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    plot_learning_curve(
-        tmp_path / "metrics.jsonl", tmp_path / "p.png", title="t", value=("reward", "Reward")
-    )
-    assert not (tmp_path / "p.png").exists()
-
-
-def test_smooth_is_a_weighted_mean_of_what_came_before():
-    # no pull towards 0 at the start
-    assert smooth([5.0, 5.0, 5.0]) == pytest.approx([5.0, 5.0, 5.0])
-    assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 0.5 / 0.75])
-
-
-def test_text_of_others_is_shown_as_it_is(tmp_path):
+def test_text_of_others_is_shown_as_it_is():
     """Names with markup, escape sequences or formulas neither vanish nor act."""
     name = "[red]a[/foo] \x1b[31m :smile: $\\frac$"
     out = io.StringIO()
@@ -114,8 +76,3 @@ def test_text_of_others_is_shown_as_it_is(tmp_path):
     console.print(summary_table(SUMMARY, {"model": Path(name)}))
     shown = out.getvalue()
     assert shown.count("[red]a[/foo] \\x1b[31m :smile: $\\frac$") == 2
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.7}\n')
-    picture = tmp_path / "picture.png"
-    plot_learning_curve(metrics, picture, title=name, value=("reward", "Reward"))
-    assert picture.read_bytes().startswith(b"\x89PNG")
