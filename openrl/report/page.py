@@ -147,5 +147,5 @@ def alarms(run: Run) -> list[dict[str, Any]]:
     """Return the alarms that a run's metrics raise under its own flags, as dicts of ``Alarm``."""
     names = {field.name for field in fields(HealthFlags)}
     given = {name: value for name, value in run.flags.items() if name in names}
-    limits = {name: None if value == NONE else value for name, value in given.items()}
+    limits: dict[str, Any] = {n: None if value == NONE else value for n, value in given.items()}
     return [asdict(alarm) for alarm in find_alarms(run.metrics, HealthFlags(**limits))]
