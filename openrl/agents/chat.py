@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from openrl.data.template_forms import OPEN_THINK, Schemas, TemplateForms, find_forms
-from openrl.data.tokenizer import leading_ids
+from openrl.data.tokenizer import leading_ids, with_leading
 from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage, message_text
 from openrl.vision.parts import change_parts, without_images
@@ -138,7 +138,8 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text that begins a row."""
-        return self._leading + self.tokenizer(text, add_special_tokens=False).input_ids
+        ids = self.tokenizer(text, add_special_tokens=False).input_ids
+        return with_leading(self._leading, ids)
 
     def encode_after(self, before: list[int], text: str) -> list[int]:
         """Return the tokens of a text that follows the tokens ``before``. Tokenizers treat the

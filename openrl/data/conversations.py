@@ -147,7 +147,9 @@ def as_schemas(value: Any) -> list[dict[str, Any]]:
     """Return the schemas of tools, a list or its JSON text, each with its outer "function". Raises
     BadRow."""
     value = _from_json(value)
-    schemas = [_from_json(item) for item in value] if isinstance(value, list) else [value]
+    # a column of objects has, in Arrow, all keys that any row has
+    items = value if isinstance(value, list) else [objects_without_nulls(value)]
+    schemas = [_from_json(item) for item in items]
     for schema in schemas:
         function = schema.get("function", schema) if isinstance(schema, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -27,6 +27,7 @@ from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, as_number, column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
+from openrl.data.tokenizer import with_leading
 from openrl.errors import BadRow, UserError, counted
 from openrl.types import Image, Prompt
 
@@ -194,11 +195,8 @@ class PromptBuilder:
         return _Draft(number, prompt, parts, images)
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
-        leading = self.templates.leading  # which a text may begin with
-        return [
-            ids if ids[: len(leading)] == leading else leading + ids
-            for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
-        ]
+        tokens = self.tokenizer(texts, add_special_tokens=False).input_ids
+        return [with_leading(self.templates.leading, ids) for ids in tokens]
 
     def _fit(self, prompt: Prompt, parts: PromptParts) -> Prompt | None:
         """Return the prompt, shortened if it is too long; None if it is left out. A prompt with

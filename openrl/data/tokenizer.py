@@ -111,6 +111,11 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return []
 
 
+def with_leading(leading: list[int], token_ids: list[int]) -> list[int]:
+    """Return the tokens of a text behind ``leading``, with which the text may begin itself."""
+    return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
+
+
 def stop_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the texts of the tokens that engines stop at: the tokenizer's end of text, and those
     that generation_config.json beside it lists."""

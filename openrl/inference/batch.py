@@ -15,6 +15,7 @@ from openrl.config.commands import BatchInferenceConfig
 from openrl.config.groups.inference import BatchTaskFlags
 from openrl.config.groups.reward import bearer_token
 from openrl.data.prompts import PromptBuilder
+from openrl.data.tokenizer import with_leading
 from openrl.errors import UserError, counted, listed
 from openrl.inference.answering import (
     AnsweringInputs,
@@ -95,7 +96,7 @@ def add_target_reward(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prom
     """Return the prompt followed by the desired reward."""
     text = f"{prompt.text}{wish.strip()} "
     ids = builder.tokenizer(text, add_special_tokens=False).input_ids
-    ids, images = [*builder.templates.leading, *ids], prompt.images
+    ids, images = with_leading(builder.templates.leading, ids), prompt.images
     if builder.images is not None:
         ids, images = builder.images.place(ids, [placed.image for placed in images])
     return replace(prompt, text=text, token_ids=ids, images=images)

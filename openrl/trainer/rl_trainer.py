@@ -26,6 +26,7 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.summary import RunSummary
 from openrl.tracking.totals import Totals, is_due, throughput
+from openrl.trainer.learning.credit import clip_note
 from openrl.trainer.learning.dropping import DropPoint, StepDropped
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.rollout.buffer import RolloutBatch
@@ -41,7 +42,6 @@ from openrl.types import PromptGroup
 from openrl.waiting import result_beside
 from openrl.workers.weight_sync import WeightSync
 
-CLIPPED = "rollout/reward_clip_fraction"
 FAILURES = "failures"
 """Key of what failed in a step, on display only: attempts, rewards and engines."""
 
@@ -217,12 +217,9 @@ class RLTrainer:
         metrics |= await self.learn(batch, step, point)
         for note in [*attempt_notes(batch.generated), *failure_notes(batch.generated)]:
             self.progress.note(note)
-        if (clipped := metrics.get(CLIPPED)) and clipped.value == 1 and not self.told_of_clipping:
+        if not self.told_of_clipping and (clipped := clip_note(step, metrics)):
             self.told_of_clipping = True
-            self.progress.note(
-                f"WARNING: --reward_clip_range clips every reward of step {step}: how far they differ"
-                " is lost\n  try: a wider range"
-            )
+            self.progress.note(clipped)
         if step % self.settings.weight_sync_interval == 0:
             metrics |= await self.sync()
         await self.rollouts.set_policy_version(self.weight_sync.version)

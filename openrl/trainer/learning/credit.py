@@ -55,6 +55,17 @@ class CreditAssignment:
             self.kl.update(measured.value, n_samples)
 
 
+def clip_note(step: int, metrics: Mapping[str, Metric]) -> str | None:
+    """Warn of a step in which --reward_clip_range clipped every reward."""
+    clipped = metrics.get("rollout/reward_clip_fraction")
+    if clipped is None or clipped.value != 1:
+        return None
+    return (
+        f"WARNING: --reward_clip_range clips every reward of step {step}: how far they differ is"
+        " lost\n  try: a wider range, or a smaller scale of rewards"
+    )
+
+
 def credit_metrics(batch: ExperienceBatch) -> dict[str, Metric]:
     """Return the means of advantages, returns and, if computed, values over the sampled tokens."""
     assert batch.advantages is not None and batch.returns is not None

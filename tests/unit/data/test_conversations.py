@@ -8,7 +8,9 @@ import json
 
 import pytest
 from datasets import Dataset
+from tokenizers.processors import TemplateProcessing
 
+from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeConfig
 from openrl.config.groups.data import (
     BatchDataFlags,
@@ -30,7 +32,18 @@ from openrl.data.supervised import SupervisedBuilder
 from openrl.data.templates import Templates
 from openrl.data.turns import mark_turns
 from openrl.errors import BadRow, UserError
-from openrl.types import Completion, FinishReason, Prompt, Sampling, VersionSpan
+from openrl.inference.batch import add_target_reward
+from openrl.inference.output import Output, rows_of
+from openrl.types import (
+    Completion,
+    FinishReason,
+    Prompt,
+    PromptGroup,
+    Sampling,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
 from tests.chat_templates import (
     CALL_TEMPLATES,
     FAMILIES,
@@ -42,6 +55,7 @@ from tests.chat_templates import (
     tool,
 )
 from tests.scripted_policy import ScriptedPolicy
+from tests.tiny import BOS, tiny_tokenizer
 
 CHAT = TemplateFlags(apply_chat_template=True)
 ASKS = {"role": "user", "content": "2 and 2?"}
@@ -90,15 +104,19 @@ def texts(row, family):
 
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
-@pytest.mark.parametrize("form", ["list", "text", "without the outer function", "arrow"])
+@pytest.mark.parametrize(
+    "form", ["list", "text", "without the outer function", "arrow", "one in arrow"]
+)
 def test_tools_of_a_row_are_shown(family, form):
     bare = [schema["function"] for schema in TOOLS]
     tools = {"list": TOOLS, "arrow": TOOLS, "text": json.dumps(TOOLS)}.get(form, bare)
     rows = [{"messages": [ASKS, ANSWERS], "tools": tools}]
-    if form == "arrow":  # every schema has all keys that any of them has
+    if "arrow" in form:  # every schema has all keys that any of them has
         other = [
             {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"x": 1}}}
         ]
+        if form == "one in arrow":
+            rows[0]["tools"], (other,) = TOOLS[0], other
         rows = Dataset.from_list([*rows, {"messages": [ASKS, ANSWERS], "tools": other}])
     ((text, learned), *_), _ = build(rows, family)
     expected = chat_of(family).render([ASKS, ANSWERS], TOOLS, to_reply=False)
@@ -499,6 +517,59 @@ def test_calls_whose_ids_hold_their_names():
         result = {"role": "tool", "content": "4", **({"tool_call_id": "call_x1"} if own else {})}
         _, called, answered = forms.apply(as_messages([*chat, result]))
         assert called["tool_calls"][0]["id"] == answered["tool_call_id"] == "functions.add:0"
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_an_end_in_one_answer_of_a_pair_is_learned_once(side):
+    tokenizer = family_tokenizer("chatml")
+    flags = PreferenceDataFlags(dataset="d", max_len=100, prompt_key="prompt")
+    row = {"prompt": "2", "chosen": "4", "rejected": "5"}
+    ended = {**row, side: row[side] + "<|im_end|>"}
+    (pairs,), _ = PairBuilder(flags, TemplateFlags(), tokenizer).build([source([row, ended])])
+    assert pairs[0].rows == pairs[1].rows
+    ends = [row.token_ids.count(tokenizer.eos_token_id) for row in pairs[0].rows]
+    assert ends == [1, 1]
+
+
+def test_a_text_that_begins_as_the_tokenizer_would_begin_it_gets_no_second_beginning():
+    """In prompts, in prompts of conditional SFT, in answers and in agents without a template."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    builder = PromptBuilder(PromptDataFlags(prompt_data="d"), TemplateFlags(), tokenizer, 99)
+    rows = [{"input": "1:", "output": "2"}, {"input": "<bos>1:", "output": "2"}]
+    (prompts,), _ = builder.build([source(rows)], flag="prompt_data", kind="train")
+    assert prompts[0].token_ids == prompts[1].token_ids and prompts[0].token_ids[0] == BOS
+    wished = [add_target_reward(prompt, "5", builder).token_ids for prompt in prompts]
+    assert wished[0] == wished[1] and wished[0].count(BOS) == 1
+    flags = SupervisedDataFlags(dataset="d", max_len=99, output_key="output")
+    (answered,), _ = SupervisedBuilder(flags, TemplateFlags(), tokenizer).build([source(rows)])
+    assert answered[0] == answered[1] and answered[0].token_ids.count(BOS) == 1
+    chat = ChatFormat(tokenizer, chat=False, kwargs={})
+    assert chat.encode("<bos>1:") == chat.encode("1:") == prompts[0].token_ids
+
+
+def test_labels_that_fit_no_integer_of_arrow_and_columns_that_only_one_file_has(tmp_path):
+    """Through the files of a comma list into prompts, and back into a file."""
+    big = 12345678901234567890123
+    (tmp_path / "a.jsonl").write_text(json.dumps({"asked": [ASKS], "label": big, "tools": TOOLS}))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"asked": [ASKS], "label": {"n": [big]}}))
+    flags = EvaluateDataFlags(
+        prompt_data=f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl", input_key="asked", label_key="label"
+    )
+    tokenizer = family_tokenizer("qwen3")
+    found, _ = load_prompts(PromptBuilder(flags, CHAT, tokenizer, 10_000), 0)
+    assert [prompt.label for prompt in found] == [big, {"n": [big]}]
+    assert ["Adds two numbers" in prompt.text for prompt in found] == [True, False]
+    path, ids = tmp_path / "out.jsonl", [prompt.id for prompt in found]
+    with Output(path, ids, 1, {}) as output:
+        for prompt in found:
+            row = Segment.answer(prompt.token_ids, [5])
+            played = Trajectory(prompt, [row], FinishReason.STOP)
+            output.write(rows_of(prompt.id, PromptGroup(prompt, [played]), flags, tokenizer))
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["label"] for row in written] == [big, {"n": [big]}]
 
 
 # -- one truth -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from openrl.algorithms.advantages import DiscountOptions
 from openrl.algorithms.credit import CreditSettings
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.config.groups.algorithm import KLFlags
@@ -16,7 +17,7 @@ from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.metrics import Mean, Sum, to_floats
-from openrl.trainer.learning.credit import CreditAssignment
+from openrl.trainer.learning.credit import CreditAssignment, clip_note
 from openrl.trainer.rl_trainer import is_due
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
@@ -37,6 +38,12 @@ from openrl.waiting import all_or_first_error, in_daemon
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest, request_seed
 from tests.batches import outcome_batch
+
+NORMS = {
+    "dr_grpo": ("group", "none"),
+    "group_norm": ("group", "group"),
+    "reinforce": ("none", "none"),
+}
 
 
 def trajectory(
@@ -131,6 +138,28 @@ def test_samples_that_cannot_be_trained_are_counted():
         unrated,
     ]
     assert rollout_metrics(groups)["rollout/untrained_samples"] == Sum(4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "estimator", "told"),
+    [
+        ([80, 20, 60, 15], "dr_grpo", True),  # minus their mean: 36, -24, 16, -29
+        ([80, 20, 60, 15], "reinforce", True),
+        ([80, 20, 60, 15], "group_norm", False),
+        ([80, 20, 60, 5], "reinforce", False),
+    ],
+)
+def test_a_step_in_which_every_reward_is_clipped_is_told(rewards, estimator, told):
+    settings = CreditSettings(
+        advantage_estimators[estimator], DiscountOptions(), RewardShapingFlags(), NORMS[estimator],
+        whiten_advantages=False, max_new_tokens=9,
+    )  # fmt: skip
+    _, metrics = CreditAssignment(settings, KLFlags(init_kl_coef=0.0))(
+        outcome_batch(rewards, [0, 0, 0, 0])
+    )
+    note = clip_note(3, metrics)
+    assert bool(note) == told
+    assert not told or note.startswith("WARNING: --reward_clip_range clips every reward of step 3")
 
 
 def test_what_nobody_measured_is_absent():
