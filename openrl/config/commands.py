@@ -49,6 +49,7 @@ from openrl.config.groups.evaluation import EvaluateFlags, PromptEvalFlags, Supe
 from openrl.config.groups.health import HealthFlags
 from openrl.config.groups.inference import (
     BatchTaskFlags,
+    ModelCheckFlags,
     RescoreFlags,
     RewardModelFlags,
     ServerFlags,
@@ -309,6 +310,18 @@ class MergeConfig:
     options: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckModelConfig:
+    """``python -m openrl.cli.check_model``: whether a model can be trained here, check by check."""
+
+    check: ModelCheckFlags
+    model: ModelFlags = part(param_dtype="fp32")
+    device: DeviceFlags
+    engine: ChosenEngineFlags
+    debug: PluginFlags
+    options: dict[str, Any]
+
+
 SUPERVISED = (SFTConfig, RMConfig, DPOConfig)
 TRAINING = (PPOConfig, *SUPERVISED)
 TrainingConfig = PPOConfig | SupervisedConfig
@@ -322,5 +335,6 @@ COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "rescore": RescoreConfig,
     "lora_combiner": MergeConfig,
+    "check_model": CheckModelConfig,
 }
 """Every command and its config."""

@@ -27,6 +27,21 @@ class RewardModelFlags:
     )
 
 
+@group("Check")
+class ModelCheckFlags:
+    tiny: bool = flag(
+        False,
+        "Check a small random model of the same shape, made from the config alone, instead of the"
+        " stored weights.",
+    )
+    gpu: str | None = flag(
+        None,
+        "Also say what a GRPO step of this model takes on one such GPU: a name like H100, or GiB of"
+        " memory.",
+    )
+    output_json: str | None = flag(None, "File for what was found.")
+
+
 @group("Server")
 class ServerFlags:
     host: str = flag("127.0.0.1", "Address the server listens on.")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from openrl.errors import UserError
-from openrl.trainer.sync_check import check_gap
+from openrl.weights.gap import check_gap
 
 
 def test_gap_within_and_beyond_the_tolerance():
