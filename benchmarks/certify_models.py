@@ -3,8 +3,8 @@
     python -m benchmarks.certify_models                      # all, on transformers' generation
     python -m benchmarks.certify_models --backend vllm qwen3 # one, on vLLM
 
-Each is made from transformers' default config of its type, with few and small layers. What was found
-is kept in ``benchmarks/measured/models.json``; ``docs/models.md`` shows all of that."""
+Each is made from transformers' default config of its type, with few and small layers. What was
+found is kept in ``benchmarks/measured/models.json``; ``docs/models.md`` shows all of that."""
 
 from __future__ import annotations
 
@@ -81,19 +81,23 @@ TYPES = [
 HEAD = """# Models
 
 ```bash
-python -m openrl.cli.check_model Qwen/Qwen3-0.6B --device cpu --gpu H100    # a model of yours
-python -m openrl.cli.check_model path/to/config --tiny                      # its shape, from a config alone
+python -m openrl.cli.check_model Qwen/Qwen3-0.6B --device cpu --gpu H100
+python -m openrl.cli.check_model path/to/config --tiny    # its shape, from a config
 ```
 
-`check_model` runs what a training run would run, and says in one table what holds, with numbers: the model loads and its
-output head gives the model's own log-probs; rows side by side, packed, and with a shared beginning have the log-probs and
-the gradient that each row has alone; adapters on all linear layers learn; after a weight sync of changed weights the
-rollout engine samples with the log-probs that the trainer computes; what the chat template makes of an answer. `--gpu`
-adds what a GRPO step takes on that GPU, `--output_json` keeps it all in a file. The exit code is 0 if all of it holds.
+`check_model` runs what a training run would run, and says in one table what holds, with numbers:
+the model loads and its output head gives the model's own log-probs; rows side by side, packed,
+and with a shared beginning have the log-probs and the gradient that each row has alone; adapters
+on all linear layers learn; after a weight sync of changed weights the rollout engine samples with
+the log-probs that the trainer computes; what the chat template makes of an answer. `--gpu` adds
+what a GRPO step takes on that GPU, `--output_json` keeps it all in a file. The exit code is 0 if
+all of it holds.
 
-The table below was made by these checks, on a CPU in fp32, with a small random model of each architecture (few layers,
-but every kind that the config has; `python -m benchmarks.certify_models`). A number is the largest difference: of log-probs
-in nats, and of gradients as a share of the gradient's size. "no" is refused before a run starts, with what to do instead.
+The table below was made by these checks, on a CPU in fp32, with a small random model of each
+architecture (few layers, but every kind that the config has; `python -m
+benchmarks.certify_models`). A number is the largest difference: of log-probs in nats, and of
+gradients as a share of the gradient's size. "no" is refused before a run starts, with what to do
+instead.
 
 """
 

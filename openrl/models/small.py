@@ -136,7 +136,14 @@ def _write_numbers(directory: Path, size: int) -> None:
     words = [*names, *map(str, range(len(names), size))]
     vocabulary = {word: number for number, word in enumerate(words)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": names[0]}
-    tokenizer = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": i, "content": name, "special": True} | plain for i, name in enumerate(names)]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = {f"{name}_token": f"<{name}>" for name in SPECIALS}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -1,5 +1,5 @@
-"""What ``python -m openrl.cli.check_model`` does: the model or a small one of its shape, the table of
-what its checks found, and the memory of a step on a GPU."""
+"""What ``python -m openrl.cli.check_model`` does: the model or a small one of its shape, the table
+of what its checks found, and the memory of a step on a GPU."""
 
 from __future__ import annotations
 
