@@ -24,17 +24,20 @@ from openrl.rewards.signatures import RewardSignature
 
 SUPERVISED = {"SFTConfig": "train_sft", "RewardConfig": "train_rm", "DPOConfig": "train_dpo"}
 RL = ("GRPOConfig", "AsyncGRPOConfig")
+SFT = ("sft", "sft_vlm", "sft_gpt_oss", "sft_nemotron_3", "sft_vlm_gemma3", "sft_gemma3")
 SCRIPTS = {
-    "sft": "train_sft",
-    "reward_modeling": "train_rm",
-    "reward": "train_rm",
-    "dpo": "train_dpo",
+    **dict.fromkeys(SFT, "train_sft"),
+    **dict.fromkeys(("reward_modeling", "reward"), "train_rm"),
+    **dict.fromkeys(("dpo", "dpo_vlm"), "train_dpo"),
 }
 RL_SCRIPTS = (
     *("grpo", "grpo_agent", "grpo_vlm", "grpo_2048", "gspo", "gspo_vlm", "async_grpo"),
-    *("grpo_trainer", "openenv"),
+    *("grpo_trainer", "grpo_continuous_batching"),
 )
-OTHERS = ("gkd", "distillation", "kto", "online_dpo", "nash_md", "xpo", "cpo", "bco", "prm", "rloo")
+OTHERS = (
+    *("gkd", "gold", "distillation", "sdft", "sdpo", "ssd", "kto", "orpo", "cpo", "bco", "tpo"),
+    *("mpo_vlm", "online_dpo", "online_dpo_vlm", "nash_md", "xpo", "prm", "rloo", "rloo_vlm"),
+)
 
 config_tables.add(
     "TRL",
@@ -51,6 +54,7 @@ config_tables.add(
         },
         refused={
             "kto.py": "python -m openrl.cli.train_dpo --loss kto",
+            "orpo.py": "python -m openrl.cli.train_dpo --loss orpo",
             "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",
             "rloo.py": "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
         },

@@ -151,6 +151,8 @@ def adapters(keys: GivenKeys) -> Iterator[Computed]:
     yield Computed("lora_rank", keys.whole(rank, 8), (rank, "use_peft"))
     yield Computed("lora_alpha", keys.whole(alpha, 8), (alpha,))
     yield Computed("lora_dropout", keys.number(dropout), (dropout,))
+    if left := keys.items("lora.exclude_modules"):
+        yield Computed("lora_exclude_modules", "|".join(left), ("lora.exclude_modules",))
     if wanted := keys.items(modules):
         yield Computed(
             "target_modules", wanted[0] if wanted == ["all-linear"] else wanted, (modules,)

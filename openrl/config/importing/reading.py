@@ -239,9 +239,10 @@ def _named_files(files: Mapping[str, str], home: Path) -> list[Path]:
 # -- Python ----------------------------------------------------------------------------------------
 
 
-def from_python(text: str) -> NestedKeys:
+def from_python(text: str, path: Path = Path("script.py")) -> NestedKeys:
     """Return the arguments of calls such as ``SomeConfig(learning_rate=1e-6)``. Names are looked up
-    among the constants of the file and the defaults of its argparse; nothing is run."""
+    among the constants of the file and the defaults of its argparse; nothing is run. If a
+    file leaves its settings to a command line, the command in its docstring counts."""
     try:
         module = ast.parse(text)
     except SyntaxError as error:
@@ -260,10 +261,17 @@ def from_python(text: str) -> NestedKeys:
         for word in node.keywords:
             if word.arg:
                 put(tree, known[name] + word.arg, _constant(word.value, names))
+    usage = "\n".join(
+        node.value.value
+        for node in module.body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+    )
+    if usage and not any(known[name] == "" for name in called):
+        return from_script(usage, path)
     if not called:
-        raise UserError(
-            "no call of a known class", f"a file that calls one of {listed(sorted(known))}"
-        )
+        remedy = f"a file that calls one of {listed(sorted(known))}"
+        raise UserError("no call of a known class", remedy)
     return NestedKeys(tree, tuple(called))
 
 
@@ -320,4 +328,4 @@ def read(argument: str) -> NestedKeys:
         text = read_text(str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {argument}: {error}") from error
-    return from_python(text) if path.suffix == ".py" else from_script(text, path)
+    return from_python(text, path) if path.suffix == ".py" else from_script(text, path)

@@ -340,6 +340,16 @@ def test_calls_in_python_are_read_and_not_run():
     assert flags["target_modules"] == ("q_proj", "v_proj")
 
 
+def test_the_command_in_a_docstring_counts_where_a_file_calls_nothing():
+    text = (
+        '"""\n# one GPU\n```bash\naccelerate launch examples/scripts/dpo.py --model_name_or_path m'
+    )
+    text += ' \\\n  --dataset_name d --beta 0.05 --loss_type sigmoid\n```\n"""\nimport trl\n'
+    flags = flags_of(from_python(text))
+    assert flags["pretrain"] == "m" and flags["dataset"] == "d"
+    assert flags["beta"] == 0.05 and flags["loss"] == "dpo"
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 
