@@ -1,5 +1,6 @@
-"""Writing a model directory: the weights first, whatever goes wrong with the rest; then a comparison
-of what was written with what was to be written. What may be refused is tried before a run starts."""
+"""Writing a model directory: the weights first, whatever goes wrong with the rest; then what was
+written is compared with what was to be written. What may be refused is tried before a run starts.
+"""
 
 from __future__ import annotations
 
