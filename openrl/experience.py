@@ -117,6 +117,8 @@ class ExperienceBatch(TokenBatch):
     passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
     turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
     sources: list[str]  # (B,) data source of each row
+    agents: list[str] | None = None  # (B,) who played the row, where several share an episode
+    episodes: Tensor | None = None  # (B,) int64, number of the row's episode in its prompt's group
     invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
     difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
     # (B, T) the part of ``rewards`` earned before the end, at the tokens that earned it

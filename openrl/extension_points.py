@@ -17,7 +17,10 @@ from openrl.registry import Registry
 COMPAT = "openrl.compat.*"
 
 advantage_estimators: Registry[Any] = Registry(
-    "advantage_estimator", "openrl.algorithms.advantages", COMPAT
+    "advantage_estimator",
+    "openrl.algorithms.advantages",
+    "openrl.algorithms.role_baselines",
+    COMPAT,
 )
 policy_losses: Registry[Any] = Registry(
     "policy_loss",

@@ -289,6 +289,7 @@ class Trajectory:
     failure: str | None = None  # why the infrastructure failed; None if it did not
     fault: str = ""  # that in a word: engine, error, timeout, crash, memory, value, length or seed
     agent: str = ""  # who played it, where several agents share an episode
+    episode: int = 0  # number of its episode among those of the prompt
     seed: int | None = None  # environment seed; siblings start from equal observations
     rendered: tuple[RenderedTurn, ...] = ()  # its turns for people, if they were requested
     # who sampled it with which seed and in which time, for people

@@ -36,7 +36,7 @@ def random_batch(
 ) -> ExperienceBatch:
     """Every column that an estimator may read. Groups are shuffled, so that position says
     nothing."""
-    g = torch.Generator().manual_seed(seed)
+    g, roles = (torch.Generator().manual_seed(seed + by) for by in (0, 500))
     rows = sum(sizes)
     attention, mask = loss_masks(rows, width, g)
 
@@ -58,6 +58,8 @@ def random_batch(
         passed=torch.rand(rows, generator=g).double(),
         turn_ids=turn_ids(mask),
         sources=["ab"[int(n) % 2] for n in group_ids],
+        agents=[("solver", "critic")[i] for i in torch.randint(0, 2, (rows,), generator=roles)],
+        episodes=torch.randint(0, 2, (rows,), generator=roles),
         old_logprobs=-normal(rows, width).abs(),
         ref_logprobs=-normal(rows, width).abs(),
         values=normal(rows, width),

@@ -170,6 +170,18 @@ def dr_grpo(outcomes: TrajectoryRewards, options: None) -> Tensor:
     return minus_group_mean(outcomes)
 
 
+@advantage_estimators.register("maxrl", needs=("siblings", "no_reward_norm"))
+@from_scores
+def maxrl(outcomes: TrajectoryRewards, options: None) -> Tensor:
+    """Reward minus the siblings' mean, divided by that mean; https://arxiv.org/abs/2602.02710
+    (MaxRL). With rewards of 0 and 1 and n siblings this is the gradient of the maximum-likelihood
+    objective up to the order n: prompts that are rarely solved weigh most. A group whose mean is
+    not above 0 gets 0."""
+    mean, _, _ = outcomes.group_moments(outcomes.rewards)
+    scores = (outcomes.rewards.double() - mean) / mean.clamp(min=STD_EPS)
+    return torch.where(mean > STD_EPS, scores, 0).to(outcomes.rewards.dtype)
+
+
 @advantage_estimators.register(
     "reinforce_baseline", needs=("siblings",), suggests=_GROUP_MEAN | {"whiten_advantages": True}
 )

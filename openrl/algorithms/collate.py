@@ -48,6 +48,8 @@ def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
         sources=[t.prompt.source for t in trajectories],
+        agents=[t.agent for t in trajectories],
+        episodes=torch.tensor([t.episode for t in trajectories], dtype=torch.long),
         state_ids=_numbered([s.state or t.prompt.id for _, _, t, s in rows]),
         invalid_actions=_invalid_actions(trajectories),
         difficulty=_difficulty(trajectories),

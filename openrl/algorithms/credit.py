@@ -81,7 +81,8 @@ def compute_advantages(
     _check(batch, outcomes, plan.estimator)
     estimator, flags = plan.estimator.component, plan.shaping
     shaped = shape_rewards(outcomes, flags, plan.max_new_tokens)
-    scores, metrics = _scores(replace(outcomes, rewards=shaped), plan, running)
+    outcomes = replace(outcomes, rewards=shaped, role_means=running.role_means)
+    scores, metrics = _scores(outcomes, plan, running)
     batch = batch.replace(shaped=trajectories.spread(shaped), scores=trajectories.spread(scores))
 
     # a compared or normalised score is one number, and process rewards are on another scale

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
@@ -69,10 +69,12 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
 
 
 class RunningMoments:
-    """Mean and unbiased std of a run's rewards, merged batch by batch (Chan et al. 1979)."""
+    """What a run remembers of its rewards: their mean and unbiased std, merged batch by batch (Chan
+    et al. 1979), and in ``role_means`` what estimators with roles keep."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.role_means: dict[str, float] = {}
 
     def update(self, rewards: Tensor) -> None:
         """Add the ``rewards`` (n,) of one rollout batch."""
@@ -89,10 +91,12 @@ class RunningMoments:
     def std(self) -> float:
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
-    def state(self) -> dict[str, float]:
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+    def state(self) -> dict[str, Any]:
+        moments = {"count": self.count, "mean": self.mean, "squares": self.squares}
+        return moments | {"role_means": {**self.role_means}}
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.role_means = {**state.get("role_means", {})}
         self.count, self.mean, self.squares = int(state["count"]), state["mean"], state["squares"]
 
 

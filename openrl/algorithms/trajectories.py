@@ -5,7 +5,7 @@ The B rows belong to N trajectories; S is the largest number of sampled tokens i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -99,6 +99,10 @@ class TrajectoryRewards:
     invalid_actions: Tensor | None
     difficulty: Tensor | None
     greedy_rewards: Tensor | None
+    agents: list[str]  # who played it; "" where nobody shares the episode
+    episodes: Tensor  # int64, number of the episode in its group
+    # of each role "source/agent", what it earned in earlier batches; estimators may move it
+    role_means: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: ExperienceBatch) -> Self:
@@ -119,6 +123,8 @@ class TrajectoryRewards:
             invalid_actions=of_first(batch.invalid_actions),
             difficulty=of_first(batch.difficulty),
             greedy_rewards=of_first(batch.greedy_rewards),
+            agents=[batch.agents[row] if batch.agents else "" for row in first.tolist()],
+            episodes=first if batch.episodes is None else batch.episodes[first],
         )
 
     @property

@@ -241,7 +241,7 @@ class RolloutWorker:
                 played = await play_episode(agent, prompt, self.generate, sampling, starts)
             for trajectory in played:
                 trajectory.replays, trajectory.engine = attempt, self.context.rank
-                trajectory.sampling_seed = sampling.seed
+                trajectory.sampling_seed, trajectory.episode = sampling.seed, sample
                 trajectory.seconds = time.monotonic() - started
             if not has_failed(played):
                 break

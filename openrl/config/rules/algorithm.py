@@ -13,7 +13,7 @@ from openrl.registry import Entry
 # greedy answer; a row is a step of an episode, perhaps its only one; parts appear with the first
 # reward; rows without advantages are left out.
 ALWAYS_MET = {"values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages"}
-CHECKED = {"siblings", "no_reward_norm", "step_rows", "sequence_mean"}
+CHECKED = {"siblings", "no_reward_norm", "step_rows", "agents", "sequence_mean", "token_sum"}
 
 
 @check
@@ -35,6 +35,9 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
     if "step_rows" in needs and agents_of(config) and config.agents.agent_sample_unit != "step":
         message = f"{name} needs one row for each turn of an agent"
         yield problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
+    if "agents" in needs and not agents_of(config):
+        message = f"{name} compares the agents of an episode, but an answer has a single author"
+        yield problem((flag, "agent_func_path"), message, "--agent_func_path FILE")
     if "sequence_mean" in needs and config.algorithm.aggregation == "token-mean":
         message = f"{name} has one ratio per sequence, which a mean over tokens weights by length"
         yield problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")

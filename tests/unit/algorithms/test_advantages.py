@@ -60,6 +60,11 @@ def test_openrlhf_figures(name, expected):
         ("grpo_passk", [1, 4, 2], [0, 2 / statistics.stdev([1, 4, 2]), 0]),
         ("grpo_passk", [4, 4, 1], [0, 0, 0]),
         ("gpg", [-1, 1], [-1, 1]),  # every group has a signal: no factor
+        ("maxrl", [1, 0, 0, 0], [3, -1, -1, -1]),  # a rare success weighs 1 / 0.25 - 1
+        ("maxrl", [0, 0], [0, 0]),
+        ("maxrl", [-3, 1], [0, 0]),  # a mean below 0 is no likelihood
+        ("rae", [1, 4, 1], [-1.5, 3, -1.5]),  # the mean of the other two
+        ("rae", [7], [0]),
     ],
 )
 def test_one_group_by_hand(name, rewards, expected):
@@ -284,6 +289,24 @@ def obvious_score(batch, name, row, options):
         groups = [batch.group_ids[r] for r in alive]
         lively = [number for number in groups if groups.count(number) > 1]
         return (mine - mean(theirs)) * len(alive) / len(lively)
+    if name == "maxrl":
+        return (mine - mean(theirs)) / mean(theirs) if mean(theirs) > EPS else 0.0
+    if name == "rae":
+        role = [
+            r
+            for r in alive
+            if (batch.sources[r], batch.agents[r]) == (batch.sources[row], batch.agents[row])
+        ]
+        others = [batch.rewards[r] for r in role if r != row]
+        return mine - mean(others) if others else 0.0
+    if name == "hierarchical":
+        peers = [
+            r
+            for r in kin
+            if (batch.agents[r] == "solver") == (batch.agents[row] == "solver")
+            and (batch.agents[r] != "solver" or batch.episodes[r] == batch.episodes[row])
+        ]
+        return mine - mean([batch.rewards[r] for r in peers])
     if name == "gdpo":
         return sum(
             weight * standard(batch.parts[part][row], [batch.parts[part][r] for r in kin])
@@ -358,12 +381,13 @@ def in_segments(batch, rows):
         trajectory_ids=ids,
         process_rewards=process,
         sources=[batch.sources[r] for r in first.tolist()],
+        agents=[batch.agents[r] for r in first.tolist()],
         reward_parts={name: part[first] for name, part in batch.reward_parts.items()},
         **{c: getattr(batch, c)[first] for c in OF_TRAJECTORIES},
     )
 
 
-OF_TRAJECTORIES = ("rewards", "group_ids", "truncated", "passed", "greedy_rewards")
+OF_TRAJECTORIES = ("rewards", "group_ids", "episodes", "truncated", "passed", "greedy_rewards")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
