@@ -49,6 +49,11 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(values, mask, -1)[:, None] * mask
 
 
+def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the masked sum of each row on each of its tokens, (b, T); 0 outside the mask."""
+    return masked_sum(values, mask, -1)[:, None] * mask
+
+
 def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean, the unbiased std and the size of each value's group, (n,), in float64.
 

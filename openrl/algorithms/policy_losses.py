@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from openrl.algorithms.masked import segment_mean, sequence_mean
+from openrl.algorithms.masked import segment_mean, sequence_mean, sequence_sum
 from openrl.experience import LossInputs, TokenLosses
 from openrl.extension_points import policy_losses
 from openrl.flags.schema import REQUIRED, Options, flag
@@ -139,6 +139,27 @@ def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     return clipped_surrogate(ratio + own, inputs.advantages, options.low_high)
 
 
+@policy_losses.register(
+    "luspo",
+    options=ClipOptions,
+    needs=("advantages", "token_sum"),
+    suggests={"loss_agg_mode": "seq-mean-token-sum"},
+)
+def luspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
+    """GSPO with each sequence's loss multiplied by its length, which the sum over its tokens does,
+    so that long answers are not pushed less than short ones; https://arxiv.org/abs/2602.05261
+    (LUSPO)."""
+    return gspo(inputs, options)
+
+
+@policy_losses.register("sequence_ppo", **OF_SEQUENCES | {"options": PPOOptions})
+def sequence_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
+    """One ratio per sequence, the product over its tokens: the importance weight of the sequence,
+    unbiased, and of a variance that grows with its length. A sequence is a row, as for gspo."""
+    ratio = clamped(sequence_sum(log_ratio(inputs), inputs.loss_mask))
+    return clipped_surrogate(ratio, inputs.advantages, options.low_high, options.dual)
+
+
 @policy_losses.register("segment_ppo", options=PPOOptions, needs=("advantages",))
 def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """One ratio per turn, the geometric mean over its tokens, for agents with several turns."""
@@ -214,6 +235,33 @@ def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
         positive, options.topr_positive_weight, options.topr_negative_weight * tapered
     )
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
+
+
+@dataclass(frozen=True)
+class VESPOOptions(Options):
+    vespo_pos: tuple[float, float] = flag(
+        (2.0, 3.0),
+        "K and LAMBDA for A >= 0: the weight of a sequence ratio w is w^K exp(LAMBDA (1 - w)).",
+        bounds=">= 0",
+    )
+    vespo_neg: tuple[float, float] = flag((3.0, 2.0), "The same for A < 0.", bounds=">= 0")
+
+
+@policy_losses.register(
+    "vespo",
+    options=VESPOOptions,
+    needs=("advantages", "token_sum"),
+    suggests={"loss_agg_mode": "token-mean"},
+)
+def vespo(inputs: LossInputs, options: VESPOOptions) -> TokenLosses:
+    """The ratio of the whole sequence, the product over its tokens, only weighs the log-prob, by a
+    gamma kernel that is 1 at ratio 1 and falls off softly to both sides;
+    https://arxiv.org/abs/2602.10693 (VESPO) section 3.4. A sequence is a row, as for gspo."""
+    logs = clamped(sequence_sum(log_ratio(inputs), inputs.loss_mask)).detach()
+    shapes = zip(options.vespo_pos, options.vespo_neg, strict=True)
+    k, decay = (torch.where(inputs.advantages < 0, neg, pos).to(logs) for pos, neg in shapes)
+    weight = (k * logs + decay * (1 - logs.exp())).exp()
+    return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"vespo_weight": weight})
 
 
 @dataclass(frozen=True)

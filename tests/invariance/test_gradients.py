@@ -63,6 +63,7 @@ OPTIONS = {  # where the defaults would act on no token of so few
     "clip_cov": ClipCovOptions(clip_cov_ratio=0.2, clip_cov_range=(0.1, 5.0)),
     "kl_cov": KLCovOptions(kl_cov_ratio=0.2),
     "gspo": ClipOptions(eps_clip=0.05),
+    "luspo": ClipOptions(eps_clip=0.05),
     "dro": DROOptions(dro_beta=0.1),
 }
 
@@ -395,7 +396,8 @@ def test_only_trained_tokens_are_scored(one_rank, models, case, how):
 def is_by_token(case: Case) -> bool:
     """Whether a row is nothing to the loss: its sequences are trajectories."""
     loss = getattr(case.update, "loss_type", None)
-    whole_rows = loss is not None and "sequence_mean" in policy_losses[loss].needs
+    of_rows = {"sequence_mean", "token_sum"}
+    whole_rows = loss is not None and not of_rows.isdisjoint(policy_losses[loss].needs)
     return isinstance(case.update, (PolicyUpdate, ValueUpdate)) and not whole_rows
 
 

@@ -41,6 +41,9 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
     if "sequence_mean" in needs and config.algorithm.aggregation == "token-mean":
         message = f"{name} has one ratio per sequence, which a mean over tokens weights by length"
         yield problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-mean")
+    if "token_sum" in needs and config.algorithm.aggregation == "seq-mean-token-mean":
+        message = f"{name} weighs long answers as they are, which a mean over their tokens undoes"
+        yield problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-sum")
     for need in sorted(needs - ALWAYS_MET - CHECKED):
         yield problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
 
@@ -53,7 +56,7 @@ def clips_can_act(config: PPOConfig) -> Problems:
         fix = f"--eps_clip_low_high 1 {high:g} for no limit below"
         yield problem(("eps_clip_low_high",), message, fix)
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
-    if name in ("gspo", "gspo_token") and (clip := max(options.low_high)) >= 0.1:
+    if name in ("gspo", "gspo_token", "luspo") and (clip := max(options.low_high)) >= 0.1:
         message = f"mean ratios move by thousandths, so a clip of {clip:g} hardly ever acts"
         fix = "--eps_clip_low_high 3e-4 4e-4"
         yield warning(("policy_loss_type", "eps_clip"), message, fix)

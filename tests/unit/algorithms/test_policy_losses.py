@@ -26,6 +26,8 @@ OPTIONS = {
     "clip_cov": selecting_losses.ClipCovOptions(eps_clip=0.1, dual_clip=1.5),
     "gspo": losses.ClipOptions(eps_clip_low_high=(0.01, 0.02)),
     "gspo_token": losses.ClipOptions(eps_clip_low_high=(0.01, 0.02)),
+    "luspo": losses.ClipOptions(eps_clip_low_high=(0.01, 0.02)),
+    "sequence_ppo": losses.PPOOptions(eps_clip=0.1, dual_clip=1.5),
     "geo_mean": losses.ClipOptions(eps_clip_low_high=(0.1, 0.2)),
     "topr": losses.TOPROptions(topr_positive_weight=2.0, topr_negative_weight=0.5),
 }
@@ -102,6 +104,9 @@ BY_HAND = [
     ("topr", losses.TOPROptions(), {"log_ratio": -1.0, "advantage": -1.0, "reward": 0.0}, -2 * math.exp(-1)),
     ("kimi15", losses.Kimi15Options(), {"log_ratio": 2.0, "advantage": 1.0, "old": -5.0}, 3 + 0.05 * 4),
     ("dro", losses.DROOptions(dro_beta=1.0), {"log_ratio": 2.0, "advantage": 1.0, "old": -5.0}, 3 + 2),
+    ("vespo", losses.VESPOOptions(), {"log_ratio": 0.0, "advantage": 3.0, "old": -2.0}, 6.0),
+    ("vespo", losses.VESPOOptions(), {"log_ratio": math.log(2), "advantage": 1.0, "old": -2.0}, 4 * math.exp(-3) * (2 - math.log(2))),
+    ("vespo", losses.VESPOOptions(), {"log_ratio": math.log(0.5), "advantage": -1.0}, 0.125 * math.e * (-1 - math.log(2))),
     ("sapo", losses.SAPOOptions(), {"log_ratio": 0.0, "advantage": 1.0}, -2.0),
     ("sapo", losses.SAPOOptions(), {"log_ratio": 0.0, "advantage": -1.0}, 2 / 1.05),
     ("dppo_tv", losses.DPPOTVOptions(), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
@@ -143,7 +148,13 @@ def obvious(name, o, x, row, t):
     low, high = o.low_high if isinstance(o, losses.ClipOptions) else (None, None)
     if name == "ppo":
         return surrogate(ratio, a, low, high, o.dual)
-    if name in ("gspo", "gspo_token"):
+    if name == "sequence_ppo":
+        return surrogate(math.exp(sum(map(gap, tokens))), a, low, high, o.dual)
+    if name == "vespo":
+        w = math.exp(sum(map(gap, tokens)))
+        k, decay = o.vespo_pos if a >= 0 else o.vespo_neg
+        return -(w**k) * math.exp(decay * (1 - w)) * a * lp
+    if name in ("gspo", "gspo_token", "luspo"):
         return surrogate(math.exp(average(gap, tokens)), a, low, high)
     if name == "segment_ppo":
         return surrogate(math.exp(average(gap, turn)), a, low, high, o.dual)
@@ -283,10 +294,13 @@ def test_on_policy_every_loss_is_the_policy_gradient(name):
     ratio 1."""
     inputs = loss_inputs(10, spread=0.0)
     same = {"selected": inputs.selected & False, "rewards": inputs.rewards.abs() + 1}
-    if name in ("gspo", "segment_ppo"):  # a ratio of several tokens shares its gradient among them
+    shared = ("gspo", "luspo", "segment_ppo", "sequence_ppo")
+    if name in shared:  # a ratio of several tokens shares its gradient among them
         same["advantages"] = torch.ones_like(inputs.advantages) * inputs.loss_mask
     inputs = replace(inputs, **same)
     weight = {"topr": 2.0}.get(name, 1.0)
+    if name == "sequence_ppo":  # each of a row's tokens pulls all of them
+        weight = inputs.loss_mask.sum(-1, keepdim=True)
     expected = -weight * inputs.advantages / counts_of(inputs).tokens
     assert torch.allclose(gradient(name, inputs, [[list(range(13))]]), expected, atol=1e-12)
 
@@ -301,6 +315,28 @@ def test_gspo_token_gives_gspo_where_advantages_are_equal_in_a_sequence():
         gradient(n, inputs, rows, mode="seq-mean-token-mean") for n in ("gspo", "gspo_token")
     )
     assert torch.allclose(by_sequence, by_token, atol=1e-12)
+
+
+def test_luspo_is_gspo_times_the_length():
+    """Rows alone in their step: the gradient of luspo is that of gspo times the sampled tokens."""
+    inputs = loss_inputs(11, spread=0.02)
+    for row in (0, 5):
+        alone, tokens = rows_of(inputs, [row]), int(inputs.loss_mask[row].sum())
+        modes = {"gspo": "seq-mean-token-mean", "luspo": "seq-mean-token-sum"}
+        by_mean, by_sum = (gradient(n, alone, [[[0]]], mode=mode) for n, mode in modes.items())
+        assert tokens > 1
+        assert torch.allclose(by_sum, tokens * by_mean, atol=1e-12)
+
+
+def test_the_product_of_two_ratios():
+    """Ratios 2 and 0.75: 1.5, whatever the token; the geometric mean would be 1.22."""
+    column = torch.tensor([[0.0, math.log(2), math.log(0.75)]]).double()
+    mask = torch.tensor([[False, True, True]])
+    zeros, turns = torch.zeros_like(column), torch.tensor([[-1, 0, 0]])
+    inputs = LossInputs(column, zeros, zeros, 2 * mask.double(), mask, turns, torch.ones(1))
+    options = losses.PPOOptions(eps_clip=0.9)
+    found = policy_losses["sequence_ppo"].component(inputs, options).per_token
+    assert found[0, 1:].tolist() == pytest.approx([-3, -3])
 
 
 def test_rejected_tokens_leave_their_turn():
