@@ -10,7 +10,7 @@ it (``weigh``). Neither weights nor rejections enter the policy ratio of the los
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -153,14 +153,11 @@ def _sequence_mean(values: Tensor, batch: ExperienceBatch) -> Tensor:
 
 def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tensor:
     """Return (B, T) bool, True on tokens that pass a rejection test. A sequence, which is a
-    trajectory with all its rows, passes or fails as a whole.
-
-    k1 = -log rho: bounds apply to rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log rho.
-    """
-    limited = log_rho.clamp(-LIMIT, LIMIT)
-    values = {"k1": -limited, "k2": limited.square() / 2, "k3": torch.expm1(limited) - limited}[
-        test.estimator
-    ]
+    trajectory with all its rows, passes or fails as a whole; with opsm those of its tokens fail
+    whose advantage is below 0 (https://arxiv.org/abs/2512.02556 section 3.1)."""
+    values = _ESTIMATORS[test.estimator](log_rho.clamp(-LIMIT, LIMIT), batch.rollout_logprobs)
+    if test.level == "batch":
+        return below_mean(values, batch.loss_mask, test.high)
     if test.level == "seq_sum":
         values = _sequence_sum(values, batch)
     elif test.level == "seq_mean":
@@ -168,7 +165,48 @@ def accepted_tokens(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest
     elif test.level == "seq_max":
         trajectories, values = Trajectories.of(batch), values.masked_fill(~batch.loss_mask, 0)
         values = trajectories.spread(trajectories.gather(values).amax(-1))[:, None]
-    return ((values >= test.low) & (values <= test.high)).expand_as(batch.loss_mask)
+    passed = ((values >= test.low) & (values <= test.high)).expand_as(batch.loss_mask)
+    if test.estimator == "opsm":
+        assert batch.advantages is not None  # rewards are credited before
+        return passed | (batch.advantages >= 0)
+    return passed
+
+
+def below_mean(values: Tensor, mask: Tensor, limit: float) -> Tensor:
+    """Return (B, T) bool, True on as many of the smallest masked values as have a mean of at most
+    ``limit``. Of equal values all are in or none. M2PO's choice of tokens,
+    https://arxiv.org/abs/2510.01161 algorithm 1."""
+    ordered = values[mask].double().sort().values
+    means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=values.device)
+    count = int((means <= limit).sum())
+    return values < ordered[count] if count < len(ordered) else torch.ones_like(mask)
+
+
+def probability_gap(log_rho: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """Return by how much the probability of each token differs, in either direction."""
+    return ((rollout_logprobs + log_rho).exp() - rollout_logprobs.exp()).abs()
+
+
+def binary_kl(log_rho: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """Return the KL between the two-way choices "this token or another", in the direction in which
+    it is larger; https://ringtech.notion.site/kpop (KPop)."""
+    tiny = 1e-6
+    logs = (rollout_logprobs + log_rho, rollout_logprobs)
+    p, q = (column.double().exp().clamp(tiny, 1 - tiny) for column in logs)
+    own, other = (p / q).log(), ((1 - p) / (1 - q)).log()
+    return torch.maximum(p * own + (1 - p) * other, -q * own - (1 - q) * other)
+
+
+# Each is a function of log rho, clamped to +-20, and of the engine's log-probs.
+_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": lambda log_rho, _: -log_rho,  # so bounds are of rollout / old
+    "opsm": lambda log_rho, _: -log_rho,
+    "k2": lambda log_rho, _: log_rho.square() / 2,
+    "k3": lambda log_rho, _: torch.expm1(log_rho) - log_rho,
+    "m2": lambda log_rho, _: log_rho.square(),
+    "tv": probability_gap,  # the mask of IPO, https://arxiv.org/abs/2602.04879 without the sign
+    "binary_kl": binary_kl,
+}
 
 
 def mismatch_metrics(

@@ -48,12 +48,14 @@ class RolloutCorrectionFlags:
     rollout_rs: tuple[str, ...] = flag(
         (),
         "Rejection tests; a sample or token that fails one gets no loss: token_k1..k3,"
-        " seq_sum_k1..k3, seq_mean_k1..k3, seq_max_k2, seq_max_k3.",
+        " seq_sum_k1..k3, seq_mean_k1..k3, seq_max_k2, seq_max_k3; token_tv (change in"
+        " probability), token_binary_kl, batch_m2 (the furthest tokens, until the mean of (log"
+        " ratio)^2 is low enough), seq_mean_opsm (k1, only where A < 0).",
     )
     rollout_rs_threshold: tuple[str, ...] = flag(
         (),
         "One per test or one for all: LO_HI for k1, the bounds of the ratio rollout / old; one"
-        " upper bound for k2 and k3.",
+        " upper bound for the others.",
         only_if=given("rollout_rs"),
     )
 
@@ -83,17 +85,25 @@ class RolloutCorrectionFlags:
 
 @dataclass(frozen=True)
 class RejectionTest:
-    """A test that fails unless ``low <= value <= high``, in units of the estimator (nats)."""
+    """A test that fails unless ``low <= value <= high``, in units of the estimator: nats, but for
+    tv, a probability, and m2, nats squared."""
 
-    level: Literal["token", "seq_sum", "seq_mean", "seq_max"]
-    estimator: Literal["k1", "k2", "k3"]
+    level: Literal["token", "seq_sum", "seq_mean", "seq_max", "batch"]
+    estimator: Literal["k1", "k2", "k3", "tv", "binary_kl", "opsm", "m2"]
     low: float
     high: float
 
 
-_LEVELS = {"token": "k1 k2 k3", "seq_sum": "k1 k2 k3", "seq_mean": "k1 k2 k3", "seq_max": "k2 k3"}
+_LEVELS = {
+    "token": "k1 k2 k3 tv binary_kl",
+    "seq_sum": "k1 k2 k3",
+    "seq_mean": "k1 k2 k3 opsm",
+    "seq_max": "k2 k3",
+    "batch": "m2",
+}
 
-REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in ks.split())
+REJECTION_TESTS = {f"{level}_{k}": (level, k) for level, ks in _LEVELS.items() for k in ks.split()}
+"""The name of each test: what it looks at, and its estimator."""
 
 
 def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
@@ -116,7 +126,7 @@ def _rejection_test(name: str, threshold: str) -> RejectionTest:
         raise UserError(
             f"--rollout_rs {name}: no such test", f"one of {', '.join(REJECTION_TESTS)}"
         )
-    level, _, estimator = name.rpartition("_")
+    level, estimator = REJECTION_TESTS[name]
     low, high = _bounds(name, threshold, estimator)
     return RejectionTest(level, estimator, low, high)  # type: ignore[arg-type]
 
@@ -132,7 +142,7 @@ def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
     if k1 and len(numbers) == 2 and 0 < numbers[0] < numbers[1]:
         return math.log(numbers[0]), math.log(numbers[1])
     if not k1 and len(numbers) == 1 and numbers[0] > 0:
-        return 0.0, numbers[0]
+        return -math.inf, numbers[0]
     wanted = "LO_HI with 0 < LO < HI, or one number T > 1 for 1/T_T" if k1 else "one number > 0"
     raise UserError(f"--rollout_rs_threshold: {text} is not a threshold for {name}", wanted)
 
