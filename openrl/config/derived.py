@@ -279,7 +279,8 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
     """Return where old log-probs come from.
 
     - forward: a pass of the policy before its update, for several optimizer steps, KL in the
-      reward, some corrections (``corrects_early``), or a loss that needs it.
+      reward, some corrections (``corrects_early``), a choice of tokens by entropy, or a loss that
+      needs it.
     - update: the update's own pass, with a single optimizer step.
     - engine: the log-probs that the engine sampled with.
     """
@@ -288,6 +289,7 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
         return "engine"
     needs = config.algorithm.policy_loss.needs
     early = config.kl.in_reward or corrects_early(config) or "old_logprobs" in needs
+    early = early or config.algorithm.top_entropy_quantile < 1
     several = config.batch.optimizer_steps_per_rollout > 1
     return "forward" if skip == "never" or early or several else "update"
 
@@ -316,6 +318,7 @@ def reads_all_old_logprobs(config: PPOConfig) -> bool:
         or bool(flags.rollout_rs)
         or (flags.enable_vllm_is_correction and flags.vllm_is_batch_normalize)
         or "old_logprobs" in config.algorithm.policy_loss.needs
+        or config.algorithm.top_entropy_quantile < 1
         or flags.skip_old_logprob == "never"
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from openrl.algorithms.kl import kl_estimate
 from openrl.algorithms.masked import masked_metrics, step_loss
 from openrl.algorithms.off_policy import weigh
+from openrl.algorithms.policy_losses import clamped_log_ratio
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
@@ -81,6 +82,7 @@ class PolicyUpdate:
     kl_coef: float = 0.0  # 0: the KL is measured but not part of the loss
     kl_estimator: str | None = None  # None: the KL is not even measured
     rl_coef: float = 1.0
+    kl_by_ratio: bool = False  # the KL term of a token is multiplied by its ratio new / old
     entropy_coef: float = 0.0  # 0: the entropy is measured but has no gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
@@ -129,7 +131,10 @@ class PolicyUpdate:
         elif self.kl_estimator is not None:
             columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
         if self.kl_coef:
-            kl_loss = self._divided(columns["kl"], batch, counts)
+            kl = columns["kl"]
+            if self.kl_by_ratio:  # https://arxiv.org/abs/2512.02556 section 3.1
+                kl = kl * clamped_log_ratio(inputs).exp()
+            kl_loss = self._divided(kl, batch, counts)
             terms["kl_loss"] = (self.rl_coef * self.kl_coef, kl_loss)
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))

@@ -126,6 +126,8 @@ def policy_cases():
     for estimator in ("k1", "k2", "k3", "abs", "k1+", "k3+", "full"):
         kl = PolicyUpdate("gpg", None, "token-mean", kl_coef=5.0, kl_estimator=estimator)
         yield f"kl_{estimator}", Case(kl)
+        if estimator in ("k1", "k3"):
+            yield f"kl_{estimator}_by_ratio", Case(replace(kl, kl_by_ratio=True))
 
 
 def other_cases():
@@ -439,6 +441,8 @@ def test_credit_of_a_trajectory_in_two_rows(one_rank, name):
     batch = batch.replace(
         group_ids=torch.tensor([0, 0, 0, 0, 1, 1, 1]),
         rewards=torch.randn(len(batch), generator=g, dtype=torch.float64),
+        agents=["solver", "solver", "critic", "critic", "solver", "critic", "solver"],
+        episodes=torch.tensor([0, 0, 0, 1, 0, 0, 0]),
         greedy_rewards=torch.zeros(len(batch), dtype=torch.float64),
         reward_parts={"a": torch.randn(len(batch), generator=g, dtype=torch.float64)},
         trajectory_tokens=None,

@@ -24,6 +24,8 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.flags.schema import absent, flag, given, group
 from openrl.registry import Entry
 
+STEERED = given("entropy_target")
+
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
@@ -112,6 +114,29 @@ class AlgorithmFlags:
         0.0,
         "Subtracts this times the entropy at the sampling temperature from the loss. 0: entropy"
         " is only logged.",
+    )
+    entropy_target: float | None = flag(
+        None,
+        "Steer the entropy coefficient from --entropy_loss_coef on: up by --entropy_coef_delta after"
+        " a step whose mean entropy per token is at most this, else down. It acts only after a step"
+        " at or below the target. None: the coefficient is fixed.",
+        bounds="> 0",
+    )
+    entropy_coef_delta: float = flag(
+        0.005, "Change of the entropy coefficient in a step.", bounds="> 0", only_if=STEERED
+    )
+    entropy_coef_range: tuple[float, float] = flag(
+        (0.0, 1.0),
+        "Smallest and largest entropy coefficient.",
+        bounds=">= 0 and increasing",
+        only_if=STEERED,
+    )
+    top_entropy_quantile: float = flag(
+        1.0,
+        "Share of the rollout batch's tokens that the policy loss trains: those of highest entropy"
+        " before the update. 1: all.",
+        bounds="(0, 1]",
+        only_if=RL_LOSS,
     )
     sft_loss_coef: float = flag(
         0.0,
@@ -229,6 +254,12 @@ class KLFlags:
     ) = flag(
         None,
         "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator.",
+        only_if=(given("use_kl_loss"), RL_LOSS),
+    )
+    use_unbiased_kl: bool = flag(
+        False,
+        "Multiply the KL loss of each token by its ratio of new to old policy, gradient included:"
+        " k1 and k3 then have the unbiased gradient, also in later optimizer steps of a rollout.",
         only_if=(given("use_kl_loss"), RL_LOSS),
     )
     add_token_level_kl: bool = flag(

@@ -116,13 +116,33 @@ def parts_of_the_reward_are_readable(config: PPOConfig) -> None:
 
 @check
 def kl_terms_can_act(config: PPOConfig) -> Problems:
-    if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
+    estimator, weighed = config.kl.loss_estimator, config.kl.use_unbiased_kl
+    if config.kl.in_loss and estimator in ("k1", "kl") and not weighed:
         message = "k1 is no loss: the expected gradient of log p under the policy is zero"
-        yield problem(("use_kl_loss", "kl_estimator"), message, "--kl_estimator k2")
+        fix = "--kl_estimator k2, or --use_unbiased_kl"
+        yield problem(("use_kl_loss", "kl_estimator"), message, fix)
+    if config.kl.in_loss and weighed and estimator not in ("k1", "kl", "k3", "low_var_kl"):
+        message = f"the mean of {estimator} times the ratio does not have the KL's gradient"
+        flags = ("use_unbiased_kl", "kl_loss_estimator", "kl_estimator")
+        yield problem(flags, message, "--kl_estimator k3, or leave --use_unbiased_kl out")
     in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
         message = "a full KL in the reward needs a forward pass of the policy before its update"
         yield problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
+
+
+@check
+def entropy_can_be_steered_and_measured(config: PPOConfig) -> Problems:
+    algorithm = config.algorithm
+    low, high = algorithm.entropy_coef_range
+    if algorithm.entropy_target is not None and not low <= algorithm.entropy_loss_coef <= high:
+        message = f"the coefficient starts at {algorithm.entropy_loss_coef:g}, out of its range"
+        flags = ("entropy_loss_coef", "entropy_coef_range")
+        yield problem(flags, message, f"--entropy_loss_coef {low:g}")
+    if algorithm.top_entropy_quantile < 1 and config.correction.skip_old_logprob == "always":
+        message = "the entropy before the update needs a forward pass of the policy"
+        flags = ("top_entropy_quantile", "skip_old_logprob")
+        yield problem(flags, message, "--skip_old_logprob auto")
 
 
 @check
@@ -143,6 +163,7 @@ def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
 def loss_terms_have_what_they_need(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
+    others = others or algorithm.entropy_target
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
         yield problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:

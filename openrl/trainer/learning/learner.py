@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
+from openrl.algorithms.entropy import keep_uncertain
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
@@ -139,6 +140,9 @@ class Learner:
         if self.losses.old_logprobs == "forward":
             batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
+        if self.losses.trained_share < 1:
+            batch, cut = keep_uncertain(batch, self.losses.trained_share)
+            metrics |= {f"actor/{name}": Last(value) for name, value in cut.items()}
         ages = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
         loss, options = policy_losses[self.losses.actor.loss_type], self.losses.actor.options
         batch = select_tokens(batch, loss.component, options, self._generator(step))
@@ -147,6 +151,7 @@ class Learner:
             metrics |= masked | ages | await self.update(batch, step, point)
         self.learned = self._learned(groups, batch, version, rows)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
+        metrics |= self._steer_entropy(metrics)
         return metrics
 
     def _learned(
@@ -159,6 +164,16 @@ class Learner:
         old = batch.old_logprobs if self.losses.old_logprobs == "forward" else None
         batch = batch.replace(old_logprobs=old, ref_ids=None, ref_support=None, ref_hidden=None)
         return LearnedStep(groups, batch, version, rows, self._updates)
+
+    def _steer_entropy(self, metrics: dict[str, Metric]) -> dict[str, Metric]:
+        """Move the entropy coefficient by this step's entropy, if it was measured; return the
+        coefficient that the step trained with."""
+        entropy, measured = self.losses.entropy, metrics.get("actor/entropy")
+        if entropy.target is None or measured is None or measured.value is None:
+            return {}
+        used = entropy.coef
+        entropy.update(measured.value)
+        return {"entropy_coef": Last(used)}
 
     def _rows_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
         """Return the rows, (B,) bool, that need log-probs of policy and reference. None: only known
@@ -211,16 +226,17 @@ class Learner:
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
+        also: tuple[Output, ...] = ("entropy",) if self.losses.trained_share < 1 else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
             ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
-            requests.append(ForwardRequest("old_logprobs", policy, rows=rows))
+            requests.append(ForwardRequest("old_logprobs", policy, also=also, rows=rows))
         batch = await self._filled(batch, requests, point)
         if self.losses.full_kl_before:  # a second round, since it reads the reference's outputs
-            own = ForwardRequest("old_logprobs", policy, also=("full_kl",), rows=rows)
+            own = ForwardRequest("old_logprobs", policy, also=("full_kl", *also), rows=rows)
             batch = await self._filled(batch, [own], point)
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
@@ -326,6 +342,7 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         state = {"kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
+        state |= {"entropy": self.losses.entropy.state()}
         return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
 
     async def save(self, directory: Path, parts: StateParts) -> None:
@@ -344,6 +361,8 @@ class Learner:
         """The inverse of ``state``."""
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
+        if "entropy" in state:  # missing in checkpoints from before there was a target
+            self.losses.entropy.load_state(state["entropy"])
         if self.settings.ptx and "ptx" in state:  # missing if --ptx_data is new in this resume
             self.settings.ptx.stream.load_state(state["ptx"])
 

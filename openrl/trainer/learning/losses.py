@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from openrl.algorithms.entropy import EntropyCoefficient
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.training_engine.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
@@ -16,7 +17,9 @@ class Losses:
     actor: PolicyUpdate
     critic: ValueUpdate
     old_logprobs: derived.OldLogprobs
+    entropy: EntropyCoefficient  # the only part that changes, step by step
     kl_loss_coef: float | None = None  # None: the KL controller's coefficient
+    trained_share: float = 1.0  # of tokens in the policy loss, those of highest entropy
     aux_coef: float = 0.0  # of the load-balancing loss of a mixture of experts
     full_kl: bool = False  # some KL is over whole distributions
     full_kl_before: bool = False  # such a KL is needed before the update
@@ -33,7 +36,7 @@ class Losses:
             norm_const=norm_const,
             kl_estimator=_kl_estimator(config),
             rl_coef=config.algorithm.rl_loss_coef,
-            entropy_coef=config.algorithm.entropy_loss_coef,
+            kl_by_ratio=config.kl.use_unbiased_kl,
             sft_coef=config.algorithm.sft_loss_coef,
             sft_threshold=config.algorithm.sft_pos_threshold,
             correction=None if old_logprobs == "forward" else config.correction,
@@ -43,6 +46,13 @@ class Losses:
             actor,
             critic,
             old_logprobs,
+            EntropyCoefficient(
+                config.algorithm.entropy_loss_coef,
+                config.algorithm.entropy_target,
+                config.algorithm.entropy_coef_delta,
+                config.algorithm.entropy_coef_range,
+            ),
+            trained_share=config.algorithm.top_entropy_quantile,
             kl_loss_coef=config.kl.kl_loss_coef if config.kl.in_loss else 0.0,
             aux_coef=config.mixture.aux_loss_coef,
             full_kl=config.kl.full_top_k is not None,
@@ -53,8 +63,8 @@ class Losses:
     def of(self, kl_coef: float) -> dict[str, RoleUpdate]:
         """Return the loss of each trained role; ``kl_coef`` is the controller's coefficient now."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
-        actor = balanced(replace(self.actor, kl_coef=coef), self.aux_coef)
-        return {"actor": actor, "critic": self.critic}
+        actor = replace(self.actor, kl_coef=coef, entropy_coef=self.entropy.coef)
+        return {"actor": balanced(actor, self.aux_coef), "critic": self.critic}
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:

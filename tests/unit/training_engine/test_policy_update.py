@@ -106,6 +106,37 @@ def test_estimators_with_the_gradient_of_k2(estimator):
     assert torch.allclose(gradient, torch.tensor((LOGPROB - REF - ADVANTAGE) / 4))
 
 
+@pytest.mark.parametrize(("estimator", "drift"), [("k1", 0.5), ("k3", 0.5), ("k1", 0.0)])
+def test_a_kl_term_weighted_by_the_ratio_has_the_gradient_of_the_kl(estimator, drift):
+    """The mean over all tokens that the old policy samples, of a policy that has drifted from it,
+    is the exact KL and its exact gradient; without the ratio it is neither."""
+    g = torch.Generator().manual_seed(3)
+    old, ref, step = (torch.randn(5, generator=g, dtype=torch.float64) for _ in range(3))
+    exact = (old + drift * step).requires_grad_()
+    logs = exact.log_softmax(-1)
+    kl = (logs.exp() * (logs - ref.log_softmax(-1))).sum()
+    kl.backward()
+    for weighted in (True, False):
+        policy = (old + drift * step).requires_grad_()
+        expected = torch.zeros((), dtype=torch.float64)
+        for token, weight in enumerate(old.softmax(-1)):
+            columns = {"old_logprobs": old, "ref_logprobs": ref}
+            columns = {n: z.log_softmax(-1)[token].expand(1, 2) for n, z in columns.items()}
+            batch = outcome_batch([0.0], [0], tokens=1, **columns)
+            batch = batch.replace(advantages=torch.zeros(1, 2).double())
+            own = policy.log_softmax(-1)[token].expand(1, 2)
+            update = PolicyUpdate(
+                "gpg", None, "token-mean", kl_coef=1.0, kl_estimator=estimator, kl_by_ratio=weighted
+            )
+            outputs = own, {"entropy": torch.zeros(1, 2)}
+            loss, _ = update(lambda *_, found=outputs: found, batch, StepCounts(1, 1, 1))
+            expected = expected + weight * loss
+        expected.backward()
+        same = torch.allclose(policy.grad, exact.grad, atol=1e-12)
+        assert same == weighted
+        assert not weighted or float(expected.detach()) == pytest.approx(float(kl.detach()))
+
+
 def test_weights_of_tokens_and_rows_multiply_the_policy_loss_alone():
     is_weights = torch.tensor([[9.0, 0.5, 1.0], [9.0, 2.0, 0.0]])
     _, metrics, gradient = loss_and_gradient(
@@ -157,6 +188,7 @@ def test_flags_reach_the_losses():
         )
     )
     actor = losses.actor
+    actor = losses.of(0.0)["actor"]
     assert (actor.entropy_coef, actor.sft_coef, actor.sft_threshold, actor.rl_coef) == (
         0.01,
         0.2,
