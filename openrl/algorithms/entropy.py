@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from openrl.experience import ExperienceBatch
-from openrl.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
