@@ -130,6 +130,7 @@ class ExperienceBatch(TokenBatch):
     # (B, T) int32, the sync whose weights sampled the token; -1 outside loss_mask
     versions: Tensor | None = None
     old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
+    squares: Tensor | None = None  # (B, T) sum of squares of the old policy's distributions
     entropy: Tensor | None = None  # (B, T) of the old policy's distributions, in nats
     ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model
     # (B, T, K) int32, the reference model's K likeliest tokens at position t

@@ -20,6 +20,7 @@ advantage_estimators: Registry[Any] = Registry(
     "advantage_estimator",
     "openrl.algorithms.advantages",
     "openrl.algorithms.role_baselines",
+    "openrl.algorithms.token_baseline",
     COMPAT,
 )
 policy_losses: Registry[Any] = Registry(

@@ -60,6 +60,7 @@ def random_batch(
         sources=["ab"[int(n) % 2] for n in group_ids],
         agents=[("solver", "critic")[i] for i in torch.randint(0, 2, (rows,), generator=roles)],
         episodes=torch.randint(0, 2, (rows,), generator=roles),
+        squares=torch.rand(rows, width, generator=roles, dtype=torch.float64),
         old_logprobs=-normal(rows, width).abs(),
         ref_logprobs=-normal(rows, width).abs(),
         values=normal(rows, width),

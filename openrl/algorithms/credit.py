@@ -46,7 +46,12 @@ from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.experience import ExperienceBatch
 from openrl.registry import Entry
 
-COLUMN_OF_NEED = {"values": "values", "greedy_rewards": "greedy_rewards", "steps": "state_ids"}
+COLUMN_OF_NEED = {
+    "values": "values",
+    "greedy_rewards": "greedy_rewards",
+    "steps": "state_ids",
+    "squares": "squares",
+}
 """The column of the batch that each of an estimator's ``needs`` stands for."""
 
 

@@ -159,6 +159,12 @@ class SampledTokens:
         return self.trajectories.gather(self.batch.values)
 
     @cached_property
+    def score_norms(self) -> Tensor:
+        """Squared norm of d log p / d logits under the policy before its update, 0 on padding."""
+        batch = self.batch
+        return self.trajectories.gather(1 - 2 * batch.old_logprobs.exp() + batch.squares)
+
+    @cached_property
     def segment_ids(self) -> Tensor:
         """int64, rising along the trajectory; -1 on padding."""
         rows = torch.arange(len(self.batch))[:, None]

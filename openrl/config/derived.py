@@ -279,8 +279,7 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
     """Return where old log-probs come from.
 
     - forward: a pass of the policy before its update, for several optimizer steps, KL in the
-      reward, some corrections (``corrects_early``), a choice of tokens by entropy, or a loss that
-      needs it.
+      reward, some corrections (``corrects_early``), ``outputs_before``, or a loss that needs it.
     - update: the update's own pass, with a single optimizer step.
     - engine: the log-probs that the engine sampled with.
     """
@@ -289,9 +288,17 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
         return "engine"
     needs = config.algorithm.policy_loss.needs
     early = config.kl.in_reward or corrects_early(config) or "old_logprobs" in needs
-    early = early or config.algorithm.top_entropy_quantile < 1
+    early = early or bool(outputs_before(config))
     several = config.batch.optimizer_steps_per_rollout > 1
     return "forward" if skip == "never" or early or several else "update"
+
+
+def outputs_before(config: PPOConfig) -> tuple[Literal["entropy", "squares"], ...]:
+    """Return what the pass of the policy before its update computes beside log-probs: entropies, to
+    choose tokens by, and what the estimator reads."""
+    entropy = config.algorithm.top_entropy_quantile < 1
+    squares = "squares" in config.algorithm.estimator.needs
+    return (*(["entropy"] if entropy else []), *(["squares"] if squares else []))
 
 
 def corrects_early(config: PPOConfig) -> bool:
@@ -318,7 +325,7 @@ def reads_all_old_logprobs(config: PPOConfig) -> bool:
         or bool(flags.rollout_rs)
         or (flags.enable_vllm_is_correction and flags.vllm_is_batch_normalize)
         or "old_logprobs" in config.algorithm.policy_loss.needs
-        or config.algorithm.top_entropy_quantile < 1
+        or bool(outputs_before(config))
         or flags.skip_old_logprob == "never"
     )
 

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Output = Literal["entropy", "full_kl", "reference", "balance"]
+Output = Literal["entropy", "squares", "full_kl", "reference", "balance"]
 """Names of what a caller may ask for:
 
 entropy    (b, T) of the distribution that each token was drawn from, in nats
+squares    (b, T) sum of the squared probabilities of that distribution, without a gradient
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
 reference  from a reference: the columns that ``full_kl`` needs, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch

@@ -86,6 +86,8 @@ class LogprobHead(nn.Module):
             of_reference,
         )
         found = {"entropy": entropies, "full_kl": kl}
+        if "squares" in outputs:
+            found["squares"] = squared_probabilities(*args, self.transform, self.chunk_size)
         if "reference" in outputs:
             found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
         return placed(logprobs, predicts), {
@@ -125,6 +127,19 @@ def token_logprobs(
     logits = transform(F.linear(states, weight, bias))
     kl = None if reference is None else full_kl(logits, *reference(slice(None)))
     return *_score(logits, targets, entropy)[:2], kl
+
+
+@torch.no_grad()
+def squared_probabilities(
+    states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform, chunk_size: int
+) -> Tensor:
+    """Return the sum of the squared probabilities of each distribution, (N,); the arguments are
+    those of ``token_logprobs``."""
+    found = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
+    for rows in _chunks(len(states), chunk_size or max(len(states), 1)):
+        logits = transform(F.linear(states[rows], weight, bias))
+        found[rows] = ((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1)).exp()
+    return found
 
 
 def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -443,6 +443,7 @@ def test_credit_of_a_trajectory_in_two_rows(one_rank, name):
         rewards=torch.randn(len(batch), generator=g, dtype=torch.float64),
         agents=["solver", "solver", "critic", "critic", "solver", "critic", "solver"],
         episodes=torch.tensor([0, 0, 0, 1, 0, 0, 0]),
+        squares=torch.rand(batch.loss_mask.shape, generator=g, dtype=torch.float64),
         greedy_rewards=torch.zeros(len(batch), dtype=torch.float64),
         reward_parts={"a": torch.randn(len(batch), generator=g, dtype=torch.float64)},
         trajectory_tokens=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import agents_of, source_kinds
+from openrl.config.derived import agents_of, outputs_before, source_kinds
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.extension_points import verifiers
 from openrl.flags.checks import Problems, check, problem, warning
@@ -12,7 +12,15 @@ from openrl.registry import Entry
 # The run itself meets these needs of components: it starts a critic, runs a pass, or asks for a
 # greedy answer; a row is a step of an episode, perhaps its only one; parts appear with the first
 # reward; rows without advantages are left out.
-ALWAYS_MET = {"values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages"}
+ALWAYS_MET = {
+    "values",
+    "old_logprobs",
+    "squares",
+    "steps",
+    "reward_parts",
+    "greedy_rewards",
+    "advantages",
+}
 CHECKED = {"siblings", "no_reward_norm", "step_rows", "agents", "sequence_mean", "token_sum"}
 
 
@@ -139,10 +147,11 @@ def entropy_can_be_steered_and_measured(config: PPOConfig) -> Problems:
         message = f"the coefficient starts at {algorithm.entropy_loss_coef:g}, out of its range"
         flags = ("entropy_loss_coef", "entropy_coef_range")
         yield problem(flags, message, f"--entropy_loss_coef {low:g}")
-    if algorithm.top_entropy_quantile < 1 and config.correction.skip_old_logprob == "always":
-        message = "the entropy before the update needs a forward pass of the policy"
-        flags = ("top_entropy_quantile", "skip_old_logprob")
-        yield problem(flags, message, "--skip_old_logprob auto")
+    if outputs_before(config) and config.correction.skip_old_logprob == "always":
+        by_entropy = algorithm.top_entropy_quantile < 1
+        user = "top_entropy_quantile" if by_entropy else "advantage_estimator"
+        message = "the policy's distributions before the update need a forward pass"
+        yield problem((user, "skip_old_logprob"), message, "--skip_old_logprob auto")
 
 
 @check

@@ -226,17 +226,19 @@ class Learner:
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
-        also: tuple[Output, ...] = ("entropy",) if self.losses.trained_share < 1 else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
             ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
-            requests.append(ForwardRequest("old_logprobs", policy, also=also, rows=rows))
+            requests.append(
+                ForwardRequest("old_logprobs", policy, also=self.losses.before, rows=rows)
+            )
         batch = await self._filled(batch, requests, point)
         if self.losses.full_kl_before:  # a second round, since it reads the reference's outputs
-            own = ForwardRequest("old_logprobs", policy, also=("full_kl", *also), rows=rows)
+            also: tuple[Output, ...] = ("full_kl", *self.losses.before)
+            own = ForwardRequest("old_logprobs", policy, also=also, rows=rows)
             batch = await self._filled(batch, [own], point)
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from openrl.algorithms.entropy import EntropyCoefficient
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
+from openrl.models.logits import Output
 from openrl.training_engine.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
 
 
@@ -20,6 +21,7 @@ class Losses:
     entropy: EntropyCoefficient  # the only part that changes, step by step
     kl_loss_coef: float | None = None  # None: the KL controller's coefficient
     trained_share: float = 1.0  # of tokens in the policy loss, those of highest entropy
+    before: tuple[Output, ...] = ()  # further outputs of the policy's pass before the update
     aux_coef: float = 0.0  # of the load-balancing loss of a mixture of experts
     full_kl: bool = False  # some KL is over whole distributions
     full_kl_before: bool = False  # such a KL is needed before the update
@@ -53,6 +55,7 @@ class Losses:
                 config.algorithm.entropy_coef_range,
             ),
             trained_share=config.algorithm.top_entropy_quantile,
+            before=derived.outputs_before(config),
             kl_loss_coef=config.kl.kl_loss_coef if config.kl.in_loss else 0.0,
             aux_coef=config.mixture.aux_loss_coef,
             full_kl=config.kl.full_top_k is not None,

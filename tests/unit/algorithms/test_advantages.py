@@ -119,6 +119,17 @@ def test_environment_tokens_do_not_discount():
     assert done.advantages.tolist() == [[0, 0.5, 1, 0, 0, 2]]
 
 
+def test_the_optimal_token_baseline_by_hand():
+    """Norms 1 - 2 p + sum of q^2 are 0.5 a token in the first answer, and 1.5 in the second, which
+    has one token: rewards 1 and 5 weigh 0.5 and 1.5 there, and no sibling is left after it."""
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    half, squares = torch.full((2, 3), math.log(0.5)).double(), torch.tensor([[0.5], [1.5]])
+    columns = {"old_logprobs": half, "squares": squares.double().expand(2, 3)}
+    batch = outcome_batch([1, 5], [0, 0], loss_mask=mask, **columns)
+    advantages = credit(batch, "optimal_token_baseline").advantages
+    assert advantages.flatten().tolist() == pytest.approx([0, -3, 0, 0, 1, 0])
+
+
 def test_turn_returns_by_hand():
     mask = torch.tensor([[0, 1, 1, 0, 1, 0, 0, 1]]).bool()
     process = torch.tensor([[0, 0, 1.0, 0, 2, 0, 0, 3]]).double()
@@ -214,7 +225,7 @@ def test_steps_of_answers_of_one_turn():
     torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").advantages)
 
 
-@pytest.mark.parametrize("name", ["gae", "remax", "gigpo"])
+@pytest.mark.parametrize("name", ["gae", "remax", "gigpo", "optimal_token_baseline"])
 def test_missing_columns_are_named(name):
     with pytest.raises(ValueError, match=f"{name} needs"):
         credit(outcome_batch([1, 0], [0, 0]), name)
@@ -290,7 +301,8 @@ def obvious_score(batch, name, row, options):
         lively = [number for number in groups if groups.count(number) > 1]
         return (mine - mean(theirs)) * len(alive) / len(lively)
     if name == "maxrl":
-        return (mine - mean(theirs)) / mean(theirs) if mean(theirs) > EPS else 0.0
+        score = (mine - mean(theirs)) / mean(theirs) if mean(theirs) > EPS else 0.0
+        return min(max(score, -10), 10)  # --reward_clip_range
     if name == "rae":
         role = [
             r
@@ -330,7 +342,14 @@ def obvious_step(batch, row, options):
     return options.gigpo_step_weight * standard(returns[row], list(returns.values()))
 
 
-AS_REWARDED = ("gae", "reinforce", "reinforce_pp", "turn_reinforce", "step_reinforce")
+AS_REWARDED = (
+    "optimal_token_baseline",
+    "gae",
+    "reinforce",
+    "reinforce_pp",
+    "turn_reinforce",
+    "step_reinforce",
+)
 
 
 def obvious_tokens(batch, name, row, kl, kl_coef, options):
@@ -355,6 +374,23 @@ def obvious_tokens(batch, name, row, kl, kl_coef, options):
                 options.turn_gamma ** (number(unit[u]) - number(unit[at])) * rewards[u]
                 for u in later
             )
+    elif name == "optimal_token_baseline":
+        togo, weight = {}, {}
+        kin = [r for r in batch.alive if batch.group_ids[r] == batch.group_ids[row]]
+        for r in kin:
+            own = earned(batch, r, batch.rewards[r])
+            own = [own[b, t] - kl_coef * kl[b][t] for b, t in batch.tokens[r]]
+            norms = [
+                1 - 2 * math.exp(batch.old_logprobs[b][t]) + batch.squares[b][t]
+                for b, t in batch.tokens[r]
+            ]
+            togo[r] = [sum(own[i:]) for i in range(len(own))]
+            weight[r] = [sum(norms[: i + 1]) for i in range(len(own))]
+        mine = batch.rows[row][0]
+        for i, at in enumerate(tokens):
+            left = [r for r in kin if len(togo[r]) > i]
+            total = max(sum(weight[r][i] for r in left), 1e-8)
+            result[at] = togo[mine][i] - sum(togo[r][i] * weight[r][i] for r in left) / total
     elif name == "gae":
         value = [batch.values[r][t] for r, t in tokens] + [0.0]
         for i, at in enumerate(tokens):

@@ -6,7 +6,13 @@ import torch.nn.functional as F
 
 from benchmarks.logprob_memory import measure
 from openrl.models.logits import LogitTransform
-from openrl.models.logprobs import LogprobHead, shift_left, shift_right, token_logprobs
+from openrl.models.logprobs import (
+    LogprobHead,
+    shift_left,
+    shift_right,
+    squared_probabilities,
+    token_logprobs,
+)
 from openrl.models.reference import FrozenHead, distributions, reference_columns
 
 TRANSFORMS = [
@@ -58,6 +64,19 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
         )
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("chunk_size", [0, 4, 100])
+def test_squared_probabilities_equal_the_plain_version(transform, chunk_size):
+    states, weight, bias, _ = inputs(9, True)
+    found = squared_probabilities(states, weight, bias, transform, chunk_size)
+    everything = [
+        plain(states, weight, bias, torch.full((9,), token), transform)[0].exp().square()
+        for token in range(11)
+    ]
+    torch.testing.assert_close(found, torch.stack(everything).sum(0).detach(), rtol=1e-12, atol=0)
+    assert not found.requires_grad
 
 
 def test_only_one_of_the_two_outputs_carries_a_gradient():
