@@ -482,7 +482,7 @@ def test_what_environment_tokens_carry_changes_nothing(name):
     outside = ~batch.loss_mask
     noise = {
         column: getattr(batch, column).masked_fill(outside, 77.0)
-        for column in ("values", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+        for column in ("values", "squares", "old_logprobs", "ref_logprobs", "rollout_logprobs")
     }
     plain, noisy = (
         credit(b, name, OPTIONS.get(name), 0.1) for b in (batch, batch.replace(**noise))
@@ -504,6 +504,7 @@ def test_inserted_environment_tokens_change_nothing(name):
             "old_logprobs",
             "ref_logprobs",
             "values",
+            "squares",
             "turn_ids",
         ]
     }
