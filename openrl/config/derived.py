@@ -296,9 +296,11 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
 def outputs_before(config: PPOConfig) -> tuple[Literal["entropy", "squares"], ...]:
     """Return what the pass of the policy before its update computes beside log-probs: entropies, to
     choose tokens by, and what the estimator reads."""
-    entropy = config.algorithm.top_entropy_quantile < 1
-    squares = "squares" in config.algorithm.estimator.needs
-    return (*(["entropy"] if entropy else []), *(["squares"] if squares else []))
+    wanted: dict[Literal["entropy", "squares"], bool] = {
+        "entropy": config.algorithm.top_entropy_quantile < 1,
+        "squares": "squares" in config.algorithm.estimator.needs,
+    }
+    return tuple(name for name, used in wanted.items() if used)
 
 
 def corrects_early(config: PPOConfig) -> bool:

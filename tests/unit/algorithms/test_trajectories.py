@@ -151,12 +151,17 @@ def test_rows_change_no_weight_of_a_correction(level, kind):
             assert measured[name] == pytest.approx(figures[name])
 
 
-LIMITS = {"seq_sum_k1": "0.05_1.3", "seq_mean_k2": "0.3"}  # where the usual ones split nothing
+LIMITS = {
+    "seq_mean_opsm": "0.1",
+    "seq_sum_k1": "0.05_1.3",
+    "seq_mean_k2": "0.3",
+}  # where the usual ones split nothing
 
 
 @pytest.mark.parametrize("test", REJECTION_TESTS)
 def test_rows_change_no_rejection(test):
     batch = random_batch(1)
+    batch = batch.replace(advantages=batch.values)
     threshold = (LIMITS.get(test, "0.8_1.3" if test.endswith("k1") else "0.6"),)
     flags = RolloutCorrectionFlags(rollout_rs=(test,), rollout_rs_threshold=threshold)
     whole, figures = correct_rollouts(batch, flags)
