@@ -89,8 +89,8 @@ def _read(path: Path, max_samples: int | None) -> Dataset:
 def load_files(
     files: Sequence[str], kind: str, max_samples: int | None, separator: str = ","
 ) -> Dataset:
-    """Return the rows of JSON or CSV files, also of the Hub, one file after the other. They may have
-    different columns. Raises ValueError, and csv.Error for a file that is no CSV."""
+    """Return the rows of JSON or CSV files, also of the Hub, one file after the other. They may
+    have different columns. Raises ValueError, and csv.Error for a file that is no CSV."""
     parts: list[Dataset] = []
     left = max_samples
     for file in files:

@@ -150,8 +150,8 @@ class AgentFlags(TurnFlags):
     tools: str | None = flag(
         None,
         "Tools of the agent, comma separated: a Python file, FILE.py[:NAME] (its public, typed,"
-        " documented functions, or one of them), a YAML file of verl tools, the URL of an MCP server, or python, which runs"
-        " programs in a sandbox.",
+        " documented functions, or one of them), a YAML file of verl tools, the URL of an MCP"
+        " server, or python, which runs programs in a sandbox.",
         may_hold_secrets=True,
     )
     tool_parser: str | None = flag(
