@@ -61,8 +61,9 @@ def known_names() -> FlagNames:
         for row in keys_of(entry.name).rows
     ]
     for row, explains in sorted(rows, key=lambda found: -found[0].files):
-        if row.flags and "*" not in row.key:
-            meaning.setdefault(row.key.rpartition(".")[2], row.flags[0].split("|")[0])
+        last = row.key.rpartition(".")[2]
+        if row.flags and "*" not in row.key and not last.startswith("no_"):  # a form of ours
+            meaning.setdefault(last, row.flags[0].split("|")[0])
         elif explains and "." not in row.key:
             fix = "leave it out" if row.how == REFUSE else ""
             missing.setdefault(row.key, MissingFlag(row.note, fix, row.commands))
