@@ -10,7 +10,6 @@ from openrl.types import Sampling
 from openrl.weights.gap import check_gap
 from openrl.workers.rollout_worker import RolloutRequest
 
-
 PROMPTS, TOKENS = 8, 16  # prompts to compare on, and the most tokens of each
 
 
