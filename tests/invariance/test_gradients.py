@@ -34,7 +34,7 @@ from openrl.experience import ExperienceBatch, PreferenceBatch, TokenBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
-from openrl.models.scalar_model import RewardModel, ValueModel
+from openrl.models.scalar_model import Head, RewardModel, ValueModel
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training_engine.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
@@ -158,12 +158,13 @@ def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardMo
     g = torch.Generator().manual_seed(5)
     how = {"dtype": torch.float64, "attn_implementation": VARLEN}
     backbone = AutoModel.from_pretrained(checkpoint, **how)
-    head = torch.randn(1, backbone.config.hidden_size, generator=g, dtype=torch.float64)
+    weight = torch.randn(1, backbone.config.hidden_size, generator=g, dtype=torch.float64)
+    head = Head("score", weight)
     policy = AutoModelForCausalLM.from_pretrained(checkpoint, **how)
     return {
         "logprobs": CausalLM(policy, temperature=0.8, chunk_size=16).eval(),
-        "values": ValueModel(backbone, "score", head).eval(),
-        "rewards": RewardModel(backbone, "score", head).eval(),
+        "values": ValueModel(backbone, head).eval(),
+        "rewards": RewardModel(backbone, head).eval(),
     }
 
 

@@ -15,7 +15,7 @@ from openrl.algorithms.preference_losses import (
 from openrl.data.answers import SupervisedRow
 from openrl.data.preference import PreferenceExample, collate_preferences
 from openrl.models.causal_lm import CausalLM
-from openrl.models.scalar_model import RewardModel
+from openrl.models.scalar_model import Head, RewardModel
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from tests.tiny import PAD, tiny_model_dir
 
@@ -55,7 +55,7 @@ def models(tmp_path_factory):
     hf = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     head = torch.randn(1, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rewards = RewardModel(
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).model, "score", head
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).model, Head("score", head)
     )
     return {
         "logprobs": CausalLM(hf, temperature=1.0, chunk_size=5).eval(),

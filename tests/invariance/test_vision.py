@@ -20,7 +20,7 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import ExperienceBatch
 from openrl.models.causal_lm import CausalLM, logit_transform
-from openrl.models.scalar_model import ValueModel
+from openrl.models.scalar_model import Head, ValueModel
 from openrl.models.vision import Vision
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.updates import PolicyUpdate, ValueUpdate
@@ -53,7 +53,7 @@ def models_of(checkpoint: str) -> dict[str, CausalLM | ValueModel]:
     head.transform = logit_transform(policy.hf.config, 0.8, policy.vision.media_tokens)
     backbone = AutoModel.from_pretrained(checkpoint, dtype=torch.float64)
     weight = torch.randn(1, 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    critic = ValueModel(backbone, "score", weight)
+    critic = ValueModel(backbone, Head("score", weight))
     critic.vision = Vision(backbone, processor)
     return {"logprobs": policy.eval(), "values": critic.eval()}
 
