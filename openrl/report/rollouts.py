@@ -1,7 +1,7 @@
 """The trajectories of a report: a table of all that the trace keeps, and many of them in full.
 
 Everything is a list per column. A column of texts that repeat is a list of distinct texts and a list
-of places in it; a list with few changes is a list of lengths."""
+of places in it, one of equal values is that value; a list with few changes is a list of lengths."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _REPEATED = (
     "prompt",
     "policy_versions",
 )
+_UNSHOWN = ("version", "segments", "chars", "prompt_tokens")
+_ALWAYS_LISTS = ("step", "number", "text")
 _FACTS = (
     "label",
     "meta",
@@ -200,9 +202,14 @@ def _short(value: Any) -> float | int | None:
 
 
 def _packed(columns: Columns) -> dict[str, Any]:
-    return {
-        name: repeated(column) if name in _REPEATED else column for name, column in columns.items()
-    }
+    return {name: _pack(name, column) for name, column in columns.items() if name not in _UNSHOWN}
+
+
+def _pack(name: str, column: Sequence[Any]) -> Any:
+    if name in _REPEATED:
+        return repeated(column)
+    same = name not in _ALWAYS_LISTS and column and all(value == column[0] for value in column)
+    return {"all": column[0]} if same else column
 
 
 def repeated(column: Sequence[Any]) -> dict[str, list[Any]]:

@@ -106,7 +106,9 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let resized = 0;
   addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(drawAll, 200); });
-  addEventListener("beforeprint", () => { [...waiting.keys()].filter((e) => e.offsetParent).forEach(seen); drawAll(); });
+  // paper is white: canvases are drawn before the browser changes its style
+  addEventListener("beforeprint", () => { document.documentElement.dataset.print = "yes"; [...waiting.keys()].filter((e) => e.offsetParent).forEach(seen); drawAll(); });
+  addEventListener("afterprint", () => { delete document.documentElement.dataset.print; drawAll(); });
 
   // What `chart` draws of one metric: of each run the points and a smooth curve, perhaps a band.
   function metricData(name, spreads) {
@@ -275,7 +277,7 @@
       const columns = read(`table-${run}`);
       tables[run] = columns && {
         columns, count: columns.step.length,
-        get: (name, row) => { const c = columns[name]; return Array.isArray(c) ? c[row] : c.values[c.places[row]]; },
+        get: (name, row) => { const c = columns[name]; return Array.isArray(c) ? c[row] : "all" in c ? c.all : c.values[c.places[row]]; },
       };
     }
     return tables[run];
@@ -688,6 +690,7 @@
     addEventListener("hashchange", fromAddress);
     fromAddress();
     document.documentElement.dataset.ready = "yes";
+    performance.mark("ready");
   }));
   if (DATA.served) refresh();
 })();

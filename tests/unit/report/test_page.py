@@ -78,6 +78,7 @@ def test_every_kept_trajectory_is_there_with_its_tokens(run):
     index = trace.index()
     table = data["table-0"]
     assert table["step"] == index["step"] and table["reward"] == index["reward"]
+    assert table["turns"] == {"all": 1}
     prompts = [table["prompt"]["values"][n] for n in table["prompt"]["places"]]
     assert prompts == index["prompt"]
     one = data["full-0-5"]["1"]
