@@ -27,7 +27,7 @@ class LiveReport:
 
     directories: Sequence[Path]
     _lock: Lock = field(default_factory=Lock)
-    _page: tuple[str, str] = ("", "")  # stamp, page
+    _page: tuple[str, str] | None = None  # stamp, page
 
     def stamp(self) -> str:
         """Return a text that changes when a run has written something."""
@@ -37,7 +37,7 @@ class LiveReport:
     def page(self) -> str:
         with self._lock:
             stamp = self.stamp()
-            if self._page[0] != stamp:
+            if self._page is None or self._page[0] != stamp:
                 runs = [read_run(directory) for directory in self.directories]
                 self._page = stamp, build_page(runs, served=True)
             return self._page[1]
