@@ -1,19 +1,26 @@
-"""Every kind of agent through the command, with rollouts beside training that a sync interrupts."""
+"""Every kind of agent through the command, with rollouts beside training that a sync interrupts.
+With OPENRL_FULL_MATRIX=1 also episodes that outlast several steps, and kills of runs on vLLM."""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, ppo_flags, run, run_here
+from tests.e2e.test_async import one_step_later, prompts_of_steps
 from tests.unit.agents.test_agent_command import ASK
 
 pytestmark = pytest.mark.full
 
 
+FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
 EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
 TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
 FILES = {
@@ -39,6 +46,22 @@ class AgentInstance(AgentInstanceBase):
         self.turns += 1
         digits = sum(c.isdigit() for c in states["action_text"])
         return {"rewards": digits, "environment_feedback": "+", "done": self.turns == 2}
+""",
+    "slow_game.py": """
+import time
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    async def reset(self, states, **kwargs):
+        self.turns, self.last = 0, 9 if states["observation"][0] in "0369" else 1
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        if self.last > 1:
+            time.sleep(SECONDS)
+        self.turns += 1
+        digits = sum(c.isdigit() for c in states["action_text"])
+        return {"rewards": digits, "environment_feedback": "+", "done": self.turns == self.last}
 """,
     "program.py": f"""{ASK}
 ask(os.environ["OPENRL_PROMPT"])
@@ -104,3 +127,47 @@ def test_a_run_a_step_ahead(kind, tmp_path, monkeypatch):
         assert m["rollout/samples"] == trajectories
         assert metric in m and "rollout/trainer_wait_seconds" in m
         assert not [name for name in m if name.startswith("rollout/ended_by_") and "error" in name]
+
+
+@pytest.mark.skipif(not FULL, reason="on demand")
+@pytest.mark.parametrize("policy", ["wait", "drop", "mask"])
+def test_no_token_is_too_old_where_episodes_outlast_three_steps(policy, tmp_path, monkeypatch):
+    """Every third prompt is played for nine turns, during which others fill several steps."""
+    task = make_task(tmp_path, rows=100)
+    (task / "slow_game.py").write_text(FILES["slow_game.py"].replace("SECONDS", "0.5"))
+    monkeypatch.chdir(task)
+    flags = SMALL | OWN_REWARD | {"agent_func_path": "slow_game.py", "max_steps": 8}
+    flags |= {"async_queue_size": 3, "max_staleness": 1, "staleness_policy": policy}
+    assert run_here(ppo_flags(task, tmp_path / "out", **flags), without_ray) == 0
+    steps = metrics(tmp_path / "out")
+    assert [m["step"] for m in steps] == [*range(1, 9)]
+    assert all(m["rollout/age_max"] <= 1 and m["rollout/samples"] >= 8 for m in steps)
+    assert any(m["rollout/age_max"] == 1 for m in steps), "nothing ran ahead"
+    pressed = {"drop": "rollout/dropped_groups", "mask": "rollout/masked_share"}
+    for name in pressed.values():
+        assert any(m[name] > 0 for m in steps) == (name == pressed.get(policy)), name
+
+
+KILLS = 5
+
+
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_killed_at_any_moment_a_run_of_agents_on_vllm_goes_on_with_the_same_prompts(
+    tmp_path, monkeypatch
+):
+    task, moments = make_task(tmp_path, rows=100), random.Random(11)
+    (task / "slow_game.py").write_text(FILES["slow_game.py"].replace("SECONDS", "0.1"))
+    monkeypatch.chdir(task)
+    settings = SMALL | OWN_REWARD | {"agent_func_path": "slow_game.py", "save_steps": 1}
+    settings |= {"rollout_backend": "vllm", "max_steps": 4 + 3 * KILLS}
+    settings |= {"train_generations_to_log": 64}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run("train_ppo_ray", ppo_flags(task, whole, **settings))
+    words = ppo_flags(task, cut, **settings, load_checkpoint=True)
+    for _ in range(KILLS):
+        process = one_step_later(words, cut)
+        time.sleep(moments.random() * 2)  # any moment of the steps that follow
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert "resumed from" in run("train_ppo_ray", words)
+    assert prompts_of_steps(cut) == prompts_of_steps(whole)

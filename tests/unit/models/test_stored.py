@@ -32,7 +32,10 @@ def test_a_model_without_a_backbone_of_its_own_cannot_be_trained(tmp_path):
     text |= {"intermediate_size_mlp": 128, "num_local_experts": 2}
     seeing = AutoConfig.for_model("llama4", text_config=text, vision_config=small)
     reading = AutoConfig.for_model("llama4_text", **text)
-    for config, kind in ((seeing, "Llama4ForConditionalGeneration"), (reading, "Llama4ForCausalLM")):
+    for config, kind in (
+        (seeing, "Llama4ForConditionalGeneration"),
+        (reading, "Llama4ForCausalLM"),
+    ):
         config.save_pretrained(tmp_path / kind)
         with pytest.raises(UserError, match=f"a {kind} has no backbone apart from its output"):
             check_trainable(str(tmp_path / kind), False, False)
