@@ -62,6 +62,7 @@ async def open_file_agent(
 ) -> AsyncIterator[Agent]:
     """Open the agent of one engine. ``endpoint`` serves a class that plays against one. Raises
     UserError like ``agent_info``."""
+    file = replace(file, max_turns=config.limits.max_turns)
     async with open_pool(file, config.limits, "agent") as pool:
         info: AgentInfo = pool.facts
         if not info.interface.agent:

@@ -14,17 +14,21 @@ from openrl.types import Prompt
 
 class SkyRLAdapter(EnvironmentAdapter):
     def __init__(self, made: type) -> None:
-        super().__init__(lambda prompt, sampling: SkyRLEnvironment(made, self.settings))
+        super().__init__(
+            lambda prompt, sampling: SkyRLEnvironment(made, self.settings, self.max_turns)
+        )
 
 
 class SkyRLEnvironment(Environment):
-    def __init__(self, made: type, settings: Mapping[str, Any]) -> None:
+    def __init__(self, made: type, settings: Mapping[str, Any], max_turns: int | None) -> None:
         self._class, self._settings = made, settings
+        # its environments end an episode themselves, with the reward
+        self._turns = {} if max_turns is None else {"max_turns": max_turns}
         self._game: Any = None
 
     async def reset(self, seed: int, prompt: Prompt) -> Sequence[Any]:
         config = importlib.import_module("omegaconf").DictConfig  # or our stand-in
-        offered = {"env_config": config(self._settings), "extras": dict(prompt.meta)}
+        offered = {"env_config": config(self._settings), "extras": self._turns | prompt.meta}
         self._game = await user_code.construct(self._class, **offered)
         first, _ = await user_code.result(self._game.init(user_code.chat_for_clients(prompt)))
         return list(first)

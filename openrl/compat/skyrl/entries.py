@@ -1,6 +1,6 @@
 """SkyRL: its environments of text.
 
-BaseTextEnv   __init__(env_config, extras), where extras are the row's columns,
+BaseTextEnv   __init__(env_config, extras), where extras are the row's columns and max_turns,
               init(prompt) -> (messages, metadata),
               step(action) -> {"observations", "reward", "done", "metadata"}"""
 

@@ -6,9 +6,10 @@ import pytest
 from openrl.agents.build import check_agents
 from openrl.agents.setup import AgentSetup
 from openrl.config.commands import PPOConfig
-from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
+from openrl.config.groups.agent import AgentFlags, EnvironmentFlags, TurnFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.errors import UserError
+from openrl.types import FinishReason
 from tests.agent_files import CHAT, play, policy_of
 from tests.flags import said
 from tests.unit.compat.test_agent_files import GYM
@@ -63,6 +64,17 @@ def test_an_environment_with_tools_and_settings(tmp_path):
     (played,) = play(path, policy, env_config=str(settings))
     assert "user\ntwo" in CHAT.tokenizer.decode(policy.asked[1])
     assert played.score.reward == 1.0 + 2.0
+
+
+def test_an_environment_ends_with_its_reward_after_the_turns_of_the_run(tmp_path):
+    path, settings = tmp_path / "search.py", tmp_path / "search.yaml"
+    path.write_text(SEARCH)
+    settings.write_text(BOOKS)
+    (played,) = play(
+        path, policy_of("one"), env_config=str(settings), limits=TurnFlags(max_turns=1)
+    )
+    assert (played.turns, played.score.reward) == (1, 1.0)
+    assert played.finish_reason is FinishReason.STOP
 
 
 def setup_of(path, settings):
