@@ -327,6 +327,40 @@ class Counter:
 """
 
 
+ALARMED = """
+import asyncio
+import signal
+
+class Alarmed:
+    def reset(self, **row) -> str:
+        return asyncio.run(self._greet())
+
+    async def _greet(self):
+        return " Hello."
+
+    def increment(self, step: int) -> str:
+        \"\"\"Sets an alarm.
+
+        Args:
+            step: In how many seconds.
+        \"\"\"
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(step)
+        return f"{signal.alarm(0)} left"
+
+    def get_reward(self) -> float:
+        return 1.0
+"""
+
+
+def test_methods_may_set_signals_and_run_event_loops(write):
+    policy = policy_of(increment(9), "done")
+    (played,) = play(write(ALARMED), policy)
+    assert " Hello." in CHAT.tokenizer.decode(policy.asked[0])
+    assert "9 left" in CHAT.tokenizer.decode(policy.asked[1])
+    assert played.score.reward == 1.0
+
+
 def increment(*steps):
     call = '<tool_call>\n{"name": "increment", "arguments": {"step": %d}}\n</tool_call>'
     return "".join(call % step for step in steps)
