@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
@@ -163,8 +162,11 @@ def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> N
     if method and method not in UNDONE and not (method == "bitsandbytes" and load_in_4bit):
         fix = "an unquantised checkpoint, with --load_in_4bit if memory is short"
         raise UserError(f"{path}: weights quantised by {method} cannot be trained", fix)
-    with suppress(ValueError):  # a model that writes no text, which other checks tell
-        require_backbone(empty_model(config, trust_remote_code), path)
+    try:
+        model = empty_model(config, trust_remote_code)
+    except Exception:  # classes of models raise anything; check_language_model says what
+        return
+    require_backbone(model, path)
 
 
 def check_backbone(path: str, trust_remote_code: bool, head: str = "score") -> None:
