@@ -257,7 +257,7 @@ def open_reward_models(
                 source.address,
                 config.rm,
                 Loading(config.model, inputs.device),
-                normalize=config.reward.normalize_reward,
+                normalize=config.rm.normalize_reward,
             )
             models[source.name] = ModelScorer(model, batch_size=config.batch.micro_batch_size)
     try:

@@ -69,7 +69,7 @@ def prepare(config: ServeConfig) -> ServeInputs:
             trusted = config.model.trust_remote_code
             check_reward_model(path, config.rm, trusted)
             check_attention(config.model, device)
-            if config.reward.normalize_reward:
+            if config.rm.normalize_reward:
                 stored_moments(path, trusted)
     images = None
     with collector:
@@ -120,7 +120,7 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
             config.rm.reward_pretrain,
             config.rm,
             loading,
-            normalize=reward.normalize_reward,
+            normalize=config.rm.normalize_reward,
             images=inputs.images,
         )
         return ModelScorer(

@@ -122,7 +122,7 @@ def model_specs(
             "lora": config.lora.of_critic,
         },
         "reference": {"kind": "logprobs", **evaluated},
-        "reward": {"kind": "rewards", "normalise": config.reward.normalize_reward, **evaluated},
+        "reward": {"kind": "rewards", "normalise": config.others.normalize_reward, **evaluated},
     }
     common = {
         "temperature": config.sampling.temperature,

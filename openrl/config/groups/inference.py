@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from openrl.config.conditions import REWARD_MODEL
-from openrl.config.groups.model import scalar_head
+from openrl.config.groups.model import normalized_reward, scalar_head
 from openrl.config.groups.sampling import GENERATES
 from openrl.flags.schema import REQUIRED, Condition, flag, given, group
 
@@ -18,6 +18,7 @@ class RewardModelFlags:
     reward_pretrain: str | None = flag(
         None, "Reward model with a scalar head. None: no reward model."
     )
+    normalize_reward: bool = normalized_reward()
     max_len: int | None = flag(
         None,
         "Most tokens of a scored text; longer texts are cut at the start and counted. None:"

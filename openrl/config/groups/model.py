@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.config.conditions import CRITIC, HEADS, PREFERENCE_REFERENCE, REFERENCE
+from openrl.config.conditions import CRITIC, HEADS, PREFERENCE_REFERENCE, REFERENCE, REWARD_MODEL
 from openrl.flags.schema import REQUIRED, Conditions, flag, group
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -84,6 +84,14 @@ def scalar_head(only_if: Conditions = ()) -> Any:
     return flag("score", help, only_if=only_if)
 
 
+def normalized_reward() -> Any:
+    help = (
+        "Shift and scale the reward model's output by the mean and std that train_rm stored in its"
+        " config.json."
+    )
+    return flag(False, help, only_if=REWARD_MODEL)
+
+
 def reference_model(only_if: Conditions) -> Any:
     help = "Frozen reference model. None: the original --pretrain, even after a resume."
     return flag(None, help, only_if=only_if)
@@ -114,3 +122,4 @@ class OtherModelFlags:
         "Reward models with a scalar head, comma separated; they run as a Ray role, each as one"
         " reward source.",
     )
+    normalize_reward: bool = normalized_reward()

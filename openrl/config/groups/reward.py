@@ -6,7 +6,6 @@ import os
 from functools import partial
 from typing import Any, Literal
 
-from openrl.config.conditions import REWARD_MODEL
 from openrl.flags.schema import Condition, flag, given, group
 from openrl.flags.values import SECONDS
 
@@ -80,12 +79,6 @@ class RewardSourceFlags:
         " dropped.",
         bounds=SECONDS,
         only_if=given("reward_funcs") | given("remote_rm_url"),
-    )
-    normalize_reward: bool = flag(
-        False,
-        "Shift and scale the reward model's output by the mean and std that train_rm stored in its"
-        " config.json.",
-        only_if=REWARD_MODEL,
     )
 
 

@@ -290,7 +290,7 @@ def check_reward_models(config: PPOConfig) -> None:
         if config.vision.max_images_per_prompt and not sees(load_config(model, trusted)):
             message = f"--reward_pretrain: {model} reads only text, but prompts have images"
             raise UserError(message, "a vision-language reward model, or a reward function")
-        if config.reward.normalize_reward:
+        if config.others.normalize_reward:
             stored_moments(model, trusted)
 
 
