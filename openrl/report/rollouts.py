@@ -6,6 +6,7 @@ of places in it, one of equal values is that value; a list with few changes is a
 from __future__ import annotations
 
 import base64
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from openrl.report.highlights import Highlights, find_highlights
 from openrl.trace.index import Columns
 from openrl.trace.reader import Trace
 from openrl.trace.show import COLOURINGS
+from openrl.tracking.jsonl import plain
 
 MOST_ROWS = 100_000  # of the table
 MOST_TOKENS = 500_000  # of the trajectories in full
@@ -162,7 +164,7 @@ def _read_full(
 
 def in_full(found: Mapping[str, Any], pieces: Pieces) -> dict[str, Any]:
     """Return one trajectory, as ``Trace.trajectory`` gives it, with every token."""
-    record = {name: found[name] for name in _FACTS if found[name] not in (None, [], {})}
+    record = {name: plain(found[name]) for name in _FACTS if found[name] not in (None, [], {})}
     return record | {"segments": [_segment(segment, pieces) for segment in found["segments"]]}
 
 
@@ -195,7 +197,7 @@ def by_runs(values: Sequence[Any]) -> Any:
 
 
 def _short(value: Any) -> float | int | None:
-    if value is None or value != value:
+    if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.4g}")
     return int(short) if short == int(short) else short

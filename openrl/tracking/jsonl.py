@@ -61,12 +61,13 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 def to_line(record: Mapping[str, Any]) -> str:
     """Return one line of strict JSON. Values without a JSON form become text ("nan", "inf", which
     ``float()`` reads)."""
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value whose numbers strict JSON has; one that is not finite becomes text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value

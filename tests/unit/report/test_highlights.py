@@ -58,6 +58,6 @@ def test_numbers_are_no_kind():
 
 def test_lists_of_few_changes_are_short():
     assert by_runs([0.0, 0.0, 0.0, 0.123456]) == {"runs": [0, 3, 0.1235, 1]}
-    assert by_runs([1.0, None, 2.5, float("nan")]) == [1, None, 2.5, None]
+    assert by_runs([1.0, None, 2.5, float("-inf")]) == [1, None, 2.5, None]
     assert repeated(["a", "b", "a"]) == {"values": ["a", "b"], "places": [0, 1, 0]}
     assert repeated([1, "1", None])["values"] == [1, "1", None]

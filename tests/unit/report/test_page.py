@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -9,7 +10,9 @@ from openrl.report.page import build_page, escaped, write_report
 from openrl.report.rollouts import read_rollouts
 from openrl.report.run import curves, differences, read_run
 from openrl.trace.reader import Trace
+from openrl.types import PromptGroup, Score
 from tests.made_runs import HOSTILE, RISE, STEPS, write_metrics, write_run
+from tests.traces import answered, prompt, write
 
 
 class Elements(HTMLParser):
@@ -133,6 +136,17 @@ def test_what_is_missing_is_said_with_how_to_get_it(tmp_path):
     assert "no trajectories" in said and "--trace_sample_rate" in said and "config.yaml" in said
     assert of_run["learning"] == ["The training loss fell from 2 to 1."]
     assert of_run["state"] == "runs, at step 2"
+
+
+def test_a_reward_that_failed_has_no_number(tmp_path):
+    write_metrics(tmp_path, [{"step": 1}])
+    of = prompt()
+    groups = [PromptGroup(of, [replace(answered(of), score=Score.failed("gone")), answered(of)])]
+    write(tmp_path, groups)
+    _, data = read_page(build_page([read_run(tmp_path)]))
+    assert data["table-0"]["reward"] == [None, 1.0]
+    assert data["table-0"]["failure"]["values"] == ["gone", None]
+    assert data["full-0-1"]["0"]["score"]["reward"] == "nan"
 
 
 def test_an_older_summary_is_not_the_end_of_a_resumed_run(run, tmp_path):
