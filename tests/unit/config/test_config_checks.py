@@ -24,7 +24,7 @@ from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.machine import output_problems
 from openrl.errors import ErrorCollector, UserError
-from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
+from openrl.extension_points import advantage_estimators, environments, trackers
 from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.parser import ConfigBuilder
 from openrl.flags.schema import REQUIRED, collect_flags
@@ -187,7 +187,7 @@ def test_arithmetic_of_steps():
 
 @pytest.mark.parametrize(
     ("flag", "registry"),
-    [("env_tags", environments), ("tool_parser", tool_parsers), ("track_with", trackers)],
+    [("env_tags", environments), ("track_with", trackers)],
 )
 def test_help_lists_what_there_is(flag, registry):
     """It does not read the registries, whose entries load libraries."""
