@@ -54,8 +54,10 @@ def _is_foreign(settings: Sequence[Setting], ours: dict[str, FlagSpec]) -> bool:
         if s.name not in ours or (isinstance(s.raw, dict) and not is_mapping(ours[s.name].type))
     ]
     nested = any(isinstance(s.raw, dict) for s in strange)
-    own = len(settings) - len(strange)
-    return bool(strange) and (nested or max(known_keys(from_settings(settings)).values()) > own)
+    if nested and not any(s.name in ours for s in settings):
+        return True  # flags of ours are not nested
+    own = 0 if nested else len(settings) - len(strange)
+    return bool(strange) and max(known_keys(from_settings(settings)).values()) > own
 
 
 def _file(
