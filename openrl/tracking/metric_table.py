@@ -151,6 +151,18 @@ rollout/forked_segments | segments | 0 | with agents
     Mean number of turns that began a new row because the chat before them was rewritten.
 rollout/invalid_actions | actions | falls | with environments or tools
     Mean number of actions of an episode that could not be parsed.
+rollout/requests_without_parser | requests | 0 | with an endpoint
+    Mean number of requests with tools whose calls stayed text: no format of calls is known.
+rollout/unreadable_calls | replies | 0 | with an endpoint
+    Mean number of replies whose calls could not be read.
+rollout/requests_without_tools | requests | 0 | with an endpoint
+    Mean number of requests whose tools only their vendor can run.
+rollout/sampling_overrides | requests | 0 | with an endpoint
+    Mean number of requests that asked for other sampling than the run's.
+rollout/replayed_replies | replies | 0 | with an endpoint
+    Mean number of replies that a repeated request got again.
+rollout/abandoned_replies | replies | 0 | with an endpoint
+    Mean number of replies that no client waited for.
 rollout/tool_calls | calls | | --tools
     Mean number of tool calls of an episode.
 rollout/tool_errors | calls | falls | --tools
