@@ -1,4 +1,4 @@
-"""``python -m openrl.cli.report RUN [OTHER ...]``: what happened in a run, as a page for a browser."""
+"""``python -m openrl.cli.report RUN [OTHER ...]``: what happened in a run, as a page to browse."""
 
 from __future__ import annotations
 

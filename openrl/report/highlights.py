@@ -50,7 +50,8 @@ def find_highlights(columns: Columns) -> Highlights:
 
 def rise(columns: Columns, rows: Sequence[int]) -> int | None:
     """Return the first step whose mean reward is halfway from that of the first tenth of the steps
-    to that of the last tenth; None if these differ by less than a twentieth of what rewards span."""
+    to that of the last tenth; None if these differ by less than a twentieth of the rewards' span.
+    """
     by_step: dict[int, list[float]] = {}
     for row in rows:
         if (reward := columns["reward"][row]) is not None:

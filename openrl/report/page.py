@@ -17,7 +17,7 @@ from typing import Any
 from openrl.config.groups.health import HealthFlags
 from openrl.files import write_atomically
 from openrl.flags.values import NONE
-from openrl.report.rollouts import Rollouts, read_rollouts
+from openrl.report.rollouts import RolloutTable, read_rollouts
 from openrl.report.run import Run, curves, differences, read_run
 from openrl.report.verdicts import learning, time_by_stage
 from openrl.tracking.health import find_alarms
@@ -70,7 +70,7 @@ def escaped(value: Any) -> str:
 
 
 def _blocks(
-    runs: Sequence[Run], rollouts: Sequence[Rollouts | None], served: bool
+    runs: Sequence[Run], rollouts: Sequence[RolloutTable | None], served: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield the page's data: what the first screen needs, then each run's trajectories, of which
     a script reads those that are looked at."""
@@ -112,7 +112,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _overview(
-    name: str, run: Run, drawn: Mapping[str, list[list[float]]], rollouts: Rollouts | None
+    name: str, run: Run, drawn: Mapping[str, list[list[float]]], rollouts: RolloutTable | None
 ) -> dict[str, Any]:
     sampled = max((len(steps) for steps, _ in drawn.values()), default=0)
     notes = [*run.notes, *(rollouts.notes if rollouts else [])]

@@ -1,7 +1,8 @@
 """The trajectories of a report: a table of all that the trace keeps, and many of them in full.
 
-Everything is a list per column. A column of texts that repeat is a list of distinct texts and a list
-of places in it, one of equal values is that value; a list with few changes is a list of lengths."""
+Everything is a list per column. A column of texts that repeat is a list of distinct texts and a
+list of places in it, one of equal values is that value; a list with few changes is a list of
+lengths."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ _MIME = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF",
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class RolloutTable:
     """The trajectories of one run as a page holds them."""
 
     table: dict[str, Any]  # columns
@@ -69,7 +70,7 @@ class Rollouts:
     notes: list[str] = field(default_factory=list)
 
 
-def read_rollouts(trace: Trace) -> Rollouts:
+def read_rollouts(trace: Trace) -> RolloutTable:
     """Return the trajectories of a trace, sampled where there are too many for a page."""
     everything = trace.index()
     kept = _sampled(everything)
@@ -88,7 +89,7 @@ def read_rollouts(trace: Trace) -> Rollouts:
             " the whole answers of these and the beginnings of the others. `--serve` shows any."
         )
     images = _images(trace, full)
-    return Rollouts(_packed(columns), full, pieces.texts, images, highlights, notes)
+    return RolloutTable(_packed(columns), full, pieces.texts, images, highlights, notes)
 
 
 def _groups(columns: Columns) -> dict[tuple[Any, ...], list[int]]:
@@ -180,7 +181,7 @@ def _segment(segment: Mapping[str, Any], pieces: Pieces) -> dict[str, Any]:
 
 
 def by_runs(values: Sequence[Any]) -> Any:
-    """Return a list with four digits a number; one of few changes as {"runs": [value, length, ...]}.
+    """Return a list with four digits a number; with few changes, {"runs": [value, length, ...]}.
 
     >>> by_runs([0.0, 0.0, 0.0, 0.123456])
     {'runs': [0, 3, 0.1235, 1]}

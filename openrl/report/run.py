@@ -1,5 +1,5 @@
-"""What a report reads of a run's directory: metrics, flags, summary, trace. What is missing is said,
-together with how to get it."""
+"""What a report reads of a run's directory: metrics, flags, summary, trace. What is missing is
+said, together with how to get it."""
 
 from __future__ import annotations
 
