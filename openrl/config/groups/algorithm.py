@@ -118,8 +118,8 @@ class AlgorithmFlags:
     entropy_target: float | None = flag(
         None,
         "Steer the entropy coefficient from --entropy_loss_coef on: up by --entropy_coef_delta"
-        " after a step whose mean entropy per token is at most this, else down. It acts only after a step"
-        " at or below the target. None: the coefficient is fixed.",
+        " after a step whose mean entropy per token is at most this, else down. It acts only after"
+        " a step at or below the target. None: the coefficient is fixed.",
         bounds="> 0",
     )
     entropy_coef_delta: float = flag(
