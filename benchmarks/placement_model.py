@@ -216,6 +216,8 @@ class Engine:
 class Prompts:
     """Endless, and all different."""
 
+    size = math.inf  # of the data
+
     def __init__(self) -> None:
         self.taken = 0
 

@@ -26,7 +26,7 @@ from openrl.inference.scoring import load_reward_model
 from openrl.models.causal_lm import Loading
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trainer.rollout.replay import batch_from_json, path_of
+from openrl.trace.reader import Trace
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.e2e.bench import in_this_process
@@ -220,8 +220,7 @@ def test_a_reward_model_that_sees_judges_what_the_policy_sees(reward_model, pair
     config = ppo(" ".join(words))
     inputs = prepare(config)
     asyncio.run(train(config, inputs, in_this_process))
-    lines = path_of(tmp_path / "rollouts", 1).read_text(encoding="utf-8").splitlines()
-    taken = batch_from_json([json.loads(line) for line in lines], inputs.prompts)
+    taken = Trace(tmp_path / "rollouts").replay(1, inputs.prompts)
     processor = VisionProcessor(str(reward_model), {})
     loading = Loading(
         LoadFlags(param_dtype="fp32"), "cpu", vision=VisionFlags(max_images_per_prompt=2)
