@@ -24,9 +24,9 @@ from openrl.data.images import RowImages
 from openrl.errors import UserError
 from openrl.inference.scoring import load_reward_model
 from openrl.models.causal_lm import Loading
+from openrl.trace.reader import Trace
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
-from openrl.trace.reader import Trace
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.e2e.bench import in_this_process
