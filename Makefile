@@ -11,8 +11,8 @@
 # make docs         regenerate the generated pages, check the links
 
 SEED ?= 0
-# one more than there are cores, since tests wait too, if each has 8 GB of memory; at least two
-JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 8e6); n = n < cores + 1 ? n : cores + 1; \
+# two more than there are cores, since tests wait too, if each has 6 GB of memory; at least two
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemTotal/ {n = int($$2 / 6e6); n = n < cores + 2 ? n : cores + 2; \
 	print (n > 2 ? n : 2)}' /proc/meminfo)
 VENV := .venv
 BIN := $(VENV)/bin

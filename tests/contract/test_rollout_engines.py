@@ -415,6 +415,7 @@ def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
     return [replies[request] for request in range(12)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "bench", [("hf", "untied"), ("vllm", "untied")], ids="-".join, indirect=True
 )
@@ -509,6 +510,7 @@ def test_missing_model(backend: str, tmp_path: Path) -> None:
         asyncio.run(start_engine(backend, rollout_spec(tmp_path / "nowhere")))
 
 
+@pytest.mark.full
 def test_dead_vllm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the middle of a request, as the kernel does when memory runs out; then nothing is
     left behind, and nothing fails at the exit of the process."""

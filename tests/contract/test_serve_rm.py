@@ -119,6 +119,7 @@ def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
     """The function holds the request until the server has been told to stop."""
     (tmp_path / "reward.py").write_text(

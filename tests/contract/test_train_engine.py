@@ -101,6 +101,7 @@ def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
         torch.testing.assert_close(found, plain_logprobs(checkpoint, batch), rtol=0, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("optim", [None, optim_spec()], ids=["evaluated", "trained"])
 def test_a_closed_engine_leaves_nothing_in_memory(checkpoint, batch, stage, optim):
@@ -162,6 +163,7 @@ def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
         torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=2e-5, msg=name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(
@@ -357,6 +359,7 @@ def test_a_state_that_cannot_be_cut_anew_is_refused(tmp_path, checkpoint, batch)
         resumed.load(tmp_path, StateParts(optimizer=False, random=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")]
 )

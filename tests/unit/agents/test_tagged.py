@@ -120,6 +120,7 @@ def test_other_peoples_environments_play_in_processes(plugin, tmp_path):
     assert ours.score.reward == 0.1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("action", "kind", "words"),
     [

@@ -353,6 +353,7 @@ class Alarmed:
 """
 
 
+@pytest.mark.full
 def test_methods_may_set_signals_and_run_event_loops(write):
     policy = policy_of(increment(9), "done")
     (played,) = play(write(ALARMED), policy)
@@ -366,6 +367,7 @@ def increment(*steps):
     return "".join(call % step for step in steps)
 
 
+@pytest.mark.full
 def test_trl_environment(write):
     """Its methods run in a process, one after the other also when they are called at a time."""
     policy = policy_of(increment(-1), increment(1, 1), "done")

@@ -312,6 +312,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.full
 def test_answers_that_would_take_for_ever_are_wrong():
     """Each takes a second of processor time at most; a single one that is worked out would take
     longer than the minutes that all are given."""
