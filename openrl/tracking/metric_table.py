@@ -105,6 +105,10 @@ actor/clip_fraction | share | below 0.2 | with losses that clip
     Trained tokens on which the clip acts.
 actor/dual_clip_fraction | share | below 0.05 | --dual_clip
     Trained tokens with a negative advantage on which the second clip acts.
+actor/entropy_cut | nats | | --top_entropy_quantile
+    Least entropy of a token that the policy loss trains.
+actor/vespo_weight | weight | near 1 | --policy_loss_type vespo
+    Mean over trained tokens of the weight that the ratio of their sequence gets.
 actor/ratio_max | ratio | below 10 | in steps that train the policy
     Largest exp(|log p new - log p old|) over trained tokens.
 actor/ppo_kl | nats per token | below 0.05 | in steps that train the policy
@@ -167,6 +171,8 @@ rollout/tool_calls | calls | | --tools
     Mean number of tool calls of an episode.
 rollout/tool_errors | calls | falls | --tools
     Mean number of tool calls of an episode that failed.
+rollout/cut_tool_results | results | 0 | --tools
+    Mean number of results of an episode that were cut, since they were longer than allowed.
 rollout/untrained_replies | replies | 0 | with agents that build their own rows
     Mean number of replies of an episode that its rows leave out.
 rollout/waits_for_room | attempts | 0 | with servers of environments

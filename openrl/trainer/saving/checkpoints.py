@@ -42,10 +42,11 @@ log = logging.getLogger(__name__)
 SaveState = Callable[[Path, StateParts], Awaitable[None]]
 Export = Callable[[Path], Awaitable[None]]
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Increased whenever the layout of a checkpoint or of its state changes."""
-READABLE_VERSIONS = (7, SCHEMA_VERSION)
-"""A checkpoint with another version is refused, never half read. Version 7 has other names for
+READABLE_VERSIONS = (7, 8, SCHEMA_VERSION)
+"""A checkpoint with another version is refused, never half read. Versions 7 and 8 have no running
+baselines of agents and no adapted coefficient of the entropy. Version 7 has other names for
 filtered groups and for the order of prompts, and may hold turns of unfinished episodes, which start
 over."""
 
