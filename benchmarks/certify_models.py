@@ -96,8 +96,9 @@ all of it holds.
 The table below was made by these checks, on a CPU in fp32, with a small random model of each
 architecture (few layers, but every kind that the config has; `python -m
 benchmarks.certify_models`). A number is the largest difference: of log-probs in nats, and of
-gradients as a share of the gradient's size. "no" is refused before a run starts, with what to do
-instead.
+gradients as a share of the gradient's size. Under "packed rows" and "shared prefixes", "no" ends a
+run with those flags before its first step, with what to do instead. Under an engine it is what that
+engine said when it started or sampled. Empty: not tried.
 
 """
 

@@ -73,7 +73,7 @@ def read_run(directory: Path) -> Run:
             "There are no metrics: metrics.jsonl gets its first line at the end of step 1."
         )
     trace = _trace(directory, notes)
-    return Run(directory, records, _flags(config, notes), _summary(directory), trace, notes)
+    return Run(directory, records, _flags(config, notes), _summary(directory, notes), trace, notes)
 
 
 def _trace(directory: Path, notes: list[str]) -> Trace | None:
@@ -96,10 +96,15 @@ def _flags(path: Path, notes: list[str]) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _summary(directory: Path) -> dict[str, Any] | None:
+def _summary(directory: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return what a run writes at its end; None while it goes on."""
+    path = directory / "summary.json"
+    if not path.exists():
+        return None
     try:
-        found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        notes.append(f"summary.json cannot be read: {error}")
         return None
     return found if isinstance(found, dict) else None
 

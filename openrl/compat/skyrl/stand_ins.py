@@ -11,12 +11,16 @@ Observation = TypeVar("Observation")
 Action = TypeVar("Action")
 
 
-class Env(Generic[Observation, Action]):
+class BaseEnv(Generic[Observation, Action]):
     def close(self) -> None:
-        pass
+        """Nothing is held here; an environment that holds something overrides this."""
 
 
-class BaseTextEnv(Env[list, str]):
+Env = BaseEnv
+"""The name that files import."""
+
+
+class BaseTextEnv(BaseEnv[list, str]):
     def __init__(self) -> None:
         self.turns, self.max_turns = 0, 1
         self.init_tool_groups([])

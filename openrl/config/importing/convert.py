@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -240,10 +239,9 @@ class Conversion:
                 if name in taken or value == LEFT_OUT or plain(value) == "null":
                     continue
                 spec = self.known[name]
-                with contextlib.suppress(ValueError):
-                    if spec.default is REQUIRED or spec.read(value) != spec.default:
-                        line = Line(row.verdict, (row.key,), note=row.note, is_default=True)
-                        self._give(name, value, line)
+                if spec.default is REQUIRED or spec.read(value) != spec.default:
+                    line = Line(row.verdict, (row.key,), note=row.note, is_default=True)
+                    self._give(name, value, line)
 
     def _unknown(self, key: str) -> UserError:
         others = [

@@ -24,7 +24,7 @@ from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
 from openrl.config.rules.machine import output_problems
 from openrl.errors import ErrorCollector, UserError
-from openrl.extension_points import advantage_estimators, environments, trackers
+from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
 from openrl.flags.dump import dump_yaml, effective_flags
 from openrl.flags.parser import ConfigBuilder
 from openrl.flags.schema import REQUIRED, collect_flags
@@ -193,6 +193,12 @@ def test_help_lists_what_there_is(flag, registry):
     """It does not read the registries, whose entries load libraries."""
     (help_text,) = [spec.help for spec in collect_flags(PPOConfig) if spec.name == flag]
     assert {*registry.names()} <= {*re.findall(r"\w+", help_text)}
+
+
+def test_the_page_of_tools_lists_every_parser():
+    """Too many for --help, which points to the page."""
+    page = Path(__file__).parents[3] / "docs" / "tools.md"
+    assert {*tool_parsers.names()} <= {*re.findall(r"\w+", page.read_text())}
 
 
 def test_models_that_a_run_needs():
