@@ -329,6 +329,11 @@ class Trajectory:
         dropped. Training and statistics leave it out."""
         return self.finish_reason.is_failure or (self.score is not None and self.score.dropped)
 
+    @property
+    def any_failure(self) -> str | None:
+        """Why the infrastructure or else the reward failed; None if neither did."""
+        return self.failure or (self.score.failure if self.score else None)
+
 
 @dataclass
 class PromptGroup:

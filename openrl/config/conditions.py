@@ -60,6 +60,10 @@ TRACED = Condition(
     lambda config: config.trace.trace_sample_rate > 0 or config.collecting.rollout_dump_dir,
     "with --trace_sample_rate above 0",
 )
+TRACKED = Condition(
+    lambda config: config.logging.trackers,
+    "with a tracker: --use_tensorboard, --use_wandb or --track_with",
+)
 WANDB = Condition(lambda config: "wandb" in config.logging.trackers, "with --use_wandb")
 PROJECTS = Condition(
     lambda config: not {"tensorboard"}.issuperset(config.logging.trackers),

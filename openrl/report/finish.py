@@ -22,7 +22,7 @@ def write_reports(run_dir: Path, summary: RunSummary, console: Console) -> None:
     artefacts = {
         "report": run_dir / NAME,
         "metrics": run_dir / "metrics.jsonl",
-        "rollouts": run_dir / "samples.jsonl",
+        "rollouts": run_dir / "trace",
         "flags": run_dir / "config.yaml",
     }
     if (run_dir / "config.json").is_file():  # --eval_only leaves no model

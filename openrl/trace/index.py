@@ -93,7 +93,7 @@ def _played_values(played: Played) -> tuple[Any, ...]:
         {name: rounded(part) for name, part in score.parts.items()} if score else {},
         rounded(score.passed) if score and score.passed is not None else None,
         t.finish_reason.value,
-        t.failure or (score.failure if score else None),
+        t.any_failure,
         t.response_length,
         first.context_length if first else 0,
         t.turns,

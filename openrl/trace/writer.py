@@ -30,6 +30,7 @@ from openrl.trace.tables import LEARNED, PLAYED, write_table
 from openrl.types import PromptGroup
 
 FEWEST = 8  # groups of a step that are kept, if it has as many
+MOST_FAILED = 16  # groups of a step that are kept because something failed in them
 AT_ONCE = 3  # writes that may wait; the next one waits for the first of them
 GIB = 1024**3
 
@@ -73,9 +74,12 @@ class TraceWriter:
         version: int,
         counts: dict[str, float],
     ) -> None:
-        """Keep a sample of the groups of a step, before it trains, and mark them as ``traced``.
-        ``trained`` are the indices of those that the filter let through."""
-        kept = chosen(groups, self.flags.trace_sample_rate, step)
+        """Keep a sample of the groups of a step, before it trains, and mark them as ``traced``;
+        and the first groups in which something failed. ``trained`` are the indices of those that
+        the filter let through."""
+        failed = [n for n, group in enumerate(groups) if any(t.any_failure for t in group.attempts)]
+        sampled = chosen(groups, self.flags.trace_sample_rate, step)
+        kept = sorted({*sampled, *failed[:MOST_FAILED]})
         for place in kept:
             groups[place].traced = True
         passed = set(trained)

@@ -1,4 +1,4 @@
-"""Files with one JSON object per line that grow with the steps of a run and survive a resume."""
+"""metrics.jsonl: one JSON object per step, in a file that survives a resume."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from openrl.files import write_atomically
 logger = logging.getLogger(__name__)
 
 
-class JsonlWriter:
-    """Appends records that carry a ``step``, each flushed as soon as it is written.
+class JsonlTracker:
+    """Writes one object per step, ``{"step": 3, "reward": 0.5, ...}``, flushed as soon as it is
+    written.
 
     ``keep_until`` is the last step of an earlier run to keep. A run resumed at step k passes k; an
     atomic rewrite drops the lines after it, which will be written anew. -1 starts an empty file.
@@ -35,13 +36,16 @@ class JsonlWriter:
             path, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Raises OSError with the file's name if it cannot be written."""
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one step. Raises ValueError if the step does not rise, since two objects for one
+        step would be ambiguous, and OSError with the file's name if it cannot be written."""
+        if self.last_step is not None and step <= self.last_step:
+            raise ValueError(f"metrics of step {step} came after those of step {self.last_step}")
         try:
-            self._file.write(to_line(record))
+            self._file.write(to_line({"step": step, **values}))
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._file.name) from error
-        self.last_step = record["step"]
+        self.last_step = step
 
     def close(self) -> None:
         self._file.close()

@@ -13,12 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
+from openrl.config.groups.logging import LoggingFlags
 from openrl.extension_points import metric_names, trackers
 from openrl.trace.learned import LearnedStep
 from openrl.trace.writer import TraceWriter
-from openrl.tracking.jsonl import JsonlWriter
-from openrl.tracking.samples import SampleLog
+from openrl.tracking.jsonl import JsonlTracker
 from openrl.tracking.tables import AnswerTable
 from openrl.tracking.trackers import TrackedRun, Tracker
 from openrl.types import PromptGroup
@@ -27,17 +26,6 @@ logger = logging.getLogger(__name__)
 
 EVALUATION = ("eval/", "val-core/")
 """Prefixes of the names of an evaluation's metrics."""
-
-
-class JsonlTracker(JsonlWriter):
-    """Writes metrics.jsonl, one object per step: ``{"step": 3, "reward": 0.5, ...}``."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one step. Raises ValueError if the step does not rise: two objects for one step
-        would be ambiguous."""
-        if self.last_step is not None and step <= self.last_step:
-            raise ValueError(f"metrics of step {step} came after those of step {self.last_step}")
-        self.write({"step": step, **values})
 
 
 class NotStarted:
@@ -56,20 +44,20 @@ class NotStarted:
 class Trackers:
     """All trackers of a run behind one ``log``.
 
-    ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they
-    happen."""
+    ``local`` gets every step. The others get each ``every``-th step with ``answers`` of its
+    answers, and evaluations whenever they happen, with ``evaluated`` of theirs."""
 
     def __init__(
         self,
         local: Tracker,
         others: Mapping[str, Tracker] | None = None,
-        samples: SampleLog | None = None,
         every: int = 1,
-        evaluated: SampleLog | None = None,
+        answers: int = 0,
+        evaluated: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
         self.local, self.others, self.every = local, others or {}, every
-        self.samples, self.evaluated, self.trace = samples, evaluated, trace
+        self.answers, self.evaluated, self.trace = answers, evaluated, trace
         self.failures: Counter[str] = Counter()
         self._reported: set[str] = set()
         for name, tracker in self.others.items():
@@ -106,19 +94,15 @@ class Trackers:
             self._guard("trace", self.trace.learned, step, learned)
 
     def log_samples(self, step: int, groups: list[PromptGroup]) -> None:
-        """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
-        if self.samples and step % self.every == 0:
-            self._guard("samples", self.samples.log, step, groups)
-            self._send_table(step, AnswerTable.of("rollouts", groups, self.samples.per_step))
+        """Show answers of this step in each tracker that can, on the steps that are logged."""
+        if step % self.every == 0:
+            self._send_table(step, AnswerTable.of("rollouts", groups, self.answers))
 
     def log_evaluated(self, step: int, groups: list[PromptGroup]) -> None:
-        """Write answers of an evaluation to the trace and to eval_samples.jsonl, if the run keeps
-        any there."""
+        """Add the answers of an evaluation to the trace, and show some in each tracker that can."""
         if self.trace:
             self._guard("trace", self.trace.evaluated, step, groups)
-        if self.evaluated:
-            self._guard("samples", self.evaluated.log, step, groups)
-            self._send_table(step, AnswerTable.of("evaluation", groups, self.evaluated.per_step))
+        self._send_table(step, AnswerTable.of("evaluation", groups, self.evaluated))
 
     def _send_table(self, step: int, table: AnswerTable) -> None:
         for name, tracker in self.others.items() if table.rows else ():
@@ -132,8 +116,7 @@ class Trackers:
                 self._guard(name, send, step, title, text)
 
     def close(self) -> None:
-        files = ("jsonl", self.local), ("samples", self.samples), ("samples", self.evaluated)
-        for name, closing in (*files, ("trace", self.trace), *self.others.items()):
+        for name, closing in (("jsonl", self.local), ("trace", self.trace), *self.others.items()):
             if closing:
                 self._guard(name, closing.close)
 
@@ -169,15 +152,15 @@ def build_trackers(
     name: str,
     config: Mapping[str, Any],
     keep_until: int = -1,
-    samples: RLLoggingFlags | None = None,
+    answers: int = 0,
     evaluated: int = 0,
     trace: TraceWriter | None = None,
 ) -> Trackers:
     """Return the trackers that the flags ask for, writing under ``run_dir``.
 
     ``config`` is what trackers show as the run's settings. ``keep_until`` is the step that a
-    resumed run continues from, -1 for a fresh one. ``evaluated`` is how many answers of each
-    evaluation to keep.
+    resumed run continues from, -1 for a fresh one. ``answers`` and ``evaluated`` are how many
+    answers of each step and of each evaluation trackers show.
     """
     others = {
         other: _start(
@@ -191,13 +174,9 @@ def build_trackers(
     return Trackers(
         JsonlTracker(run_dir / "metrics.jsonl", keep_until),
         others,
-        (
-            SampleLog(run_dir / "samples.jsonl", samples.train_generations_to_log, keep_until)
-            if samples
-            else None
-        ),
         flags.logging_steps,
-        SampleLog(run_dir / "eval_samples.jsonl", evaluated, keep_until) if evaluated else None,
+        answers,
+        evaluated,
         trace,
     )
 

@@ -48,11 +48,10 @@ class AnswerTable:
 def _row(trajectory: Trajectory) -> list[Any]:
     prompt, score = trajectory.prompt, trajectory.score
     judged = (score.reward, score.passed) if score and not score.dropped else (None, None)
-    failure = trajectory.failure or (score.failure if score else None)
     label = None if prompt.label is None else str(prompt.label)
     ended = trajectory.finish_reason.value
     told = (prompt.text, trajectory.text, label, *judged)
-    return [*told, ended, trajectory.response_length, failure]
+    return [*told, ended, trajectory.response_length, trajectory.any_failure]
 
 
 def _as_text(cell: Any) -> str:

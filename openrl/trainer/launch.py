@@ -133,7 +133,7 @@ def build_trainer(
             name=progress.title,
             config=checkpoints.run_flags,
             keep_until=keep_until,
-            samples=config.rl_logging,
+            answers=config.rl_logging.train_generations_to_log,
             evaluated=config.evaluation.eval_generations_to_log,
             trace=build_trace(config, inputs, keep_until),
         ),

@@ -19,6 +19,7 @@ from openrl.cli import train_ppo_ray
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from openrl.extension_points import metric_names
+from openrl.trace.reader import Trace
 from openrl.tracking.metric_rows import row_of
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
@@ -132,6 +133,14 @@ def metrics(out: Path) -> list[dict[str, float]]:
     unknown = sorted(name for name in names if not is_explained(name))
     assert not unknown, f"openrl/tracking/metric_table.py has no row on {unknown}"
     return records
+
+
+def played(out: Path) -> list[dict[str, Any]]:
+    """What the trace keeps of each training step, in the order of playing: as
+    ``Trace.trajectory`` returns it."""
+    trace = Trace(out)
+    every = (found for step in trace.steps() for found in trace.trajectories(step))
+    return [found for found in every if found["tag"] != "evaluation"]
 
 
 def is_explained(name: str) -> bool:

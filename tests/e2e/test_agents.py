@@ -3,7 +3,6 @@ programs, and a run that is killed in mid-episode."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from openrl.config.groups.placement import ENGINES
 from tests.e2e.bench import Bench, started, without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run, run_here, start
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run, run_here, start
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.full
@@ -48,7 +47,7 @@ SMALL = {
     "micro_train_batch_size": 8,
     "max_steps": 2,
     "lr_warmup_ratio": 0,
-    "train_generations_to_log": 16,
+    "trace_sample_rate": 1,
     "format_penalty": -0.1,
 }
 
@@ -111,9 +110,10 @@ def test_turns_are_played_scored_and_trained(bench, tmp_path):
             assert 0 <= m["rollout/invalid_actions"] <= TURNS
             assert m["env/default/digits"] >= m["rollout/reward"] / TURNS - 1e-6
             assert m["rollout/ended_by_stop"] == m["rollout/samples"] == 16
-        samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-        assert all(s["response"].count("more") == TURNS - 1 for s in samples)
-        assert all(s["tokens"] <= 6 * TURNS for s in samples)
+        episodes = played(out)
+        assert len(episodes) == 16 * len(steps)
+        assert all(e["text"].count("more") == TURNS - 1 for e in episodes)
+        assert all(sum(s["loss_mask"]) <= 6 * TURNS for e in episodes for s in e["segments"])
 
 
 def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
@@ -159,10 +159,7 @@ def test_a_program_trains_as_its_native_twin(seed, tmp_path):
     first, second = (metrics(tmp_path / name) for name in ways)
     for name in ("rollout/reward", "rollout/tokens", "actor/policy_loss", "actor/grad_norm"):
         assert [m[name] for m in first] == [m[name] for m in second], name
-    said = [
-        sorted(json.loads(line)["response"] for line in path.read_text().splitlines())
-        for path in (tmp_path / name / "samples.jsonl" for name in ways)
-    ]
+    said = [sorted(found["text"] for found in played(tmp_path / name)) for name in ways]
     assert said[0] == said[1] and len(said[0]) == 8
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ways]
     assert weights[0] == weights[1]

@@ -65,7 +65,7 @@ class Cases(Bench):
         names = (
             "model.safetensors",
             "config.yaml",
-            "samples.jsonl",
+            "trace/index.jsonl",
             "summary.json",
             "report.html",
             "tokenizer.json",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 
 from openrl.config.groups.placement import ENGINES
 from tests.e2e.bench import Bench, started
-from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE, still_running
 
 pytestmark = pytest.mark.full
@@ -32,7 +31,7 @@ SMALL = {
     "max_steps": 5,
     "lr_warmup_ratio": 0,
     "enable_vllm_is_correction": True,
-    "train_generations_to_log": 64,
+    "trace_sample_rate": 1,
 }
 WAITS = ("rollout/trainer_wait_seconds", "rollout/engine_wait_seconds")
 
@@ -58,9 +57,8 @@ def bench(ray_address, tmp_path_factory):
 def prompts_of_steps(out: Path) -> list[list[str]]:
     """Prompts that each step trained on or turned down, in their order."""
     steps: dict[int, dict[str, None]] = {}
-    for line in (out / "samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        steps.setdefault(sample["step"], {})[sample["prompt_id"]] = None
+    for trajectory in played(out):
+        steps.setdefault(trajectory["step"], {})[trajectory["prompt_id"]] = None
     return [list(steps[number]) for number in sorted(steps)]
 
 

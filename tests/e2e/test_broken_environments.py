@@ -3,7 +3,6 @@ does, and the run goes on."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from openrl.data.environments import environment_prompts
 from openrl.extension_points import environments
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
 
 TAG, SEED = "frail", 42
 PROMPTS = environment_prompts({TAG: 1}, 8, SEED, "train")  # of two steps
@@ -72,7 +71,6 @@ FLAGS = {
     "rollout_batch_size": 4,
     "max_steps": 2,
     "env_step_timeout": 6,
-    "train_generations_to_log": 0,
 }
 
 
@@ -109,8 +107,7 @@ def test_every_fault_costs_its_sample(task: Path) -> None:
     assert second["rollout/ended_by_environment_error"] == second["rollout/untrained_samples"] == 4
     assert second["rollout/samples"] == 16 and second["actor/grad_norm"] > 0
 
-    lines = (task / "out/samples.jsonl").read_text().splitlines()
-    said = [row["failure"] for row in map(json.loads, lines)]
+    said = [found["failure"] for found in played(task / "out") if found["failure"]]
     assert len(said) == 5 + 8 and all(f"environment {TAG}" in failure for failure in said)
     assert all("seed " in failure and "; actions: " in failure for failure in said)
     assert sum("LookupError: there is no such room" in failure for failure in said) == 8

@@ -6,7 +6,7 @@ The command with all its parts, but every worker lives in this process.
 
 from __future__ import annotations
 
-import json
+import operator
 from collections import defaultdict
 from statistics import mean
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.contract.test_serve_rm import serving
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
 
 pytestmark = pytest.mark.full
 
@@ -49,12 +49,10 @@ def one_step(task, out, **source):
         "init_kl_coef": 0,
         "full_determinism": True,
         "max_steps": 1,
-        "train_generations_to_log": 1000,
+        "trace_sample_rate": 1,
     }
     assert run_here(ppo_flags(task, out, **changes), without_ray) == 0
-    return metrics(out)[0], [
-        json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()
-    ]
+    return metrics(out)[0], played(out)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +81,14 @@ def kept(samples):
     """Prompts whose mean score is in the range."""
     rewards = defaultdict(list)
     for sample in samples:
-        rewards[sample["prompt_id"]].append(sample["reward"])
+        rewards[sample["prompt_id"]].append(sample["score"]["reward"])
     return {id for id, values in rewards.items() if RANGE[0] < mean(values) < RANGE[1]}
 
 
 def test_every_generated_answer_has_the_models_score(ran, score):
     for sample in ran[1]:
-        assert sample["reward"] == pytest.approx(
-            score(sample["prompt"] + sample["response"]), abs=1e-4
+        assert sample["score"]["reward"] == pytest.approx(
+            score(sample["prompt"] + sample["text"]), abs=1e-4
         )
 
 
@@ -102,7 +100,7 @@ def test_a_server_of_the_same_model_gives_the_same_rewards_for_the_same_rows(ran
         step, samples = one_step(task, tmp_path, remote_rm_url=f"{url}/get_reward")
 
     def rewards(samples):
-        return {(s["prompt_id"], s["response"]): s["reward"] for s in samples}
+        return {(s["prompt_id"], s["text"]): s["score"]["reward"] for s in samples}
 
     expected = rewards(ran[1])
     assert len(expected) > 16 and rewards(samples) == pytest.approx(expected, abs=1e-5)
@@ -130,7 +128,7 @@ def test_remax_compares_with_the_models_score_of_the_greedy_answer(ran, score, t
         baselines[prompt] = score(
             tokenizer.decode(policy.generate(ids, do_sample=False, max_new_tokens=TOKENS)[0])
         )
-    sizes = [abs(s["reward"] - baselines[s["prompt"]]) * s["tokens"] for s in trained]
-    assert step["rollout/advantage_abs"] == pytest.approx(
-        sum(sizes) / sum(s["tokens"] for s in trained), abs=1e-4
-    )
+    lengths = [sum(s["segments"][0]["loss_mask"]) for s in trained]
+    sizes = [abs(s["score"]["reward"] - baselines[s["prompt"]]) for s in trained]
+    per_token = sum(map(operator.mul, sizes, lengths)) / sum(lengths)
+    assert step["rollout/advantage_abs"] == pytest.approx(per_token, abs=1e-4)

@@ -52,11 +52,6 @@ def test_what_a_run_leaves(whole_run):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4 and summary["samples_per_second"] > 0
     assert {"start", "rollout", "train", "sync"} <= summary["seconds_by_stage"].keys()
-    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert (
-        len(samples) == 16
-        and {"prompt", "response", "reward", "parts", "policy_versions"} <= samples[0].keys()
-    )
     assert yaml.safe_load((out / "config.yaml").read_text())["n_samples_per_prompt"] == 4
     assert 'id="table-0"' in (out / "report.html").read_text()
     model = AutoModelForCausalLM.from_pretrained(out)

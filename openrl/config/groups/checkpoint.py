@@ -20,7 +20,7 @@ class CheckpointFlags:
     save_path: str = flag(
         "./ckpt",
         "Run directory: final model, config.yaml, metrics.jsonl, summary.json, and of train_ppo_ray"
-        " samples.jsonl.",
+        " trace/.",
     )
     ckpt_path: str = flag(
         "./ckpt/checkpoints",

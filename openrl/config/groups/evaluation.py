@@ -51,8 +51,7 @@ class PromptEvalFlags:
     )
     eval_generations_to_log: int = evaluated(
         0,
-        "Answers that each evaluation writes to eval_samples.jsonl, for the same prompts each"
-        " time.",
+        "Answers of each evaluation that trackers show as a table, for the same prompts each time.",
         bounds=">= 0",
     )
 

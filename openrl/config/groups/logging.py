@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.config.conditions import PROJECTS, TRACED, WANDB
+from openrl.config.conditions import PROJECTS, TRACED, TRACKED, WANDB
 from openrl.flags.schema import flag, given, group
 
 
@@ -73,7 +73,10 @@ class LoggingFlags:
 @group("Logging")
 class RLLoggingFlags:
     train_generations_to_log: int = flag(
-        4, "Rollouts that each logged step writes to samples.jsonl.", bounds=">= 0"
+        4,
+        "Answers of each logged step that trackers show as a table; the trace has more.",
+        bounds=">= 0",
+        only_if=TRACKED,
     )
     log_max_throughput: bool = flag(
         False,

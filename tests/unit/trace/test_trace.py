@@ -10,7 +10,7 @@ from openrl.errors import UserError
 from openrl.trace.index import COLUMNS, NAME
 from openrl.trace.places import learned_path, played_path
 from openrl.trace.reader import Trace
-from openrl.trace.writer import FEWEST, TraceWriter, chosen
+from openrl.trace.writer import FEWEST, MOST_FAILED, TraceWriter, chosen
 from openrl.tracking.loggers import JsonlTracker, Trackers
 from openrl.types import (
     FinishReason,
@@ -108,6 +108,25 @@ def test_a_sample_consists_of_whole_groups_and_says_that_it_is_one(tmp_path):
     assert trace.is_whole(1) is False
     assert [g.traced for g in groups].count(True) == 10
     assert write(tmp_path, groups).is_whole(1) is True
+
+
+def test_what_failed_is_kept_beside_the_sample(tmp_path):
+    groups = [group(n) for n in range(100)]
+    whole = write(tmp_path / "whole", groups, flags=TraceFlags(trace_sample_rate=0.05)).index()
+    left_out = [n for n in range(100) if n not in whole["group"]]
+    replayed, unjudged, *many = left_out
+    groups[replayed].failed_attempts = [
+        Trajectory(groups[replayed].prompt, [], FinishReason.ENGINE_ERROR, failure="gone")
+    ]
+    groups[unjudged].trajectories[0].score = Score.failed("no answer")
+    flags = TraceFlags(trace_sample_rate=0.05)
+    rows = write(tmp_path / "failed", groups, flags=flags).index()
+    assert {*rows["group"]} == {*whole["group"], replayed, unjudged}
+    assert [failure for failure in rows["failure"] if failure] == ["gone", "no answer"]
+    for n in many[:40]:
+        groups[n].trajectories[0].score = Score.failed("no answer")
+    rows = write(tmp_path / "many", groups, flags=flags).index()
+    assert len({*rows["group"]}) == len({*whole["group"]}) + MOST_FAILED
 
 
 def test_the_sample_depends_on_step_and_prompt_alone():

@@ -12,10 +12,10 @@ import urllib.request
 import PIL.Image
 import pytest
 
-from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
+from openrl.config.groups.logging import LoggingFlags
 from openrl.extension_points import metric_names, trackers
-from openrl.tracking.jsonl import JsonlWriter, read_jsonl
-from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
+from openrl.tracking.jsonl import JsonlTracker, read_jsonl
+from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.types import (
     FinishReason,
     Image,
@@ -93,9 +93,25 @@ def test_a_fresh_run_does_not_inherit_lines(tmp_path):
 def test_a_line_torn_by_a_crash_is_left_out_and_named(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
-    JsonlWriter(path, keep_until=2).write({"step": 2})
+    JsonlTracker(path, keep_until=2).log(2, {})
     assert lines(path) == [{"step": 1}, {"step": 2}]
     assert "line 2 is not complete" in caplog.text
+
+
+def test_halves_of_surrogate_pairs_are_written_as_escapes(tmp_path):
+    """Users' code may name anything so: parts, failures, agents, sources, metrics."""
+    half, escaped = "x\ud800", "x\\ud800"
+    prompt = Prompt(half, [5, 9], "1", label=half, source=half)
+    score = Score.failed(half)
+    lost = Trajectory(prompt, [Segment([5])], FinishReason.STOP, failure=half, agent=half,
+                      metrics={half: 1.0})  # fmt: skip
+    names = [*Score(1.0, parts={half: 1.0}).parts, *lost.metrics]
+    texts = [prompt.id, prompt.source, score.failure, lost.failure, lost.agent, *names]
+    assert texts == [escaped] * len(texts)
+    path = tmp_path / "metrics.jsonl"
+    JsonlTracker(path).log(1, {f"reward/{half}": 1.0})
+    assert lines(path) == [{"step": 1, f"reward/{half}": 1.0}]
+    assert JsonlTracker(path, keep_until=1).last_step == 1  # a resume
 
 
 def test_an_interrupted_rewrite_leaves_the_old_file(tmp_path, monkeypatch):
@@ -103,7 +119,7 @@ def test_an_interrupted_rewrite_leaves_the_old_file(tmp_path, monkeypatch):
     path.write_text('{"step": 1}\n{"step": 2}\n')
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
     with pytest.raises(OSError, match="killed here"):
-        JsonlWriter(path, keep_until=1)
+        JsonlTracker(path, keep_until=1)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -168,8 +184,7 @@ def test_tensorboard_shows_answers_pictures_and_warnings(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     flags = LoggingFlags(use_tensorboard=str(tmp_path / "tb"))
-    kept = RLLoggingFlags(train_generations_to_log=2)
-    trackers = build_trackers(flags, tmp_path, name="run", config={}, samples=kept)
+    trackers = build_trackers(flags, tmp_path, name="run", config={}, answers=2)
     trackers.log_samples(3, [answers()])
     trackers.alert(3, "clipping", "it clips")
     trackers.close()
@@ -284,7 +299,7 @@ def tracked(name, folder, **env):
     code = """
 import pathlib, sys
 import openrl.tracking.loggers as loggers
-from openrl.config.groups.logging import LoggingFlags, RLLoggingFlags
+from openrl.config.groups.logging import LoggingFlags
 from tests.unit.tracking.test_loggers import answers
 name, folder = sys.argv[1:]
 kwargs = {"swanlab": {"swanlab": {"mode": "offline"}}}.get(name, {})
@@ -292,8 +307,7 @@ flags = LoggingFlags(
     track_with=(name,), tracker_kwargs=kwargs, wandb_project="project", wandb_mode="offline"
 )
 where = pathlib.Path(folder)
-kept = RLLoggingFlags()
-t = loggers.build_trackers(flags, where, name="n", config={"seed": 7}, samples=kept)
+t = loggers.build_trackers(flags, where, name="n", config={"seed": 7}, answers=4)
 t.log(3, {"reward": 0.625, "val-core/a/acc/mean@4": 0.5})
 t.log_samples(3, [answers()])
 t.alert(3, "clipping", "it clips")
@@ -367,26 +381,6 @@ def test_a_plugin_brings_a_tracker_with_arguments(tmp_path):
     tracker = others["of_a_test"]
     assert isinstance(tracker, registered)
     assert (tracker.run.arguments, tracker.run.keep_until) == ({"a": 1}, 4)
-
-
-def test_samples_are_written_only_where_asked_for(tmp_path):
-    build_trackers(LoggingFlags(), tmp_path, name="run", config={}).log_samples(1, [])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
-    build_trackers(
-        LoggingFlags(), tmp_path, name="run", config={}, samples=RLLoggingFlags()
-    ).log_samples(1, [])
-    assert list(read_jsonl(tmp_path / "samples.jsonl")) == []
-
-
-def test_answers_of_an_evaluation_are_kept_where_asked_for(tmp_path):
-    prompt = Prompt("0", [1], "1+1=")
-    row = Segment([1, 2], [False, True], [0.0, -0.5])
-    answers = [Trajectory(prompt, [row], FinishReason.STOP, text) for text in "234"]
-    groups = [PromptGroup(prompt, answers)]
-    trackers = build_trackers(LoggingFlags(), tmp_path, name="run", config={}, evaluated=2)
-    trackers.log_evaluated(0, groups)
-    trackers.log_evaluated(4, groups)
-    assert [r["step"] for r in read_jsonl(tmp_path / "eval_samples.jsonl")] == [0, 0, 4, 4]
 
 
 def test_run_name():
