@@ -136,11 +136,11 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 
 def played(out: Path) -> list[dict[str, Any]]:
-    """What the trace keeps of each training step, in the order of playing: as
-    ``Trace.trajectory`` returns it."""
+    """What the trace keeps of each training step, as ``Trace.trajectory`` returns it: answers, and
+    attempts that failed."""
     trace = Trace(out)
     every = (found for step in trace.steps() for found in trace.trajectories(step))
-    return [found for found in every if found["tag"] != "evaluation"]
+    return [t for t in every if t["tag"] != "evaluation" and t["role"] != "greedy"]
 
 
 def is_explained(name: str) -> bool:
