@@ -8,7 +8,8 @@
 # make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has pytest and
 #                   requirements/gpu.txt
 # make check        format, lint, types, layers
-# make docs         regenerate the generated pages, check the links
+# make docs         regenerate the generated pages, check the links, build the site into site/
+# make release      check, build, try the wheel in an empty environment, tag
 
 SEED ?= 0
 # two more than there are cores, since tests wait too, if each has 6 GB of memory; at least two
@@ -18,11 +19,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart rlhf agents number_game smollm test test_all gpu check docs
+.PHONY: setup quickstart rlhf agents number_game smollm test test_all gpu check docs release
 
 setup: $(READY)
 
-$(READY): requirements/base.txt requirements/cpu.txt requirements/test.txt requirements/install.sh
+$(READY): requirements/base.txt requirements/cpu.txt requirements/test.txt requirements/docs.txt \
+		requirements/install.sh setup.py pyproject.toml
 	@bash requirements/install.sh $(VENV) $(PYTHON)
 	@touch $@
 
@@ -57,7 +59,11 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint dockerfile/Dockerfile
 	@$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
 docs: $(READY)
 	@$(BIN)/python docs/build.py
+
+release: $(READY)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python release/make.py

@@ -16,5 +16,10 @@ def pins(name: str) -> list[str]:
 setup(
     version="0.1.0",
     install_requires=pins("base"),
-    extras_require={"cpu": pins("cpu"), "gpu": pins("gpu"), "test": pins("test")},
+    extras_require={
+        "cpu": pins("cpu"),
+        "gpu": pins("gpu"),
+        "test": pins("test"),
+        "docs": pins("docs"),
+    },
 )

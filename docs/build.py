@@ -1,7 +1,7 @@
 """Write docs/flags.md, docs/metrics.md, docs/coming_from_*.md and the tables of docs/algorithms.md, docs/verifiers.md and
-docs/environments.md from the code, and check references.
+docs/environments.md and the drawings from the code, check references, and build the site.
 
-python docs/build.py            write, then check
+python docs/build.py            write, check, then build site/
 python docs/build.py --check    only check; a stale page is a problem too
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
+from docs.draw import DRAWINGS  # noqa: E402
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
 from openrl.config.groups.health import HealthFlags  # noqa: E402
 from openrl.config.importing.tables import VERDICTS, keys_of  # noqa: E402
@@ -353,6 +355,15 @@ def broken_references() -> Iterator[str]:
             )
 
 
+def build_site(folder: Path) -> bool:
+    """Return whether mkdocs built the site without a complaint."""
+    words = ["build", "--strict", "--quiet", "--config-file", ROOT / "mkdocs.yml"]
+    # the theme's makers advertise in every build otherwise
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    line = [sys.executable, "-m", "mkdocs", *words, "--site-dir", folder]
+    return subprocess.run(line, cwd=ROOT, check=False, env=env).returncode == 0
+
+
 def main(check_only: bool) -> int:
     problems: list[str] = []
     pages = (
@@ -362,9 +373,11 @@ def main(check_only: bool) -> int:
         (VERIFIERS_PAGE, verifiers_page()),
         (ENVIRONMENTS_PAGE, environments_page()),
         *((coming_from(entry.name), system_page(entry.name)) for entry in config_tables.entries()),
+        *((ROOT / "docs" / "drawings" / f"{name}.svg", draw()) for name, draw in DRAWINGS.items()),
     )
     for page, text in pages:
         if not check_only:
+            page.parent.mkdir(exist_ok=True)
             page.write_text(text, "utf-8")
         elif not page.exists() or page.read_text("utf-8") != text:
             problems.append(
@@ -372,7 +385,7 @@ def main(check_only: bool) -> int:
             )
     problems += [*broken_references(), *undescribed()]
     print("\n".join(problems) or "docs: all references lead somewhere")
-    return bool(problems)
+    return bool(problems) or not (check_only or build_site(ROOT / "site"))
 
 
 if __name__ == "__main__":

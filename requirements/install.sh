@@ -32,8 +32,8 @@ if ! pip install -qq "$torch" 2>/dev/null; then
     extra=(--extra-index-url "$cpu_index")
     pip install -qq "${extra[@]}" "$torch"
 fi
-echo "Installing requirements/cpu.txt and test.txt (minutes, about 4 GB)"
-pip install -qq "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt"
+echo "Installing requirements/cpu.txt, test.txt and docs.txt (minutes, about 4 GB)"
+pip install -qq "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt" -r "$here/docs.txt"
 
 # vLLM pulls these along. Beside a CPU torch their CUDA builds break every import of transformers.
 if ! "$venv/bin/python" -c 'import torchvision' 2>/dev/null; then

@@ -23,30 +23,32 @@ PROG = "import_config"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 done, 2 something cannot be read or has no value."""
-    parser = argparse.ArgumentParser(prog=PROG, description=__doc__)
-    parser.add_argument(
-        "source",
-        nargs="?",
-        help="a YAML file, a script, a Python file, or a command line in quotes",
-    )
-    parser.add_argument(
-        "--from", dest="system", default="", help="the system, if it cannot be told"
-    )
-    parser.add_argument("-o", "--output", help="the file to write; without it the screen")
-    parser.add_argument(
-        "--explain", metavar="KEY", help="what becomes of a key, or which keys lead to a flag"
-    )
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         if args.explain:
             print(printable("\n".join(explain(args.explain))))
             return 0
         if args.source is None:
-            parser.error("a file or a command is required")
+            parser().error("a file or a command is required")
         return _import(args.source, args.system, args.output)
     except UserError as error:
         print(printable(f"{PROG}: {error}"), file=sys.stderr)
         return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog=PROG, description=__doc__)
+    found.add_argument(
+        "source",
+        nargs="?",
+        help="a YAML file, a script, a Python file, or a command line in quotes",
+    )
+    found.add_argument("--from", dest="system", default="", help="the system, if it cannot be told")
+    found.add_argument("-o", "--output", help="the file to write; without it the screen")
+    found.add_argument(
+        "--explain", metavar="KEY", help="what becomes of a key, or which keys lead to a flag"
+    )
+    return found
 
 
 def _import(argument: str, system: str, output: str | None) -> int:

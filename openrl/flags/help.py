@@ -38,13 +38,14 @@ def help_text(prog: str, description: str, specs: list[FlagSpec]) -> str:
     for spec in specs:
         if spec.section not in sections:
             sections[spec.section] = parser.add_argument_group(spec.section)
-        _add(sections[spec.section], spec)
+        add_flag(sections[spec.section], spec)
         if spec.registry:
             parser.add_argument_group(f"Choices of --{spec.name}", _components(spec, width))
     return parser.format_help()
 
 
-def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
+def add_flag(section: argparse._ActionsContainer, spec: FlagSpec) -> argparse.Action:
+    """Add a flag as ``--help`` shows it. argparse only lays it out; ``parser.load`` reads it."""
     default = default_text(spec)
     notes = [default if spec.default is REQUIRED else f"default: {default}"]
     if spec.bounds:
@@ -56,7 +57,7 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
     off = [] if metavar or spec.default is False else [f"--no_{spec.name}"]
     text = f"{spec.help} ({'; '.join(notes)})".replace("%", "%%")
-    section.add_argument(f"--{spec.name}", *off, help=text, **form)
+    return section.add_argument(f"--{spec.name}", *off, help=text, **form)
 
 
 def default_text(spec: FlagSpec) -> str:

@@ -1,19 +1,27 @@
+import ast
 import asyncio
+import functools
+import json
 import re
 import shlex
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from openrl.agents.build import open_agent
 from openrl.agents.setup import AgentSetup
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import COMMANDS, PPOConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.flags.parser import load
+from openrl.tracking.health import CHECKS
+from openrl.tracking.metric_rows import row_of
 from openrl.types import FinishReason, Prompt, Sampling
+from tests.browser import browser
 from tests.endpoint import hermes_chat, policy_of
 
 ROOT = Path(__file__).parents[2]
@@ -128,3 +136,102 @@ def test_the_commands_of_the_page_are_accepted(command, tmp_path):
     with pytest.raises(SystemExit) as ended:
         load(PPOConfig, argv, prog="train_ppo_ray")
     assert ended.value.code == 0
+
+
+# -- every page, and the site ----------------------------------------------------------------------
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, kind):
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_blocks_of_code_can_be_read():
+    for page in PAGES:
+        for text in blocks(page, "python"):
+            compile(text, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for text in blocks(page, "json"):
+            rows = text.splitlines() if text.count("\n{") else [text]
+            assert all(isinstance(json.loads(row), dict) for row in rows)
+        script = "\n".join(blocks(page, "bash"))
+        done = subprocess.run(
+            ["bash", "-n"], input=script, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (page.name, done.stderr)
+
+
+def printed_commands():
+    """Whole commands of all pages: those without dots that stand for more flags."""
+    for page in PAGES:
+        for text in blocks(page, "bash"):
+            for line in text.replace("\\\n", " ").splitlines():
+                found = re.match(r"(?:\w+=\S+ )*python -m openrl\.cli\.(\w+) (.*)", line)
+                if found and found[1] in COMMANDS and "..." not in line:
+                    yield page.name, found[1], shlex.split(found[2], comments=True)
+
+
+def test_the_commands_of_all_pages_are_accepted(tmp_path, capsys):
+    seen = [*printed_commands()]
+    assert len(seen) > 20
+    for page, command, words in seen:
+        if command == "check_model" and not words[0].startswith("-"):
+            words = ["--pretrain", *words]
+        with pytest.raises(SystemExit) as ended:
+            load(COMMANDS[command], [*words, "--dump_config", str(tmp_path / "c.yaml")], command)
+        assert ended.value.code == 0, (page, command, words, capsys.readouterr().err)
+
+
+def test_the_rewards_of_the_tutorial():
+    (text,) = [b for b in blocks(ROOT / "docs/tutorial.md", "python") if "# reward.py" in b]
+    names = {}
+    exec(text, names)
+    found = names["reward_func"]([], [], ["5"] * 4, ["5<eos>", "4<eos>", "+<eos>", "99"])
+    assert found == {"rewards": [1.0, 0.45, 0.0, 0.0], "scores": [1.0, 0.0, 0.0, 0.0]}
+
+
+def test_every_warning_has_its_place_on_the_page_of_symptoms():
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    named = set(re.findall(r"`([\w/]+)`", text))
+    elsewhere = {"clipping", "data_exhausted"}  # no symptom that somebody would come with
+    assert {check.name for check in CHECKS} - elsewhere <= named
+    prefixes = ("rollout/", "actor/", "perf/", "reward/", "time/", "watch/")
+    unknown = [n for n in named if n.startswith(prefixes) and row_of(n) is None]
+    assert unknown == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    done = run(*words)  # strict: a link or an anchor that leads nowhere fails
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_holds_every_page_and_fetches_nothing(site):
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert pages <= {page.stem for page in site.glob("*.html")}
+    assert not [*site.rglob("*.py")]
+    fetched = re.compile(
+        r"""<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=["']?(https?://[^"' >]+)"""
+    )
+    for page in site.glob("*.html"):
+        assert fetched.findall(page.read_text()) == [], page.name
+
+
+def test_the_site_opens_in_a_browser_without_an_error(site):
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as window:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        for name in ("index", "concepts", "tutorial", "flags"):
+            window.open(f"{root}/{name}.html")
+            window.wait("return document.readyState === 'complete'")
+            assert window.run("return document.querySelector('h1').textContent")
+            broken = "return [...document.images].filter((i) => !i.naturalWidth).map((i) => i.src)"
+            assert window.run(broken) == []
+            asked = "return performance.getEntriesByType('resource').map((e) => e.name)"
+            assert all(at.startswith(root) for at in window.run(asked))
+        assert window.errors() == []
+        server.shutdown()
