@@ -220,8 +220,13 @@ def test_the_site_holds_every_page_and_fetches_nothing(site):
         assert fetched.findall(page.read_text()) == [], page.name
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
 def test_the_site_opens_in_a_browser_without_an_error(site):
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=site)
+    handler = functools.partial(QuietHandler, directory=site)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as window:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_port}"
