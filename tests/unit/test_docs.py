@@ -14,7 +14,7 @@ import pytest
 
 from openrl.agents.build import open_agent
 from openrl.agents.setup import AgentSetup
-from openrl.config.commands import COMMANDS, PPOConfig
+from openrl.config.commands import PPOConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.flags.parser import load
@@ -159,27 +159,6 @@ def test_blocks_of_code_can_be_read():
             ["bash", "-n"], input=script, check=False, capture_output=True, text=True
         )
         assert done.returncode == 0, (page.name, done.stderr)
-
-
-def printed_commands():
-    """Whole commands of all pages: those without dots that stand for more flags."""
-    for page in PAGES:
-        for text in blocks(page, "bash"):
-            for line in text.replace("\\\n", " ").splitlines():
-                found = re.match(r"(?:\w+=\S+ )*python -m openrl\.cli\.(\w+) (.*)", line)
-                if found and found[1] in COMMANDS and "..." not in line:
-                    yield page.name, found[1], shlex.split(found[2], comments=True)
-
-
-def test_the_commands_of_all_pages_are_accepted(tmp_path, capsys):
-    seen = [*printed_commands()]
-    assert len(seen) > 20
-    for page, command, words in seen:
-        if command == "check_model" and not words[0].startswith("-"):
-            words = ["--pretrain", *words]
-        with pytest.raises(SystemExit) as ended:
-            load(COMMANDS[command], [*words, "--dump_config", str(tmp_path / "c.yaml")], command)
-        assert ended.value.code == 0, (page, command, words, capsys.readouterr().err)
 
 
 def test_the_rewards_of_the_tutorial():
