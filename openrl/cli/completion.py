@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Sequence
 
-from openrl.cli import import_config, report, trace
+from openrl.cli import import_config, metrics, report, trace
 from openrl.cli.main import COMMANDS as WORDS
 from openrl.config.commands import COMMANDS
 from openrl.flags.help import add_flag
@@ -56,7 +56,7 @@ def everything() -> argparse.ArgumentParser:
         "trace": trace.parser(),
         "import_config": import_config.parser(),
         "completion": parser(),
-        "metrics": metrics_parser(),
+        "metrics": metrics.parser([row.name for row in metric_rows()]),
     }
     for word, (module, what) in WORDS.items():
         if module in COMMANDS:
@@ -65,12 +65,6 @@ def everything() -> argparse.ArgumentParser:
                 complete_flag(command, spec)
         else:
             commands.add_parser(word, help=what, parents=[own[word]], conflict_handler="resolve")
-    return found
-
-
-def metrics_parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser()
-    found.add_argument("names", nargs="*", choices=[row.name for row in metric_rows()])
     return found
 
 

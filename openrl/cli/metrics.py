@@ -3,6 +3,7 @@ it lists them."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -20,8 +21,20 @@ def asked_for(name: str) -> list[MetricRow]:
     return holding or ([row] if row else [])
 
 
-def main(names: Sequence[str]) -> int:
+def parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """``names`` are all that it takes; by default any, since a part of a name finds metrics too."""
+    found = argparse.ArgumentParser(
+        prog="metrics",
+        description="Say what metrics mean, by their names or parts of them; without names list all.",
+        allow_abbrev=False,
+    )
+    found.add_argument("names", nargs="*", metavar="NAME", choices=names)
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
     """Print what is known of the metrics. Returns the exit code: 1 if one is unknown."""
+    names = parser().parse_args(argv).names
     if not names:
         print("\n".join(row.name for row in metric_rows()))
         return 0
