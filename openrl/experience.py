@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from openrl.lazy import torch
-from openrl.types import PlacedImage
+from openrl.types import KeptSets, PlacedImage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,6 +129,8 @@ class ExperienceBatch(TokenBatch):
     state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer equal observations
     # (B, T) int32, the sync whose weights sampled the token; -1 outside loss_mask
     versions: Tensor | None = None
+    # (B,) what each token of the row was drawn from; None: everything from the whole vocabulary
+    kept: list[KeptSets | None] | None = None
     old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
     squares: Tensor | None = None  # (B, T) sum of squares of the old policy's distributions
     entropy: Tensor | None = None  # (B, T) of the old policy's distributions, in nats

@@ -10,6 +10,8 @@ never trained. The only shift by one lives in ``openrl.models.logprobs``."""
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Self
@@ -71,6 +73,8 @@ class Sampling:
     # limit on prompt and completion tokens together; None: the engine's own limit
     max_len: int | None = None
     seed: int | None = None
+    # most ids of a kept set that a completion brings with each token; 0: it brings no kept sets
+    kept_ids: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,41 @@ class VersionSpan:
     version: int
 
 
+@dataclass
+class KeptSets:
+    """The tokens that top_p, top_k and min_p left to draw each of L tokens from, in 4 bytes per id.
+
+    Example: ``KeptSets.of([[], [7, 9], None])`` says that the first token was drawn from the whole
+    vocabulary, or not drawn at all, the second was 7 or 9, and the third one of too many to
+    list."""
+
+    sizes: array[int] = field(default_factory=lambda: array("i"))  # [L] 0: all tokens; or UNKNOWN
+    ids: array[int] = field(default_factory=lambda: array("i"))  # of one token after the other
+
+    UNKNOWN = -1  # size of a set with more tokens than ``Sampling.kept_ids``
+
+    @classmethod
+    def of(cls, sets: Iterable[list[int] | None]) -> Self:
+        found = cls()
+        for ids in sets:
+            found.append(ids)
+        return found
+
+    def append(self, ids: list[int] | None) -> None:
+        """Append the set of one token; None if its tokens were not listed."""
+        self.sizes.append(self.UNKNOWN if ids is None else len(ids))
+        self.ids.extend(ids or ())
+
+    def extend(self, more: KeptSets) -> None:
+        self.sizes += more.sizes
+        self.ids += more.ids
+
+    def first(self, length: int) -> KeptSets:
+        """Return the sets of the first ``length`` tokens."""
+        sizes = self.sizes[:length]
+        return KeptSets(sizes, self.ids[: sum(size for size in sizes if size > 0)])
+
+
 @dataclass(frozen=True)
 class Completion:
     """An engine's reply to one request."""
@@ -141,6 +180,7 @@ class Completion:
     logprobs: list[float]  # [n] log-probs of these tokens at the sampling temperature
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]  # consecutive spans that cover all n tokens
+    kept: KeptSets | None = None  # [n] if the request asked for them
 
 
 @dataclass(frozen=True)
@@ -191,6 +231,7 @@ class Segment:
     versions: tuple[VersionSpan, ...] = ()  # spans over the sampled tokens of the row
     state: str | None = None  # key of the observation that the row answers; None: the prompt
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
+    kept: KeptSets | None = None  # [L] if sampling was cut by top_p, top_k or min_p
 
     @property
     def context_length(self) -> int:
@@ -209,13 +250,14 @@ class Segment:
         logprobs: list[float] | None = None,
         versions: tuple[VersionSpan, ...] = (),
         images: tuple[PlacedImage, ...] = (),
+        kept: KeptSets | None = None,
     ) -> Self:
         """Build the row of a prompt and the tokens sampled after it. ``versions`` counts from the
         first sampled token. ``logprobs`` None means that nobody measured them; they are set to
         0."""
         row = cls()
         row.observe(prompt_ids, images)
-        row.sample(token_ids, logprobs or [0.0] * len(token_ids), versions)
+        row.sample(token_ids, logprobs or [0.0] * len(token_ids), versions, kept)
         return row
 
     def observe(self, token_ids: list[int], images: tuple[PlacedImage, ...] = ()) -> None:
@@ -224,13 +266,24 @@ class Segment:
         self.loss_mask += [False] * len(token_ids)
         self.rollout_logprobs += [0.0] * len(token_ids)
         self.images = (*self.images, *images)
+        if self.kept is not None:
+            self.kept.extend(KeptSets.of([[]] * len(token_ids)))
 
     def sample(
-        self, token_ids: list[int], logprobs: list[float], versions: tuple[VersionSpan, ...]
+        self,
+        token_ids: list[int],
+        logprobs: list[float],
+        versions: tuple[VersionSpan, ...],
+        kept: KeptSets | None = None,
     ) -> None:
-        """Append tokens that the policy sampled. ``versions`` count from the first of them; what
-        they say of tokens behind the last is left out."""
+        """Append tokens that the policy sampled. ``versions`` and ``kept`` count from the first of
+        them; what they say of tokens behind the last is left out."""
         before = len(self.token_ids)
+        if kept is not None and self.kept is None:
+            self.kept = KeptSets.of([[]] * before)
+        if self.kept is not None:
+            sets = KeptSets.of([[]] * len(token_ids)) if kept is None else kept
+            self.kept.extend(sets.first(len(token_ids)))
         self.token_ids += token_ids
         self.loss_mask += [True] * len(token_ids)
         self.rollout_logprobs += logprobs
@@ -249,6 +302,7 @@ class Segment:
         spans = (replace(span, end=min(span.end, length)) for span in self.versions)
         self.versions = tuple(span for span in spans if span.start < span.end)
         self.images = tuple(image for image in self.images if image.end <= length)
+        self.kept = None if self.kept is None else self.kept.first(length)
 
 
 @dataclass(frozen=True)

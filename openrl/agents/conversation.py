@@ -211,7 +211,7 @@ class Conversation:
             self._rows.append(row)
         sampled_ids = completion.token_ids
         segment.observe(token_ids, images)
-        segment.sample(sampled_ids, completion.logprobs, completion.versions)
+        segment.sample(sampled_ids, completion.logprobs, completion.versions, completion.kept)
         sampled = self.chat.decode_after(prompt_ids, sampled_ids)
         before = row.text
         row.text += text + sampled

@@ -38,7 +38,12 @@ class FirstReply:
                 raise
             if not first.done():
                 row = Segment.answer(
-                    [*token_ids], said.token_ids, said.logprobs, said.versions, tuple(images)
+                    [*token_ids],
+                    said.token_ids,
+                    said.logprobs,
+                    said.versions,
+                    tuple(images),
+                    said.kept,
                 )
                 first.set_result(Trajectory(prompt, [row], said.finish_reason))
             return await asyncio.Future()  # until the episode is cancelled, which is at once

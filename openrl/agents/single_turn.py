@@ -18,7 +18,12 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         reply = await generate(prompt.token_ids, sampling, prompt.images)
         row = Segment.answer(
-            prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions, prompt.images
+            prompt.token_ids,
+            reply.token_ids,
+            reply.logprobs,
+            reply.versions,
+            prompt.images,
+            reply.kept,
         )
         text = self.decode(reply.token_ids)
         rendered = (

@@ -58,6 +58,7 @@ def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
         greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
         versions=_versions(segments, loss_mask),
         images=[s.images for s in segments] if any(s.images for s in segments) else None,
+        kept=[s.kept for s in segments] if any(s.kept for s in segments) else None,
     )
 
 

@@ -17,6 +17,7 @@ from openrl.config.groups.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
+from openrl.models.kept import KeptIds
 from openrl.models.logits import LogitTransform, Output, Outputs
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
@@ -54,15 +55,21 @@ class CausalLM(HeadedModel):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
+        kept: KeptIds | None,
     ) -> Outputs:
         """The output holds log-probs, (b, T) fp32. The head skips tokens that are not scored."""
         predicts = part.take(shift_left(rows.predicted))
+
+        def beside(column: Tensor) -> Tensor:
+            return part.take(shift_left(rows.arranged(column)))[predicts]
+
         logprobs, more = self.hf.get_output_embeddings()(
             hidden,
             part.take(shift_left(rows.token_ids)),
             predicts,
             outputs,
-            [part.take(shift_left(rows.arranged(column)))[predicts] for column in reference],
+            [beside(column) for column in reference],
+            kept and kept.at(beside),
         )
 
         def to_rows(column: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from openrl.models.experts import load_balancing
+from openrl.models.kept import KeptIds
 from openrl.models.logits import Output, Outputs
 from openrl.models.lora import Adapters
 from openrl.models.packing import Rows, arrange
@@ -59,6 +60,7 @@ class HeadedModel(ABC, nn.Module):
         part: Part,
         outputs: Sequence[Output],
         reference: Sequence[Tensor],
+        kept: KeptIds | None,
     ) -> Outputs:
         """Return the output, in at least fp32, and the further outputs of the head, from the hidden
         states (R, s, H) of this rank's part of the rows."""
@@ -76,6 +78,7 @@ class HeadedModel(ABC, nn.Module):
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
+        kept: KeptIds | None = None,
     ) -> Outputs:
         """Return the model's output and, by name, the further outputs that are wanted.
 
@@ -85,6 +88,7 @@ class HeadedModel(ABC, nn.Module):
             scored: (b, T) bool, the tokens whose values are read; the others have 0. None for all.
             reference: the batch's columns of the reference, (b, T, ...), for ``full_kl``.
             media: for a model that sees, the tensors of all images of the rows.
+            kept: the sets that the tokens were drawn from, where sampling was cut.
         """
         axes = self.vision.axes(token_ids, attention_mask, media or {}) if self.vision else None
         groups, scored = groups if self.shares else None, self.scored(attention_mask, scored)
@@ -95,7 +99,7 @@ class HeadedModel(ABC, nn.Module):
             found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
         else:
             found = self.vision.run(part.token_ids, media, inputs)
-        output, more = self.read(found.last_hidden_state, rows, part, outputs, reference)
+        output, more = self.read(found.last_hidden_state, rows, part, outputs, reference, kept)
         if "balance" in outputs:
             assert self._balancing is not None  # checked before the run starts
             logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]

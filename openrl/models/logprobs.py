@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import full_kl, full_kl_gradient
+from openrl.models.kept import KeptIds, cut_
 from openrl.models.logits import LogitTransform, Output, Outputs, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
@@ -59,6 +60,7 @@ class LogprobHead(nn.Module):
         predicts: Tensor,
         outputs: Sequence[Output] = (),
         reference: Sequence[Tensor] = (),
+        kept: KeptIds | None = None,
     ) -> Outputs:
         """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
         state that predicts the token.
@@ -71,10 +73,11 @@ class LogprobHead(nn.Module):
             targets: (R, S) int64, each token's next token.
             predicts: (R, S) bool, whether the next token is predicted.
             reference: columns of the reference for the N predicted tokens, (N, ...).
+            kept: the sets that these N tokens were drawn from, where sampling was cut.
         """
         states = hidden[predicts]
         of_reference = (
-            distributions(reference, self.reference_head) if "full_kl" in outputs else None
+            distributions(reference, self.reference_head, kept) if "full_kl" in outputs else None
         )
         args = (states, self.weight, self.bias)
         logprobs, entropies, kl = token_logprobs(
@@ -84,12 +87,13 @@ class LogprobHead(nn.Module):
             self.chunk_size,
             "entropy" in outputs,
             of_reference,
+            kept,
         )
         found = {"entropy": entropies, "full_kl": kl}
         if "squares" in outputs:
-            found["squares"] = squared_probabilities(*args, self.transform, self.chunk_size)
+            found["squares"] = squared_probabilities(*args, self.transform, self.chunk_size, kept)
         if "reference" in outputs:
-            found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
+            found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k, kept)
         return placed(logprobs, predicts), {
             n: placed(c, predicts) for n, c in found.items() if c is not None
         }
@@ -104,6 +108,7 @@ def token_logprobs(
     chunk_size: int,
     entropy: bool = False,
     reference: Distributions | None = None,
+    kept: KeptIds | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute log p of each target given the hidden state that predicts it.
 
@@ -116,28 +121,34 @@ def token_logprobs(
             0 means all at once.
         entropy: also return the entropy of each distribution, in nats.
         reference: also return the KL of each distribution to the reference's.
+        kept: the sets that the targets were drawn from; None means the whole vocabulary.
 
     Returns:
         (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
     """
     if chunk_size and len(targets) > chunk_size:
-        args = (states, weight, bias, targets, transform, chunk_size, entropy, reference)
+        args = (states, weight, bias, targets, transform, chunk_size, entropy, reference, kept)
         logprobs, entropies, kl = _Chunked.apply(*args)
         return logprobs, entropies if entropy else None, None if reference is None else kl
-    logits = transform(F.linear(states, weight, bias))
+    logits = cut_(transform(F.linear(states, weight, bias)), kept)
     kl = None if reference is None else full_kl(logits, *reference(slice(None)))
     return *_score(logits, targets, entropy)[:2], kl
 
 
 @torch.no_grad()
 def squared_probabilities(
-    states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform, chunk_size: int
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: LogitTransform,
+    chunk_size: int,
+    kept: KeptIds | None = None,
 ) -> Tensor:
     """Return the sum of the squared probabilities of each distribution, (N,); the arguments are
     those of ``token_logprobs``."""
     found = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
     for rows in _chunks(len(states), chunk_size or max(len(states), 1)):
-        logits = transform(F.linear(states[rows], weight, bias))
+        logits = cut_(transform(F.linear(states[rows], weight, bias)), kept, rows)
         found[rows] = ((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1)).exp()
     return found
 
@@ -158,12 +169,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference
+        ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference, kept
     ):
         parts, kls = [], []
         for rows in _chunks(len(targets), chunk_size):
             logits = transform(F.linear(states[rows], weight, bias))
             for own, inside in _blocks(rows, len(logits)):
+                cut_(logits[inside], kept, own)
                 parts.append(_score(logits[inside], targets[own], entropy))
                 kls += [] if reference is None else [full_kl(logits[inside], *reference(own))]
             del logits  # otherwise they would coexist with the next chunk's
@@ -173,6 +185,7 @@ class _Chunked(torch.autograd.Function):
         log_partition = torch.cat([p[2] for p in parts])
         ctx.save_for_backward(states, weight, bias, targets, log_partition, entropies)
         ctx.transform, ctx.chunk_size, ctx.reference = transform, chunk_size, reference
+        ctx.kept = kept
         ctx.set_materialize_grads(False)
         not_asked = [*([] if entropy else [entropies]), *([kl] if reference is None else [])]
         ctx.mark_non_differentiable(*not_asked)
@@ -190,7 +203,7 @@ class _Chunked(torch.autograd.Function):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
             # the gradient overwrites the logits
             for own, inside in _blocks(rows, len(logits)):
-                block = logits[inside]
+                block = cut_(logits[inside], ctx.kept, own)
                 up = [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)]
                 gradient = _score_gradient(
                     block, targets[own], log_partition[own, None], entropies[own, None], *up
@@ -211,7 +224,7 @@ class _Chunked(torch.autograd.Function):
             grad_states,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 

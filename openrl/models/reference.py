@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import reference_support
+from openrl.models.kept import KeptIds, cut_
 from openrl.models.logits import LogitTransform
 
 Distributions = Callable[[slice], tuple[Tensor | None, Tensor]]
@@ -27,20 +28,23 @@ class FrozenHead:
         self.weight, self.transform = head.weight.detach().clone(), transform
         self.bias = None if head.bias is None else head.bias.detach().clone()
 
-    def logprobs(self, states: Tensor) -> Tensor:
-        """Return the log-probs (n, V) of (n, H) hidden states."""
+    def logprobs(self, states: Tensor, kept: KeptIds | None, rows: slice) -> Tensor:
+        """Return the log-probs (n, V) of hidden states (N, H)[rows], over the kept sets."""
         self.weight = self.weight.to(states.device)
         self.bias = None if self.bias is None else self.bias.to(states.device)
-        return self.transform(F.linear(states, self.weight, self.bias)).log_softmax(-1)
+        logits = self.transform(F.linear(states[rows], self.weight, self.bias))
+        return cut_(logits, kept, rows).log_softmax(-1)
 
 
-def distributions(columns: Sequence[Tensor], head: FrozenHead | None) -> Distributions:
+def distributions(
+    columns: Sequence[Tensor], head: FrozenHead | None, kept: KeptIds | None = None
+) -> Distributions:
     """Return the distributions in the reference's columns of N tokens, which ``reference_columns``
     made. With a head, the columns are the hidden states (N, H) that it predicts from; otherwise
     they are ids (N, K) and log-probs (N, K + 1)."""
     if head is not None:
         (states,) = columns
-        return lambda rows: (None, head.logprobs(states[rows]))
+        return lambda rows: (None, head.logprobs(states, kept, rows))
     ids, logprobs = columns
     return lambda rows: (ids[rows].long(), logprobs[rows])
 
@@ -53,12 +57,15 @@ def reference_columns(
     transform: LogitTransform,
     chunk_size: int,
     top_k: int,
+    kept: KeptIds | None = None,
 ) -> dict[str, Tensor]:
     """Return ``ref_ids`` and ``ref_support`` of (N, H) states or, with ``top_k`` 0, ``ref_hidden``,
     by their names in a batch."""
     if top_k == 0:
         return {"ref_hidden": states}
-    chunks = states.split(chunk_size or max(len(states), 1))
-    parts = [reference_support(transform(F.linear(chunk, weight, bias)), top_k) for chunk in chunks]
+    parts, size = [], chunk_size or max(len(states), 1)
+    for rows in (slice(start, start + size) for start in range(0, max(len(states), 1), size)):
+        logits = cut_(transform(F.linear(states[rows], weight, bias)), kept, rows)
+        parts.append(reference_support(logits, top_k))
     ids, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     return {"ref_ids": ids.int(), "ref_support": logprobs}

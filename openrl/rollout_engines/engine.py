@@ -177,7 +177,8 @@ class RolloutEngine(ABC):
         Log-probs are those of the distribution that was sampled from: after temperature, top_k,
         top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
         ends with an end-of-text token or with the token that completes a stop text. An engine that
-        accepts images never samples their tokens.
+        accepts images never samples their tokens. With ``sampling.kept_ids`` it brings the set of
+        tokens that each token was drawn from.
 
         Raises UserError if the prompt leaves no room for another token, if the engine turns the
         images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
@@ -193,9 +194,14 @@ class RolloutEngine(ABC):
                 part = await self._sample(request)
                 if part.finish_reason is FinishReason.INTERRUPTED and not self._interrupting:
                     raise RuntimeError("the engine gave up a request that no pause interrupted")
-            row.sample(part.token_ids, part.logprobs, part.versions)
+            if sampling.kept_ids and part.kept is None:
+                raise UserError(
+                    "this rollout engine does not tell from which tokens it sampled",
+                    "leave out --top_p, --top_k and --min_p, or use --rollout_backend vllm or hf",
+                )
+            row.sample(part.token_ids, part.logprobs, part.versions, part.kept)
             end = part.finish_reason
-        return Completion(row.token_ids, row.rollout_logprobs, end, row.versions)
+        return Completion(row.token_ids, row.rollout_logprobs, end, row.versions, row.kept)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

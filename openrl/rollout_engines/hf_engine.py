@@ -36,7 +36,7 @@ from openrl.rollout_engines.engine import (
     RolloutEngine,
     banned_tokens,
 )
-from openrl.types import Completion, FinishReason, PlacedImage, Sampling, VersionSpan
+from openrl.types import Completion, FinishReason, KeptSets, PlacedImage, Sampling, VersionSpan
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, HostReceiver
 from openrl.weights.shared_memory import machine_id
@@ -73,6 +73,7 @@ class _Stretch:
     reply: asyncio.Future[FinishReason]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    kept: KeptSets = field(default_factory=KeptSets)
 
     @property
     def context(self) -> list[int]:
@@ -148,7 +149,8 @@ class HFEngine(RolloutEngine):
             self._decoding = asyncio.create_task(self._decode_waiting())
         end = await row.reply
         spans = (VersionSpan(0, len(row.tokens), self.policy_version),)
-        return Completion(row.tokens, row.logprobs, end, spans)
+        kept = row.kept if request.sampling.kept_ids else None
+        return Completion(row.tokens, row.logprobs, end, spans, kept)
 
     async def _stop(self) -> None:
         await self._idle.wait()  # the decoding thread checks ``_interrupting`` at each token
@@ -227,9 +229,12 @@ class HFEngine(RolloutEngine):
         request = row.request
         sampling = request.sampling
         seen = torch.tensor(row.context + row.tokens)
-        token, logprob = sample_token(logits, seen, sampling, request.drawing)
+        token, logprobs = sample_token(logits, seen, sampling, request.drawing)
         row.tokens.append(token)
-        row.logprobs.append(logprob)
+        row.logprobs.append(float(logprobs[token]))
+        if sampling.kept_ids:
+            ids = logprobs.isfinite().nonzero()[:, 0].tolist()
+            row.kept.append(ids if len(ids) <= sampling.kept_ids else None)
         if token in self._eos and not sampling.ignore_eos:
             return FinishReason.STOP
         sampled = request.sampled.token_ids + row.tokens
@@ -323,12 +328,12 @@ def _set_end(reply: asyncio.Future[FinishReason], end: FinishReason) -> None:
 
 def sample_token(
     logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator
-) -> tuple[int, float]:
-    """Return the next token and its log-prob. ``logits`` is (V,); ``seen`` (n,) holds the tokens of
-    prompt and completion so far.
+) -> tuple[int, Tensor]:
+    """Return the next token and the log-probs (V,) of the distribution that it was sampled from,
+    -inf for tokens that were cut off. ``logits`` is (V,); ``seen`` (n,) holds the tokens of prompt
+    and completion so far.
 
-    The log-prob is that of the distribution sampled from. Temperature 0 takes the likeliest token,
-    with its log-prob at temperature 1."""
+    Temperature 0 takes the likeliest token, with log-probs at temperature 1."""
     row = logits.float()[None]
     for processor in processors(sampling):
         row = processor(seen[None], row)
@@ -337,7 +342,7 @@ def sample_token(
         token = int(logprobs.argmax())
     else:
         token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
-    return token, float(logprobs[token])
+    return token, logprobs
 
 
 def processors(sampling: Sampling) -> Iterator[LogitsProcessor]:

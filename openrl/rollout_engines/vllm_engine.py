@@ -22,6 +22,7 @@ from openrl.rollout_engines.engine import (
     banned_tokens,
 )
 from openrl.rollout_engines.vllm_adapters import AdapterSlot
+from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs
 from openrl.rollout_engines.vllm_start import start_llm
 from openrl.types import Completion, FinishReason, PlacedImage, VersionSpan
 from openrl.vision.pictures import open_image
@@ -62,6 +63,7 @@ class VLLMEngine(RolloutEngine):
         self._names: frozenset[str] | None = None
         self._adapters = AdapterSlot(llm)
         self._banned = banned_tokens(spec)
+        self._vocabulary = llm.model_config.get_vocab_size()
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -103,7 +105,7 @@ class VLLMEngine(RolloutEngine):
             include_stop_str_in_output=True,
             ignore_eos=sampling.ignore_eos,
             seed=seed_after(sampling.seed, before),
-            logprobs=0,  # only that of the sampled token
+            logprobs=asked_ids(sampling, self._vocabulary),
             flat_logprobs=True,  # lists of numbers instead of an object per token
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -117,21 +119,21 @@ class VLLMEngine(RolloutEngine):
             final = await self._while_alive(work)
         finally:
             self._submitted.discard(name)
-        part = self._completion(final.outputs[0])
+        part = self._completion(final.outputs[0], sampling.kept_ids)
         return self._cut_at_stop(request, part) if before and sampling.stop else part
 
-    def _completion(self, reply: Any) -> Completion:
+    def _completion(self, reply: Any, kept_ids: int) -> Completion:
         if reply.finish_reason not in _ENDS:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
-        sampled, found = list(reply.token_ids), reply.logprobs
-        if (list(found.token_ids) if found else []) != sampled:
+        sampled = list(reply.token_ids)
+        described, logprobs, kept = read_logprobs(reply.logprobs, kept_ids, self._vocabulary)
+        if described != sampled:
             raise RuntimeError("vLLM returned log-probs of tokens that it did not sample")
         spans: tuple[VersionSpan, ...] = (VersionSpan(0, len(sampled), self.policy_version),)
         if self._spec.keep_cache_on_pause:  # the weights may have changed while it was inside vLLM
             labels = reply.weight_versions or ()
             spans = tuple(VersionSpan(s.start, s.end, int(s.version)) for s in labels)
-        logprobs = list(found.logprobs) if found else []
-        return Completion(sampled, logprobs, _ENDS[reply.finish_reason], spans)
+        return Completion(sampled, logprobs, _ENDS[reply.finish_reason], spans, kept)
 
     def _cut_at_stop(self, request: EngineRequest, part: Completion) -> Completion:
         """Cut ``part`` after the token that completes a stop text. vLLM misses a stop text that
@@ -148,7 +150,8 @@ class VLLMEngine(RolloutEngine):
             return part
         n = found + 1
         span = (VersionSpan(0, n, self.policy_version),)
-        return Completion(part.token_ids[:n], part.logprobs[:n], FinishReason.STOP, span)
+        kept = None if part.kept is None else part.kept.first(n)
+        return Completion(part.token_ids[:n], part.logprobs[:n], FinishReason.STOP, span, kept)
 
     async def _stop(self) -> None:
         if self._frozen:

@@ -71,6 +71,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_prefix_caching": engine.enable_prefix_caching and not spec.deterministic,
         "trust_remote_code": model.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 2**20,  # --kept_ids_max limits them
         "worker_extension_cls": "openrl.rollout_engines.vllm_worker.WorkerExtension",
         # registered by ``vllm_transfer``, as its BACKEND
         "weight_transfer_config": {"backend": "openrl"},

@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+from array import array
 from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from openrl.types import (
     FinishReason,
     Image,
+    KeptSets,
     PlacedImage,
     Prompt,
     PromptGroup,
@@ -77,7 +79,9 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     for segment in trajectory.segments:
         versions = [vars(span) for span in segment.versions]
         images = images_to_json(segment.images)
-        fields["segments"].append(vars(segment) | {"versions": versions, "images": images})
+        kept = segment.kept and {name: [*numbers] for name, numbers in vars(segment.kept).items()}
+        plain = {"versions": versions, "images": images, "kept": kept}
+        fields["segments"].append(vars(segment) | plain)
     fields["score"] = dict(vars(trajectory.score)) if trajectory.score else None
     fields["tool_uses"] = [vars(use) for use in trajectory.tool_uses]
     del fields["rendered"]
@@ -92,7 +96,10 @@ def trajectory_from_json(
     for of_segment in saved["segments"]:
         versions = tuple(VersionSpan(**span) for span in of_segment["versions"])
         images = images_from_json(of_segment["images"], known)
-        segments.append(Segment(**of_segment | {"versions": versions, "images": images}))
+        sets = of_segment.get("kept")  # missing in files from before they were recorded
+        kept = sets and KeptSets(**{name: array("i", numbers) for name, numbers in sets.items()})
+        read = {"versions": versions, "images": images, "kept": kept}
+        segments.append(Segment(**of_segment | read))
     score = Score(**saved["score"]) if saved["score"] else None
     parts = {
         "prompt": prompt,

@@ -28,6 +28,7 @@ _SEGMENT = pa.struct(
         "versions": pa.list_(_VERSION),
         "state": pa.string(),
         "images": pa.list_(_IMAGE),
+        "kept": pa.struct({"sizes": _IDS, "ids": _IDS}),
     }
 )
 _SCORE = pa.struct(

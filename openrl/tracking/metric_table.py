@@ -235,6 +235,10 @@ rollout/steps_behind | steps | below --weight_sync_interval |
     Training steps since the last weight sync.
 rollout/masked_share | share | below 0.1 | in steps that train
     Sampled tokens that --staleness_policy mask took out of the loss.
+rollout/kept_ids | tokens | | in steps that train, with --top_p, --top_k or --min_p
+    Mean number of tokens that these left to sample from, where no more than --kept_ids_max.
+rollout/kept_ids_unknown | share | below 0.01 | in steps that train, with --top_p, --top_k or --min_p
+    Sampled tokens out of the loss because more than --kept_ids_max were left to sample from.
 rollout/buffered_groups | groups | |
     Complete groups that wait for a training step.
 rollout/running_groups | groups | |

@@ -279,6 +279,7 @@ def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
 def training_sampling(config: PPOConfig) -> Sampling:
     flags = config.sampling
     more = {"ignore_eos": flags.ignore_eos, "max_len": flags.max_len}
+    more["kept_ids"] = flags.kept_ids_max if flags.cuts else 0
     return sampling_from_flags(flags, flags.lengths.response, **more)
 
 

@@ -21,6 +21,7 @@ from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
+from openrl.models.kept import KeptIds
 from openrl.models.logits import Output, Outputs
 from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training_engine.distributed import ParallelLayout
@@ -218,7 +219,9 @@ class DeepSpeedEngine:
             reference = [part.to(self.device) for part in batch.reference]
         read = self.model.vision.read(batch.images) if self.model.vision else None
         media = read and {name: tensor.to(self.device) for name, tensor in read.items()}
-        return self._engine(*tokens, outputs, reference, media)
+        sets = batch.kept if isinstance(batch, ExperienceBatch) else None
+        kept = sets and KeptIds.of(sets, batch.token_ids.shape[1], self.device)
+        return self._engine(*tokens, outputs, reference, media, kept)
 
     @needs("param")
     @torch.no_grad()

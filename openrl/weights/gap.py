@@ -48,6 +48,7 @@ def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, ver
         f" {trainer_logprobs[worst].item():.4f}. Training would follow another policy than the one"
         " that samples. Likely causes: the engine keeps an old copy of some weights (a tied output"
         " head, packed experts), reads a name differently, or implements this architecture"
-        " differently (attention scaling, rotary embedding, router)",
+        " differently (attention scaling, rotary embedding, router), or it speculates"
+        " (speculative_config in --vllm_engine_kwargs)",
         "--rollout_backend hf, which generates with the trainer's own implementation",
     )

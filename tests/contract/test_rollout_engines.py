@@ -7,7 +7,9 @@ import asyncio
 import multiprocessing
 import re
 from collections.abc import Coroutine, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,27 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from openrl.algorithms.collate import collate
 from openrl.errors import UserError
+from openrl.models.causal_lm import CausalLM
+from openrl.models.kept import KeptIds
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineDied, EngineSpec, RolloutEngine
 from openrl.rollout_engines.vllm_engine import VLLMEngine
-from openrl.types import Completion, FinishReason, Sampling
+from openrl.types import (
+    Completion,
+    FinishReason,
+    KeptSets,
+    Prompt,
+    PromptGroup,
+    Sampling,
+    Segment,
+    Trajectory,
+)
 from openrl.weights.buckets import checksum, pack, split_into_buckets
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.patience import PATIENCE
-from tests.tiny import EOS, rollout_spec, tiny_model_dir
+from tests.tiny import EOS, PAD, rollout_spec, tiny_model_dir
 
 MAX_MODEL_LEN = 128
 CLOSE = 1e-4  # fp32, two implementations
@@ -105,11 +119,11 @@ def slow_logprobs(logits: Tensor, seen: list[int], sampling: Sampling) -> Tensor
     probs = logits.softmax(-1)
     probs[probs < sampling.min_p * probs.max()] = 0
     ranked = probs.argsort(descending=True).tolist()
+    if sampling.top_k > 0:
+        probs[ranked[sampling.top_k :]] = 0
     kept, mass = [], 0.0
-    for rank, token in enumerate(ranked):
-        if (sampling.top_k > 0 and rank >= sampling.top_k) or (
-            sampling.top_p < 1 and mass >= sampling.top_p * probs.sum()
-        ):
+    for token in ranked:
+        if probs[token] == 0 or (sampling.top_p < 1 and mass >= sampling.top_p * probs.sum()):
             break
         kept.append(token)
         mass += probs[token].item()
@@ -191,6 +205,70 @@ def test_logprobs_of_sampled_tokens(bench: Bench, sampling: Sampling) -> None:
     ):
         expected = bench.expected(prompt, reply.token_ids, wanted)
         torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
+
+
+def test_kept_sets_make_the_trainer_agree_with_the_engine(bench: Bench, tmp_path: Path) -> None:
+    """After a sync: the engine's sets are those that the slow version keeps, and over them the
+    trainer has the engine's log-probs. Over the whole vocabulary it does not."""
+    version = bench.engine.policy_version + 1
+    weights, bench.oracle = new_weights(bench, tmp_path, seed=7)
+    assert bench.sync(weights, version) == version
+    trainer = CausalLM(deepcopy(bench.oracle), 0.8, 5)
+    prompts = prompts_of(12, seed=6)
+    cut = Sampling(20, temperature=0.8, top_p=0.9, top_k=20, min_p=0.1, kept_ids=64)
+    samplings = [replace(cut, seed=i, **off) for i, off in enumerate(4 * [*ONE_CUT])]
+    replies = bench.generate(prompts, samplings)
+    pairs = zip(prompts, replies, strict=True)
+    rows = [Segment.answer(p, r.token_ids, r.logprobs, r.versions, kept=r.kept) for p, r in pairs]
+    for prompt, reply, sampling in zip(prompts, replies, samplings, strict=True):
+        assert reply.kept is not None and min(reply.kept.sizes) > 0
+        logits = logits_after(bench, prompt, reply.token_ids)
+        for i, ids in enumerate(sets_of(reply.kept)):
+            slow = slow_logprobs(logits[i], prompt + reply.token_ids[:i], sampling)
+            assert set(ids) == set(slow.isfinite().nonzero()[:, 0].tolist())
+    sampled = [
+        Trajectory(Prompt(str(n), [], ""), [row], FinishReason.STOP) for n, row in enumerate(rows)
+    ]
+    batch = collate([PromptGroup(t.prompt, [t]) for t in sampled], PAD)
+    assert batch.kept is not None
+    sets = KeptIds.of(batch.kept, batch.token_ids.shape[1], torch.device("cpu"))
+    columns = batch.token_ids, batch.attention_mask, None, batch.loss_mask
+    with torch.no_grad():
+        whole, _ = trainer(*columns)
+        own, _ = trainer(*columns, kept=sets)
+    gaps = [(found - batch.rollout_logprobs)[batch.loss_mask].abs() for found in (whole, own)]
+    assert float(gaps[0].mean()) > 0.01
+    assert float(gaps[1].mean()) < 1e-6 and float(gaps[1].max()) < 1e-4
+
+
+def test_sets_with_too_many_tokens_are_unknown(bench: Bench) -> None:
+    sampling = Sampling(20, temperature=1.5, top_p=0.9, seed=3, ignore_eos=True)
+    all_of_them, few = bench.generate(
+        [[7, 8, 9]] * 2, [replace(sampling, kept_ids=64), replace(sampling, kept_ids=3)]
+    )
+    assert all_of_them.kept is not None and few.kept is not None
+    wanted = [ids if len(ids) <= 3 else None for ids in sets_of(all_of_them.kept)]
+    assert few.kept == KeptSets.of(wanted) and None in wanted
+    assert (few.token_ids, few.logprobs) == (all_of_them.token_ids, all_of_them.logprobs)
+
+
+ONE_CUT: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": -1, "min_p": 0.0},
+    {"top_p": 1.0, "top_k": -1},
+)
+"""What is off: nothing, all but top_p, all but min_p."""
+
+
+def sets_of(kept: KeptSets) -> list[list[int]]:
+    ends = [0, *accumulate(size for size in kept.sizes)]
+    return [sorted(kept.ids[a:b]) for a, b in pairwise(ends)]
+
+
+def logits_after(bench: Bench, prompt: list[int], tokens: list[int]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = bench.oracle(torch.tensor([prompt + tokens])).logits
+    return found[0, len(prompt) - 1 : -1]
 
 
 def answers_by_the_oracle(bench: Bench) -> None:

@@ -99,7 +99,8 @@ def trajectory(
     for turn, (start, end) in zip(turns, played.action_ranges, strict=True):
         sampled, length = turn.completion, end - start
         row.observe(ids[len(row.token_ids) : len(turn.prompt_ids)])
-        row.sample(sampled.token_ids[:length], sampled.logprobs[:length], sampled.versions)
+        own = sampled.token_ids[:length], sampled.logprobs[:length]
+        row.sample(*own, sampled.versions, sampled.kept)
     row.observe(ids[len(row.token_ids) :])
     metrics = {f"env/{prompt.source}/{k}": v for k, v in played.metrics.items()}
     return Trajectory(

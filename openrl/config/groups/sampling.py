@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from openrl.flags.schema import absent, flag, group
+from openrl.flags.schema import Condition, absent, flag, group
 
 GENERATES = absent("eval_task", "rm")
 generates = partial(flag, only_if=GENERATES)
+CUT = Condition(lambda config: config.sampling.cuts, "with --top_p, --top_k or --min_p")
 OPEN_LEN = 1024  # length of a prompt, and of a response, that no flag limits
 
 
@@ -48,8 +49,8 @@ class DrawFlags:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The flags in use that remove tokens from the distribution or reshape it."""
-        off = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        """The flags in use that remove tokens from the distribution."""
+        off = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         return tuple(name for name, value in off.items() if getattr(self, name) != value)
 
 
@@ -57,6 +58,13 @@ class DrawFlags:
 class SamplingFlags(DrawFlags):
     """Sampling in a training run."""
 
+    kept_ids_max: int = flag(
+        512,
+        "Most tokens that may be left after --top_p, --top_k and --min_p for a sampled token to be"
+        " trained: training normalises over these tokens, which travel with it.",
+        bounds="> 0",
+        only_if=CUT,
+    )
     ignore_eos: bool = flag(
         False,
         "Keep generating after the end-of-text token, up to the length limit: for benchmarks.",

@@ -118,17 +118,16 @@ def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
 @check
 def log_probs_can_be_compared(config: PPOConfig) -> Problems:
     """Corrections and tests compare the engine's log-probs with the trainer's."""
-    flags, cut = config.correction, config.sampling.cuts
+    flags = config.correction
     replaced = flags.skip_old_logprob == "always"
     users = in_use(config, "enable_vllm_is_correction", "rollout_rs")
     if users and replaced:
         message = "both would be the engine's log-probs, so every ratio between them would be 1"
         yield problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
     users += ("skip_old_logprob",) if replaced else ()
-    if cut and users:
-        message = "the engine's distribution is truncated: its ratio is not an importance weight"
-        fix = f"leave {' and '.join(f'--{name}' for name in cut)} out"
-        yield problem((*users, *cut), message, fix)
+    if config.sampling.repetition_penalty != 1 and users:
+        message = "the engine's log-probs have the penalty: the ratio is no importance weight"
+        yield problem((*users, "repetition_penalty"), message, "leave --repetition_penalty out")
 
 
 @check
@@ -166,6 +165,7 @@ TOKENS_OF_A_STEP = 2048
 
 RESERVED = (
     "logprobs_mode",
+    "max_logprobs",
     "worker_extension_cls",
     "distributed_executor_backend",
     "weight_transfer_config",
@@ -199,6 +199,21 @@ def engine_kwargs_are_further_ones(config: PPOConfig | AnsweringConfig) -> Probl
         if name in RESERVED:
             message = f"training and placement depend on {name}"
             yield problem(("vllm_engine_kwargs",), message, "leave it out")
+
+
+@check
+def speculation_leaves_log_probs_right(config: PPOConfig) -> Problems:
+    """What vLLM 0.32 does with ``speculative_config``."""
+    if "speculative_config" not in config.engine.vllm_engine_kwargs or not VLLM.holds(config):
+        return
+    flags = ("vllm_engine_kwargs",)
+    leave = "leave speculative_config out"
+    if config.device.device == "cpu":
+        message = "with speculative_config vLLM's log-probs are wrong on a CPU"
+        yield problem((*flags, "device"), message, leave)
+    if config.sampling.min_p:
+        message = "with speculative_config vLLM refuses requests with min_p"
+        yield problem((*flags, "min_p"), message, f"{leave}, or --top_p instead of --min_p")
 
 
 @check
@@ -325,9 +340,6 @@ def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
 
 @check
 def sampled_distribution_is_the_trained_one(config: PPOConfig) -> Problems:
-    if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
-        message = "answers from a truncated distribution train the full one, so ratios are biased"
-        yield warning(cut, message, "leave it out and use --temperature")
     if config.sampling.repetition_penalty != 1:
         message = "the trained policy, without a penalty, is not the one that is sampled"
         fix = "leave it out, or use a reward that punishes repeats"

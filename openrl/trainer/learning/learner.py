@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.algorithms.entropy import keep_uncertain
+from openrl.algorithms.kept import without_unknown_sets
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
@@ -132,6 +133,8 @@ class Learner:
                 batch = await self.compute_log_probs(batch, rows, point)
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
+        batch, sets = without_unknown_sets(batch)
+        masked |= {f"rollout/{name}": metric for name, metric in sets.items()}
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
@@ -162,7 +165,9 @@ class Learner:
         if batch.traced is None:
             return None
         old = batch.old_logprobs if self.losses.old_logprobs == "forward" else None
-        batch = batch.replace(old_logprobs=old, ref_ids=None, ref_support=None, ref_hidden=None)
+        batch = batch.replace(
+            old_logprobs=old, ref_ids=None, ref_support=None, ref_hidden=None, kept=None
+        )
         return LearnedStep(groups, batch, version, rows, self._updates)
 
     def _steer_entropy(self, metrics: dict[str, Metric]) -> dict[str, Metric]:

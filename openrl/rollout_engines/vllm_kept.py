@@ -1,0 +1,49 @@
+"""Reads the sets of tokens that vLLM sampled from.
+
+Under ``logprobs_mode="processed_logprobs"`` vLLM's log-probs are those after top_p, top_k and min_p:
+-inf for every token that was cut off. So the finite ones among the K likeliest are the whole set, if
+fewer than K are finite."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+
+from openrl.types import KeptSets, Sampling
+
+
+def asked_ids(sampling: Sampling, vocabulary: int) -> int:
+    """Return for how many of the likeliest tokens to ask beside the sampled one: one more than may
+    be kept, which tells a whole set from a part of it."""
+    if not sampling.kept_ids:
+        return 0
+    most = sampling.kept_ids
+    if sampling.top_k > 0:  # vLLM keeps all that equal the last, which is common in bf16
+        most = min(most, 2 * sampling.top_k)
+    return min(most + 1, vocabulary)
+
+
+def read_logprobs(
+    found: Any, kept_ids: int, vocabulary: int
+) -> tuple[list[int], list[float], KeptSets | None]:
+    """Return the tokens that vLLM's ``FlatLogprobs`` describe, their log-probs and, if any
+    ``kept_ids`` were asked for, the sets that they were sampled from."""
+    if not found:
+        return [], [], KeptSets() if kept_ids else None
+    if not kept_ids:
+        return list(found.token_ids), list(found.logprobs), None
+    # each position has the sampled token, then the likeliest ones in falling order
+    shape = (len(found), -1)
+    ids = np.array(found.token_ids, dtype=np.int32).reshape(shape)
+    logprobs = np.array(found.logprobs).reshape(shape)
+    inside = np.isfinite(logprobs[:, 1:])
+    sizes = inside.sum(-1, dtype=np.int32)
+    asked = inside.shape[1]
+    whole = (sizes <= kept_ids) & ((sizes < asked) | (asked == vocabulary))
+    sets = KeptSets(
+        array("i", np.where(whole, sizes, KeptSets.UNKNOWN).tobytes()),
+        array("i", ids[:, 1:][inside & whole[:, None]].tobytes()),
+    )
+    return ids[:, 0].tolist(), logprobs[:, 0].tolist(), sets
