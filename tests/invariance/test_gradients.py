@@ -34,10 +34,12 @@ from openrl.experience import ExperienceBatch, PreferenceBatch, TokenBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
+from openrl.models.kept import KeptIds
 from openrl.models.scalar_model import Head, RewardModel, ValueModel
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training_engine.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
+from openrl.types import KeptSets
 from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, assert_same_gradient, on_ranks, ragged_batch
 from tests.patience import PATIENCE
@@ -72,6 +74,7 @@ OPTIONS = {  # where the defaults would act on no token of so few
 class Case:
     update: PolicyUpdate | ValueUpdate | SupervisedUpdate | PreferenceUpdate | PairRewardUpdate
     without: tuple[str, ...] = ()  # columns that the batch lacks
+    cut: bool = False  # its tokens were drawn from sets
 
     @property
     def model(self) -> str:
@@ -118,6 +121,7 @@ def policy_cases():
         yield f"values-{mode}", Case(ValueUpdate(0.2, mode, 9.0))
     yield "without_weights", Case(every_term, without=("loss_weights", "is_weights"))
     yield "old_is_own", Case(ppo, without=("old_logprobs",))
+    yield "cut", Case(replace(every_term, kl_estimator="full"), cut=True)
     weighed = replace(ppo, kl_coef=0.0, correction=correction("segment", "icepop"))
     yield "weighed_by_own", Case(weighed, without=("old_logprobs", "is_weights"))
     alone = replace(ppo, rl_coef=0.0, kl_coef=0.0)
@@ -205,11 +209,25 @@ def batch_of(case: Case, batch: ExperienceBatch) -> TokenBatch:
         return answers(
             batch.select([*range(7), 6, 4, 2, 0, 5, 3, 1] if case.pairs else list(range(7)))
         )
-    batch = batch.replace(**dict.fromkeys(case.without))
+    batch = batch.replace(**dict.fromkeys(case.without), kept=sets_of(batch) if case.cut else None)
     if not isinstance(case.update, PolicyUpdate):
         return batch
     loss = policy_losses[case.update.loss_type].component
     return select_tokens(batch, loss, case.update.options, torch.Generator().manual_seed(2))
+
+
+def sets_of(batch: ExperienceBatch) -> list[KeptSets | None]:
+    """Sets of up to five tokens, the sampled one among them. Every fifth token was drawn from the
+    whole vocabulary, as were all of the second row."""
+    rows = zip(batch.token_ids.tolist(), batch.lengths.tolist(), strict=True)
+    found: list[KeptSets | None] = [
+        KeptSets.of(
+            sorted({ids[t], *((7 * t + 11 * k) % 66 for k in range(t % 5))}) if t % 5 else []
+            for t in range(length)
+        )
+        for ids, length in rows
+    ]
+    return [found[0], None, *found[2:]]
 
 
 def answers(batch: ExperienceBatch) -> PreferenceBatch:
@@ -272,9 +290,12 @@ def gradients(
 
 def run(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = (micro.token_ids, micro.attention_mask, micro.group_ids, micro.loss_mask)
+    sets = micro.kept if isinstance(micro, ExperienceBatch) else None
+    kept = sets and KeptIds.of(sets, micro.token_ids.shape[1], micro.token_ids.device)
     if outputs:
-        return model(*tokens, outputs, micro.reference if "full_kl" in outputs else ())
-    return model(*tokens)
+        reference = micro.reference if "full_kl" in outputs else ()
+        return model(*tokens, outputs, reference, kept=kept)
+    return model(*tokens, kept=kept)
 
 
 def rank_of_two(rank, port, checkpoint, batch, path):

@@ -49,7 +49,7 @@ SHAPE = {
 # checkpointed.
 EXACT = {"arch": "starcoder2", "residual_dropout": 0.0, "embedding_dropout": 0.0, **SHAPE}
 SLIDING = EXACT | {"sliding_window": 4}
-TERMS = ("every_term-seq-mean-token-mean", "kl_full", "values-token-mean", "pair_sigmoid")
+TERMS = ("every_term-seq-mean-token-mean", "kl_full", "cut", "values-token-mean", "pair_sigmoid")
 SPLITS = {  # name: (flags, packed, rows of a micro-batch, whether activations are checkpointed)
     "ulysses_2": (ParallelFlags(ulysses_size=2), False, 4, False),
     "ulysses_2_packed": (ParallelFlags(ulysses_size=2), True, 2, True),
