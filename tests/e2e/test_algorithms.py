@@ -172,6 +172,18 @@ def test_rollout_correction_in_the_loss(bench, tmp_path, changes):
     assert steps[1].get("mismatch/rejected_sequences") == (0 if "rollout_rs" in changes else None)
 
 
+CUT = {"top_p": 0.9, "top_k": 20, "min_p": 0.1, "enable_vllm_is_correction": True}
+
+
+@pytest.mark.parametrize("changes", [CUT, CUT | FULL_KL, {"top_p": 0.9, "kept_ids_max": 4}])
+def test_truncated_sampling_is_what_training_sees(bench, tmp_path, changes):
+    """The engine's log-probs are the trainer's in every pass; sets that are too large leave it."""
+    for m in bench(tmp_path, **changes):
+        assert m["actor/logprob_gap_max"] < 1e-3 and abs(m["mismatch/kl"]) < 1e-4
+        assert 1 < m["rollout/kept_ids"] < (20 if changes.get("top_k") else 4)
+        assert (m["rollout/kept_ids_unknown"] > 0) == ("kept_ids_max" in changes)
+
+
 def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     """All of one difficulty weigh 1 each, as without the flag; unequal ones do not."""
     rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]
