@@ -147,7 +147,8 @@ class Trace:
             rollout_logprobs             of the engine, 0 elsewhere
             turns                        number of the turn, -1 outside of loss_mask
             versions                     of the weights that sampled the token, -1 if unknown
-            state, images                as in ``types.Segment``; images as dicts with sha256
+            state, images, kept          as in ``types.Segment``; images as dicts with sha256, kept
+                                         as a dict of sizes and ids, or None
             trained                      True where the loss counted the token
             ages                         in syncs, -1 if unknown
             advantages, returns, values, old_logprobs, ref_logprobs, weights
