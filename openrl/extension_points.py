@@ -36,7 +36,8 @@ preference_losses: Registry[Any] = Registry(
     "preference_loss", "openrl.algorithms.preference_losses"
 )
 _VERIFIERS = (
-    "countdown dapo expressions layout llm_judge match numeric programs reasoning repetition"
+    "countdown dapo expressions judge_rubric judge_siblings layout llm_judge match numeric programs"
+    " reasoning repetition"
 )
 verifiers: Registry[Any] = Registry(
     "verifier", *(f"openrl.rewards.verifiers.{module}" for module in _VERIFIERS.split())

@@ -33,6 +33,7 @@ from openrl.config.groups.checkpoint import (
     RLCheckpointFlags,
     RolloutFaultFlags,
 )
+from openrl.config.groups.curriculum import CurriculumFlags
 from openrl.config.groups.data import (
     PLAIN_DIALOGUE,
     AnswerDataFlags,
@@ -99,6 +100,7 @@ class PPOConfig:
     data: PromptDataFlags
     templates: TemplateFlags
     order: OrderFlags
+    curriculum: CurriculumFlags
     vision: VisionFlags
     placement: PlacementFlags
     hybrid: HybridFlags

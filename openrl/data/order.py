@@ -66,6 +66,11 @@ class SeededStream(Generic[T]):
     def load_state(self, state: OrderState) -> None:
         """Continue where ``state`` was taken. Raises UserError if rows, seed or shuffling differ,
         because the order would be a different one."""
+        if "orders" in state:
+            raise UserError(
+                "cannot resume the data order: the checkpoint's run had a curriculum",
+                "its --curriculum flags, or start fresh with --overwrite_ckpt",
+            )
         differ = [key for key, now in self._identity().items() if state[key] != now]
         if differ:
             facts = [

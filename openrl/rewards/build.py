@@ -99,7 +99,7 @@ def targets(
     one target per file, and one for all verifiers."""
     kwargs = source_kwargs(flags, sources)
     found: list[tuple[Target, list[str]]] = [
-        (FileTarget(*s.file, kwargs[s.name], plugins), [s.name])
+        (FileTarget(s.name, *s.file, kwargs[s.name], plugins), [s.name])
         for s in sources
         if s.kind == "file"
     ]
@@ -144,10 +144,10 @@ def connection_problem(url: str) -> str | None:
 def check_labels(
     flags: RewardFlags, plan: RewardPlan, prompts: Sequence[Prompt], plugins: tuple[str, ...]
 ) -> None:
-    """Raise UserError if a verifier cannot read the labels of more rows than may fail. It judges
-    empty responses to the first ``LOOKED_AT`` rows."""
-    watched = {s.name for s in plan.watched}
-    for name, options in comparing(flags, plan).items():
+    """Raise UserError if a verifier cannot read the labels, or what else it needs, of more rows
+    than may fail. It judges empty responses to the first ``LOOKED_AT`` rows."""
+    watched, labelled = {s.name for s in plan.watched}, comparing(flags, plan)
+    for name, options in reading_rows(flags, plan).items():
         asked = [p for p in prompts if name in watched or name in plan.of(p.source)][:LOOKED_AT]
         target = VerifierTarget({name: options}, plugins)
         try:
@@ -159,10 +159,22 @@ def check_labels(
         if len(bad) > flags.max_reward_failure_rate * len(asked):
             first, failure = bad[0]
             raise UserError(
-                f"--{'watch' if name in watched else 'reward'}_funcs {name} cannot use the label of"
-                f" {len(bad)} of {len(asked)} rows, e.g. of {first.id}: {failure}",
+                f"--{'watch' if name in watched else 'reward'}_funcs {name} cannot use"
+                f"{' the label of' if name in labelled else ''} {len(bad)} of {len(asked)} rows,"
+                f" e.g. of {first.id}: {failure}",
                 "--label_key COLUMN, or another verifier",
             )
+
+
+def reading_rows(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:
+    """Return the verifiers that need a label or another part of a row, each with its options."""
+    options = source_kwargs(flags, plan.asked)
+    reading = {
+        s.name: options[s.name]
+        for s in plan.asked
+        if s.kind == "verifier" and "row" in verifiers[s.address].needs
+    }
+    return comparing(flags, plan) | reading
 
 
 def comparing(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:

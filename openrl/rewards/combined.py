@@ -49,7 +49,8 @@ class RewardCombiner:
         verdicts: list[tuple[float, float]] = []
         for name, score in scores.items():
             if score.failure is not None:
-                return replace(score, failure=f"{name}: {score.failure}")
+                parts = total.parts | self.named(name, score.parts)
+                return replace(score, failure=f"{name}: {score.failure}", parts=parts)
             total = self.add(total, name, weights[name], score)
             if score.passed is not None:
                 verdicts.append((abs(weights[name]), score.passed))
@@ -61,17 +62,20 @@ class RewardCombiner:
 
     def add(self, score: Score, name: str, weight: float, result: Score) -> Score:
         """Return ``score`` with the result of one more source added; the verdict stays as it is."""
-        parts = result.parts
+        parts = self.named(name, result.parts)
         if len(self.plan.sources) > 1:
-            parts = {name: result.reward} | {
-                f"{name}/{part}": value for part, value in result.parts.items()
-            }
+            parts = {name: result.reward} | parts
         return replace(
             score,
             reward=score.reward + weight * result.reward,
             parts=score.parts | parts,
             attempts=max(score.attempts, result.attempts),
         )
+
+    def named(self, name: str, parts: Mapping[str, float]) -> dict[str, float]:
+        """Return the parts of a source by the names that they have in the sum."""
+        several = len(self.plan.sources) > 1
+        return {f"{name}/{part}" if several else part: value for part, value in parts.items()}
 
     def apply_policy(self, trajectory: Trajectory, score: Score) -> Score:
         """Return the score that a row gets: if a source failed on it, the one that the policy

@@ -33,7 +33,11 @@ class ProcessSource:
 
     async def score(self, rows: RewardRows) -> list[Score]:
         scores = await self._attempt(rows)
-        return await retry_failed(self._attempt, rows, scores, together=bool(self._pool.facts))
+        return await retry_failed(self._attempt, rows, scores, together=self._together)
+
+    @property
+    def _together(self) -> bool:
+        return self._name in (self._pool.facts or ())
 
     async def _attempt(self, rows: RewardRows) -> list[Score]:
         try:

@@ -1,5 +1,8 @@
 """Reward code in a separate process: the targets it loads, and how it scores rows.
 
+The fact that a target tells the other end is the set of its sources that compare siblings: those
+must never score them one by one.
+
 This module uses the standard library only, like everything that such a process imports before the
 reward code itself."""
 
@@ -7,12 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from openrl.processes.worker import AskParent, Loaded, describe, load_module
+from openrl.processes.worker import AskParent, Loaded, WrongValueError, describe, load_module
 from openrl.registry import load_plugins
 from openrl.rewards.protocol import read_reply, read_score
 from openrl.rewards.reward_rows import RewardRows
@@ -28,6 +31,7 @@ Request = tuple[str, RewardRows]
 class FileTarget:
     """A Python file and the name of the function in it; None means as ``find_function`` says."""
 
+    source: str  # name of the source of rewards
     path: Path  # absolute
     function: str | None
     kwargs: Mapping[str, Any]
@@ -37,8 +41,7 @@ class FileTarget:
         return f"--remote_rm_url: {self.path}" + (f":{self.function}" if self.function else "")
 
     def load(self) -> Loaded:
-        """Load the file. Its fact is whether the function compares siblings, which must then never
-        be scored one by one."""
+        """Load the file."""
         load_plugins(self.plugins)
         module = load_module(self.path, "reward_file")
         scorer = make_scorer(
@@ -54,7 +57,7 @@ class FileTarget:
                 return read_reply(scorer(rows), len(rows))
             return [_score_row(score_row, rows.pick([i]), str(self.path)) for i in range(len(rows))]
 
-        return Loaded(score, facts=scorer.together)
+        return Loaded(score, facts=frozenset({self.source} if scorer.together else ()))
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,16 @@ class VerifierTarget:
         from openrl.rewards.verifiers.base import read_options
 
         load_plugins(self.plugins)
-        chosen = {
-            n: (verifiers[n].component, read_options(n, dict(given)))
-            for n, given in self.options.items()
-        }
+        chosen = {n: verifiers[n] for n in self.options}
+        options = {n: read_options(n, dict(given)) for n, given in self.options.items()}
+        comparing = {n for n, entry in chosen.items() if "siblings" in entry.needs}
 
         def score(request: Request, ask: AskParent) -> list[Score]:
             name, rows = request
-            return verify(*chosen[name], rows)
+            run = compare if name in comparing else verify
+            return run(chosen[name].component, options[name], rows)
 
-        return Loaded(score, facts=False)
+        return Loaded(score, facts=frozenset(comparing))
 
 
 def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
@@ -103,16 +106,36 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
 
 def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list[Score]:
     """Return the scores of a verifier, row by row."""
+    return [
+        _score_row(lambda answer: _checked(verifier(answer, options)), answer, "")
+        for answer in _answers(rows)
+    ]
+
+
+def compare(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> list[Score]:
+    """Return the scores that a verifier gives all answers to a prompt in one call."""
+    try:
+        scores = verifier(_answers(rows), options)
+        if len(scores) != len(rows):
+            raise WrongValueError(f"it returned {len(scores)} scores for {len(rows)} answers")
+        return [_score_row(_checked, score, "") for score in scores]
+    except Exception as error:
+        return [_no_score(error, "")] * len(rows)
+
+
+def _answers(rows: RewardRows) -> list[Any]:
     from openrl.rewards.verifiers.base import Answer
 
-    def judge(answer: Answer) -> Score:
-        score = verifier(answer, options)  # a plugin may give any numbers
-        return read_score(score.reward, score.passed, score.parts)
+    columns = (rows.prompts, rows.texts, rows.labels, rows.sources, rows.metas, rows.token_ids)
+    return [*map(Answer, *columns)]
 
-    answers = map(
-        Answer, rows.prompts, rows.texts, rows.labels, rows.sources, rows.metas, rows.token_ids
-    )
-    return [_score_row(judge, answer, "") for answer in answers]
+
+def _checked(score: Score) -> Score:
+    """Return a verifier's score, which has failed if its numbers cannot be used: a plugin may give
+    any."""
+    if score.failure is not None:
+        return score
+    return read_score(score.reward, score.passed, score.parts)
 
 
 def _score_row(score: Callable[[Row], Score], row: Row, path: str) -> Score:
@@ -120,4 +143,9 @@ def _score_row(score: Callable[[Row], Score], row: Row, path: str) -> Score:
     try:
         return score(row)
     except Exception as error:
-        return Score.failed(describe(error, path))
+        return _no_score(error, path)
+
+
+def _no_score(error: Exception, path: str) -> Score:
+    counted = getattr(error, "parts", {})  # of ``Unavailable``
+    return replace(Score.failed(describe(error, path)), parts=counted)

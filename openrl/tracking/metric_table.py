@@ -19,6 +19,22 @@ rollout/reward_length_correlation | -1 to 1 | -0.9 to 0.9 | unless rewards or le
     Rank correlation (Spearman) of reward and response length over the step's trajectories.
 reward/PART | reward | | with parts of a reward or several sources
     Mean of a part of the reward, or of one source before its weight.
+reward/judge/order_disagreement | share | below 0.3 | --reward_funcs judge_pairs, judge_ranking
+    Pairs of answers of which a judge said something else when it saw them in the other order.
+reward/judge/first_wins | share | 0.4 to 0.6 | --reward_funcs judge_pairs, judge_ranking
+    Share that the answer shown first won, a tie being half; far from 0.5 the judge prefers a place.
+reward/judge/ties | share | below 0.8 | --reward_funcs judge_pairs, judge_ranking
+    Pairs in which no answer won, both orders taken together.
+reward/judge/calls | requests per answer | | with a judge
+    Requests to the judge, without the repetitions after faults of the connection.
+reward/judge/tokens | tokens per answer | | with a judge
+    Tokens of requests and replies, as the judge's service counts them.
+reward/judge/cached | verdicts per answer | | with a judge
+    Verdicts that were not asked for again, from cache_dir.
+reward/judge/unreadable | replies per answer | 0 | with a judge
+    Replies without a verdict; the judge is asked again, as often as repeats allows.
+reward/judge/lost | comparisons per answer | 0 | --reward_funcs judge_pairs, judge_ranking
+    Comparisons without a verdict after all repetitions; they count for nobody.
 watch/SOURCE | reward | does not fall behind the reward | --watch_funcs
     Mean verdict, or without verdicts mean reward, of a source that nothing is trained on.
 rollout/zero_variance_groups | share of groups | below 0.7 | with rewards
@@ -55,6 +71,22 @@ filter/kept_share | share | above 0.2 | --dynamic_filtering
     kept_groups / generated_groups.
 rollout/data_passes | passes | while the evaluation rises | unless rollouts are replayed
     Prompts drawn up to the last one of the step, divided by the number of prompts.
+curriculum/passed_over | prompts | | --curriculum_band, --curriculum_wait, --curriculum_mix
+    Prompts whose turn came since the last step and that were not played.
+curriculum/forced | prompts | 0 | --curriculum_band, --curriculum_wait, --curriculum_mix
+    Prompts played although a whole pass held none to be played; the band or the wait leaves none.
+curriculum/SOURCE/drawn | prompts | | --curriculum_band, --curriculum_wait, --curriculum_mix
+    Prompts of a data source that were drawn since the last step.
+curriculum/SOURCE/solve_rate | share | rises | --curriculum_band
+    Mean over the known prompts of a data source of the estimate (1 + solved) / (2 + verdicts).
+curriculum/hard_share | share | falls | --curriculum_band
+    Prompts whose estimate lies below the band.
+curriculum/easy_share | share | rises | --curriculum_band
+    Prompts whose estimate lies above the band.
+curriculum/in_band_share | share | above 0.1 | --curriculum_band
+    Prompts whose estimate lies in the band.
+curriculum/unknown_share | share | falls | --curriculum_band
+    Prompts without a verdict so far.
 agent/AGENT/reward | reward | rises | where agents have names
     Mean reward of one agent of several that share an episode.
 env/TAG/NAME | as its environment defines it | | --env_tags, --agent_func_path

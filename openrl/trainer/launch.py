@@ -16,6 +16,8 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.credit import CreditSettings
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
+from openrl.config.curriculum_mix import read_mix
+from openrl.data.curriculum import Curriculum
 from openrl.data.order import SeededStream
 from openrl.data.prompts import prompts_fingerprint
 from openrl.flags.dump import effective_flags
@@ -50,7 +52,7 @@ from openrl.trainer.rollout.reward_models import RewardModels
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from openrl.trainer.watching.supervision import StopRequest, explain_end, supervise
-from openrl.types import PromptGroup, Sampling
+from openrl.types import Prompt, PromptGroup, Sampling
 from openrl.workers.profiling import Profiling
 from openrl.workers.roles import Roles, Stage, start_roles
 from openrl.workers.rollout_worker import RolloutRequest
@@ -197,6 +199,16 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     )
 
 
+def prompt_stream(config: PPOConfig, prompts: list[Prompt]) -> SeededStream[Prompt] | Curriculum:
+    """Return what says which prompt is next."""
+    seed, flags = derived.data_seed(config), config.curriculum
+    shuffle = config.order.shuffle and not config.environments.env_tags
+    if flags.chooses:
+        mix = None if flags.curriculum_mix is None else read_mix(flags.curriculum_mix)
+        return Curriculum(prompts, flags, mix, seed, shuffle=shuffle)
+    return SeededStream(prompts, seed, shuffle=shuffle, data=prompts_fingerprint(prompts))
+
+
 def build_rollouts(
     config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner, pool: EnginePool
 ) -> Rollouts:
@@ -205,12 +217,7 @@ def build_rollouts(
     to_try = derived.prompts_to_try(config, len(inputs.prompts))
     chosen = DynamicFilter(config.filtering, to_try, wanted, running) if filtered else None
     prompts = inputs.prompts or inputs.eval_prompts  # --eval_only has no training prompts
-    stream = SeededStream(
-        prompts,
-        derived.data_seed(config),
-        shuffle=config.order.shuffle and not config.environments.env_tags,
-        data=prompts_fingerprint(prompts),
-    )
+    stream = prompt_stream(config, prompts)
     limits = BufferLimits(
         wanted,
         running,

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 from openrl.config.commands import EvaluateConfig, PPOConfig
+from openrl.config.curriculum_mix import read_mix
 from openrl.config.derived import (
     SOURCES,
     Scoring,
@@ -175,6 +176,58 @@ def reward_sources_are_known(config: Scoring) -> Problems:
     sources = reward_sources(config.reward, reward_models(config), watched)
     source_weights(config.reward, sources[: len(sources) - len(watched)])
     source_kwargs(config.reward, sources)
+
+
+def _only_comparing(config: PPOConfig) -> list[str]:
+    """Return the verifiers that compare siblings without an answer of reference, and so give no
+    verdicts."""
+    kwargs = source_kwargs(config.reward, reward_sources(config.reward))
+    known = [name for name in config.reward.reward_funcs if name in verifiers.names()]
+    comparing = [name for name in known if "siblings" in verifiers[name].needs]
+    return [name for name in comparing if not kwargs[name].get("reference")]
+
+
+@check
+def comparing_judges_have_siblings(config: PPOConfig) -> Problems:
+    """An answer of reference takes the place of siblings."""
+    counts = {"n_samples_per_prompt": config.batch.n_samples_per_prompt}
+    if config.evaluation.eval_dataset is not None:
+        counts["eval_n_samples_per_prompt"] = config.evaluation.eval_n_samples_per_prompt
+    for name in _only_comparing(config):
+        for flag in [flag for flag, count in counts.items() if count == 1]:
+            message = f"{name} compares the answers to a prompt, and each prompt gets only one"
+            fix = (
+                f'--{flag} 8, or --reward_func_kwargs \'{{"{name}": {{"reference": true, ...}}}}\''
+            )
+            yield problem(("reward_funcs", flag), message, fix)
+
+
+@check
+def curricula_have_verdicts(config: PPOConfig) -> Problems:
+    if config.curriculum.curriculum_band is None or config.evaluation.eval_only:
+        return
+    silent = len(_only_comparing(config)) == len(config.reward.reward_funcs)
+    if silent and not config.reward.remote_rm_url and asked_sources(config):
+        message = "a curriculum needs verdicts, and no source of rewards gives any"
+        yield problem(("curriculum_band",), message, "--reward_funcs with a verifier of answers")
+
+
+@check
+def curricula_choose_among_rows(config: PPOConfig) -> Problems:
+    names = ("curriculum_band", "curriculum_wait", "curriculum_mix")
+    used = [name for name in names if getattr(config.curriculum, name)]
+    if used and config.environments.env_tags:
+        message = "prompts of environments do not come back, so nothing is learnt about them"
+        yield problem((*used, "env_tags"), message, "--env_groups_per_tag for their shares")
+    if used and config.collecting.rollout_replay_dir is not None:
+        message = "saved rollouts are trained on in the order in which they were played"
+        yield problem((*used, "rollout_replay_dir"), message, f"leave --{used[0]} out")
+
+
+@check_environment
+def mixes_can_be_read(config: PPOConfig) -> None:
+    if config.curriculum.curriculum_mix is not None:
+        read_mix(config.curriculum.curriculum_mix)
 
 
 @check

@@ -12,6 +12,10 @@ The numbers of the score are finite; ``passed`` is None if the verifier does not
 answer is right. Another exception than ``BadRow``, which says that the row of data is at fault
 whatever the answer, fails the answer as well.
 
+A verifier that is registered with ``needs=("siblings",)`` compares: it takes the list of all
+answers to a prompt, in one call, and returns the list of their scores. One with ``needs=("row",)``
+reads a part of its row that is no label, and reads it before the answer.
+
 It runs in a separate process that is killed when it takes too long, so it needs no timeout. It
 imports large libraries inside the function. The last lines of its docstring say which label it
 takes and which rewards it can give: docs/verifiers.md shows them, and a test holds every verifier
@@ -59,7 +63,11 @@ class Answer:
 
 class Unavailable(Exception):
     """There is no verdict, because something that the verifier relies on is missing or broken. The
-    answer is neither right nor wrong."""
+    answer is neither right nor wrong. ``parts`` are counted all the same."""
+
+    def __init__(self, message: str, parts: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.parts = dict(parts or {})
 
 
 def label_text(answer: Answer) -> str:

@@ -20,6 +20,7 @@ from openrl.config.commands import PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.data.answers import SupervisedRow
+from openrl.data.curriculum import check_mix
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import RowImages, image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
@@ -113,6 +114,7 @@ def prepare(config: PPOConfig) -> Inputs:
         longest = config.sampling.lengths.both
         check_agents(agent_setup(config), inputs.tokenizer, source, longest)
         check_steps(config, len(inputs.prompts))
+        check_mix(config.curriculum, inputs.prompts)
         check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     collector.raise_all()

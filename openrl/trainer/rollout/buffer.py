@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from openrl.data.curriculum import Curriculum
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.trace.record import group_from_json, group_to_json
@@ -93,7 +94,7 @@ class RolloutBuffer:
 
     def __init__(
         self,
-        prompts: SeededStream[Prompt],
+        prompts: SeededStream[Prompt] | Curriculum,
         limits: BufferLimits,
         group_filter: DynamicFilter | None = None,
     ) -> None:
@@ -213,11 +214,13 @@ class RolloutBuffer:
             aborted, left = left, []
         self._arrange(left)
         came = [*self._filtered, *((s.index, s.group) for s in chosen if s.group)]
+        generated = [group for _, group in sorted(came, key=lambda item: item[0])]
         taken = RolloutBatch(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
-            generated=[group for _, group in sorted(came, key=lambda item: item[0])],
+            generated=generated,
             version=self.version,
             counts=self._counts(asked_at)
+            | self._learned(generated)
             | {
                 "rollout/surplus_groups": float(len(aborted)),
                 "rollout/data_passes": (max(s.index for s in chosen) + 1) / self.prompts.size,
@@ -227,6 +230,13 @@ class RolloutBuffer:
         self._filtered = []
         self._changed()
         return taken
+
+    def _learned(self, generated: list[PromptGroup]) -> dict[str, float]:
+        """Tell a curriculum what was played, and return its metrics."""
+        if not isinstance(self.prompts, Curriculum):
+            return {}
+        self.prompts.learn(generated)
+        return self.prompts.counts()
 
     def _selected(self) -> list[PendingPrompt] | None:
         """Return the slots of the next step, or None if it has to wait."""

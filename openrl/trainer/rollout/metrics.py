@@ -39,8 +39,8 @@ def rollout_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
         metrics["rollout/response_length_max"] = Max(max(lengths))
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
-    others = agent_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
-    ends = end_metrics(rows) | fault_metrics(groups)
+    others = agent_metrics(rows) | _reward_metrics(groups, rows) | _part_metrics(rows)
+    ends = end_metrics(rows) | failure_metrics(groups) | fault_metrics(groups)
     return metrics | _image_metrics(groups) | ends | others
 
 
@@ -113,9 +113,17 @@ def _reward_metrics(groups: list[PromptGroup], rows: list[Trajectory]) -> dict[s
         f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()
     }
     metrics |= _reward_by_length(rows)
-    for part in sorted({name for s in scores for name in s.parts}):
-        metrics[f"reward/{part}"] = Mean.of(s.parts[part] for s in scores if part in s.parts)
     return metrics
+
+
+def _part_metrics(rows: list[Trajectory]) -> dict[str, Metric]:
+    """Return the means of the parts of rewards, those of failed rewards too: what a judge was asked
+    counts although it gave no verdict."""
+    scored = [t.score.parts for t in rows if t.score and not t.finish_reason.is_failure]
+    return {
+        f"reward/{name}": Mean.of(parts[name] for parts in scored if name in parts)
+        for name in sorted({name for parts in scored for name in parts})
+    }
 
 
 def _reward_by_length(rows: list[Trajectory]) -> dict[str, Metric]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from openrl.data.curriculum import Curriculum
 from openrl.data.order import SeededStream
 from openrl.errors import UserError
 from openrl.trace.reader import Trace
@@ -23,7 +24,7 @@ class SavedRollouts(RolloutBuffer):
     def __init__(
         self,
         directory: Path,
-        prompts: SeededStream[Prompt],
+        prompts: SeededStream[Prompt] | Curriculum,
         limits: BufferLimits,
         group_filter: DynamicFilter | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from openrl.errors import BadRow, UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, Unavailable, describe, read_options
-from openrl.rewards.verifiers.llm_judge import connect
+from openrl.rewards.verifiers.judge_service import connect
 
 ANSWER = Answer("What is 2+2? {label}", "It is 4. {prompt} <|im_end|>", "four")
 
@@ -160,15 +160,15 @@ def test_what_may_pass_is_asked_again(service, faults):
         ([(404, "no such model", {})], 3, 1, "no such model"),
         ([(302, "", {"Location": "http://127.0.0.1:1/"})], 3, 1, "status 302"),
         ([(200, "x" * (17 << 20), {})], 3, 1, "larger than 16 MiB"),
-        ([completion("I cannot say.")], 3, 1, "gave no score"),
-        ([completion("")], 3, 1, "gave no score"),
-        ([completion("Score: 11")], 3, 1, "not between 0 and 10"),
-        ([completion("Score: " + "9" * 400)], 3, 1, "not between"),
+        ([completion("I cannot say.")], 3, 3, "it has no score"),
+        ([completion("")], 3, 3, "it has no score"),
+        ([completion("Score: 11")], 3, 3, "11 is not between 0 and 10"),
+        ([completion("Score: " + "9" * 400)], 3, 3, "not between"),
         (
             [(200, json.dumps({"choices": [{"message": {"content": None}}]}), {})],
             3,
-            1,
-            "gave no score",
+            3,
+            "it has no score",
         ),
     ],
 )

@@ -319,7 +319,7 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     program = (
         "from pathlib import Path; from openrl.processes.child import ChildProcess, Limits;"
         "from openrl.rewards.reward_rows import RewardRows; from openrl.rewards.worker import FileTarget;"
-        f"target = FileTarget(Path({str(path)!r}), None, {{}});"
+        f"target = FileTarget('reward', Path({str(path)!r}), None, {{}});"
         "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}], [[]]);"
         "ChildProcess(target, Limits(1000.0, 2**33, '', ''), 'reward').call(('reward', rows))"
     )

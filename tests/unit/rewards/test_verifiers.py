@@ -36,14 +36,14 @@ def ruler(monkeypatch):
     verifiers.register("ruler", options=Options)(lambda answer, options: None)
 
 
-# The labels that verifiers need to say anything. The judge, which needs options, has its own tests.
+# The labels that verifiers need to say anything. Judges, which need options, have their own tests.
 LABELS = {
     "choice": "B",
     "code": ["assert f(1) == 1"],
     "countdown": {"numbers": [3, 8, 1], "target": 24},
     "reasoning_gym": {"answer": "4", "metadata": {"source_dataset": "chain_sum"}},
 }
-NAMES = [name for name in verifiers.names() if name != "judge"]
+NAMES = [name for name in verifiers.names() if not name.startswith("judge")]
 PIECES = (
     *(
         "<think>",

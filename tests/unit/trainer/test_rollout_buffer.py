@@ -22,6 +22,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.virtual_clock import run_virtually
+from openrl.config.groups.curriculum import CurriculumFlags
+from openrl.data.curriculum import Curriculum
 from openrl.data.order import SeededStream
 from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
@@ -384,3 +386,35 @@ def test_a_missing_reward_comes_back_missing():
     again = group_from_json(json.loads(json.dumps(group_to_json(lost))), {"3": PROMPTS[3]})
     assert again.trajectories[0].failed
     assert again.trajectories[0].segments == lost.trajectories[0].segments
+
+
+def test_a_resumed_buffer_with_a_curriculum_starts_the_same_prompts():
+    """A checkpoint amid a step, whose filter has turned down some groups already."""
+    flags = CurriculumFlags(curriculum_band=(0.1, 0.9), curriculum_wait=1)
+
+    def buffer():
+        return RolloutBuffer(Curriculum(PROMPTS, flags, None, 0), BufferLimits(4, 0, 1), Filter(8))
+
+    async def play(table, count):
+        started = []
+        while len(started) < count:
+            slot = await table.admit()
+            started.append(slot.prompt.id)
+            number = int(slot.prompt.id)
+            group = answers(number, float(number % 3 > 0))
+            group.trajectories[0].score = Score(float(number % 3 > 0), float(number % 2))
+            table.put(slot, group)
+            if table.complete >= 8:
+                counts.append((await table.take()).counts)
+                table.set_policy_version(len(counts))
+        return started
+
+    counts = []
+    whole, half, rest = buffer(), buffer(), buffer()
+    expected = asyncio.run(play(whole, 60))
+    assert sum(step["curriculum/default/drawn"] for step in counts) >= 50
+    counts.clear()
+    first = asyncio.run(play(half, 31))
+    rest.load_state(json.loads(json.dumps(half.state())))
+    rest.set_policy_version(len(counts))
+    assert first + asyncio.run(play(rest, 29)) == expected
