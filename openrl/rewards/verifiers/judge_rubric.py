@@ -110,7 +110,7 @@ def read_rubric(value: Any) -> list[tuple[str, float]]:
 def _criterion(item: Any) -> tuple[str, float]:
     row = {"criterion": item} if isinstance(item, str) else item
     text = row.get("criterion") if isinstance(row, dict) else None
-    weight = row.get("weight", 1.0) if isinstance(row, dict) else None
+    weight: Any = row.get("weight", 1.0) if isinstance(row, dict) else None
     number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not isinstance(text, str) or not text.strip() or not number or not math.isfinite(weight):
         raise BadRow(f'a criterion needs "criterion" and a number "weight", it is {short(item)}')

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import mean
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
@@ -77,14 +77,14 @@ class ComparingOptions(ServiceOptions):
     )
     parallel: int = flag(8, "Requests for one prompt at a time.", bounds="> 0")
 
-    PLACES = ("prompt", "label")
+    PLACES: ClassVar[tuple[str, ...]] = ()  # that a prompt file has beside {label}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_file is None:
             return
         text = file_text(self.prompt_file)
-        if absent := [p for p in self.PLACES if p != "label" and f"{{{p}}}" not in text]:
+        if absent := [place for place in self.PLACES if f"{{{place}}}" not in text]:
             raise ValueError(f"there is no {{{absent[0]}}} in {self.prompt_file}")
 
     def render(self, general: str, **places: str) -> str:
@@ -101,7 +101,7 @@ class PairsOptions(ComparingOptions):
         0, "Siblings that an answer is compared with, at least; 0: all.", bounds=">= 0"
     )
 
-    PLACES = ("prompt", "first", "second", "label")
+    PLACES = ("prompt", "first", "second")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class RankingOptions(ComparingOptions):
         None, "Text with {prompt}, {answers}, {label}; None = a general one."
     )
 
-    PLACES = ("prompt", "answers", "label")
+    PLACES = ("prompt", "answers")
 
 
 @dataclass
@@ -136,6 +136,11 @@ class Outcomes:
             return 0.5
         said = self.said.get((min(one, other), max(one, other)))
         return None if said is None else mean(said) if one < other else 1 - mean(said)
+
+    def unjudged(self, text: int) -> bool:
+        """Whether nothing was said of a text, although there are others. That it equals another
+        text then tells nothing."""
+        return len(self.texts) > 1 and not any(text in pair for pair in self.said)
 
     def parts(self, of: int) -> dict[str, float]:
         """Return what is measured of the comparisons of one text."""
@@ -196,7 +201,7 @@ def _compare(answers: list[Answer], options: Any, ask: Any) -> list[Score]:
     scores = []
     for number, reward, row in zip(numbers, rewards, table, strict=True):
         parts = counts | outcomes.parts(number)
-        if reward is None:
+        if reward is None or outcomes.unjudged(number):
             failure = f"Unavailable: no comparison has a verdict: {outcomes.why}"
             scores.append(Score(float("nan"), parts=parts, failure=failure))
         else:
@@ -209,8 +214,10 @@ async def _ask_pairs(judge: Judge, outcomes: Outcomes, row: Answer, options: Pai
     verdict: one alone would bring back the preference for a place."""
     texts = outcomes.texts
     pairs = pairs_of(len(texts), options.opponents)
-    if options.reference:  # the last one meets everyone
-        pairs = [*dict.fromkeys([*pairs, *((i, len(texts) - 1) for i in range(len(texts) - 1))])]
+    if options.reference:  # it meets everyone
+        one = texts.index(label_text(row))
+        against = [(min(i, one), max(i, one)) for i in range(len(texts)) if i != one]
+        pairs = [*dict.fromkeys([*pairs, *against])]
 
     def ask(first: int, second: int) -> Coroutine[Any, Any, float]:
         text = options.render(
@@ -226,10 +233,9 @@ async def _ask_pairs(judge: Judge, outcomes: Outcomes, row: Answer, options: Pai
     found = dict(zip(orders, await _all([ask(*order) for order in orders], options), strict=True))
     for pair in pairs:
         shown_in = _orders(pair, options.swap)
-        verdicts = [found[order] for order in shown_in]
-        if _keep(outcomes, verdicts):
-            for order, won in zip(shown_in, verdicts, strict=True):
-                outcomes.add(*order, won)
+        verdicts = _all_or_none(outcomes, [found[order] for order in shown_in])
+        for order, won in zip(shown_in, verdicts, strict=False):
+            outcomes.add(*order, won)
 
 
 def _orders(pair: Pair, swap: bool) -> list[Pair]:
@@ -254,9 +260,7 @@ async def _ask_rankings(
         return judge.ask(text, lambda reply: _read_ranking(reply, len(order)))
 
     rankings = await _all([ask(order) for order in orders], options)
-    if not _keep(outcomes, rankings):
-        return
-    for order, ranks in zip(orders, rankings, strict=True):
+    for order, ranks in zip(orders, _all_or_none(outcomes, rankings), strict=False):
         for first, second, won in _beaten(ranks):
             outcomes.add(order[first], order[second], won)
 
@@ -283,12 +287,15 @@ async def _all(
     return await asyncio.gather(*map(one, asked))
 
 
-def _keep(outcomes: Outcomes, verdicts: list[Any]) -> bool:
-    """Return whether all verdicts are there; count those that are not."""
-    missing = [verdict for verdict in verdicts if isinstance(verdict, Unavailable)]
-    outcomes.lost += len(missing)
-    outcomes.why = str(missing[-1]) if missing else outcomes.why
-    return not missing
+def _all_or_none(outcomes: Outcomes, verdicts: list[Verdict | Unavailable]) -> list[Verdict]:
+    """Return the verdicts if all are there; otherwise none, and count those that are not."""
+    found: list[Verdict] = []
+    for verdict in verdicts:
+        if isinstance(verdict, Unavailable):
+            outcomes.lost, outcomes.why = outcomes.lost + 1, str(verdict)
+        else:
+            found.append(verdict)
+    return found if len(found) == len(verdicts) else []
 
 
 def _read_verdict(reply: str) -> float:

@@ -296,6 +296,21 @@ def test_nonsense_is_asked_again_then_counts_for_nobody(service):
     assert asked[1] == "Both have their merits." and 'no line "Verdict: A"' in asked[2]
 
 
+def test_equal_answers_of_which_nothing_was_said_have_no_reward(service):
+    service.reply = lambda messages: "Hm."
+    rows = [Answer("Which?", text, "b") for text in ("a", "a", "b")]
+    for options in ({}, {"reference": True}):
+        assert all(math.isnan(r) for r in rewards(compare(service, rows, repeats=0, **options)))
+
+
+def test_the_reference_meets_everyone_also_where_an_answer_equals_it(service):
+    service.reply = biased(0)
+    texts = [f"quality {n}" for n in (5, 1, 2, 3, 4, 6, 7)]
+    rows = [Answer("?", text, texts[0]) for text in texts]
+    scores = compare(service, rows, reference=True, opponents=2)
+    assert [score.passed for score in scores] == [0.5, 0, 0, 0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     "reply", ["Ranking: 1 > 2", "Ranking: 1 > 2 > 2", "Ranking: 2 > 3 > 4", ""]
 )

@@ -393,7 +393,9 @@ def test_a_resumed_buffer_with_a_curriculum_starts_the_same_prompts():
     flags = CurriculumFlags(curriculum_band=(0.1, 0.9), curriculum_wait=1)
 
     def buffer():
-        return RolloutBuffer(Curriculum(PROMPTS, flags, None, 0), BufferLimits(4, 0, 1), Filter(8))
+        return RolloutBuffer(
+            Curriculum(PROMPTS, flags, None, 0), BufferLimits(4, 0, 1, 1), Filter(8)
+        )
 
     async def play(table, count):
         started = []
@@ -409,12 +411,15 @@ def test_a_resumed_buffer_with_a_curriculum_starts_the_same_prompts():
                 table.set_policy_version(len(counts))
         return started
 
+    async def scenario():
+        whole, half, rest = buffer(), buffer(), buffer()
+        expected = await play(whole, 60)
+        assert sum(step["curriculum/default/drawn"] for step in counts) >= 50
+        counts.clear()
+        first = await play(half, 31)
+        rest.load_state(json.loads(json.dumps(half.state())))
+        rest.set_policy_version(len(counts))
+        assert first + await play(rest, 29) == expected
+
     counts = []
-    whole, half, rest = buffer(), buffer(), buffer()
-    expected = asyncio.run(play(whole, 60))
-    assert sum(step["curriculum/default/drawn"] for step in counts) >= 50
-    counts.clear()
-    first = asyncio.run(play(half, 31))
-    rest.load_state(json.loads(json.dumps(half.state())))
-    rest.set_policy_version(len(counts))
-    assert first + asyncio.run(play(rest, 29)) == expected
+    asyncio.run(scenario())
