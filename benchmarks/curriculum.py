@@ -5,8 +5,8 @@
 A simulation: openrl's buffer, curriculum, filter and advantages, around a policy that is a logistic
 model. Of the prompts, 40 % are trivial, 40 % hopeless whatever is learnt, and 20 % can be learnt
 from each other: the chance of a right answer is sigmoid(w . x + offset), with shared weights w.
-GRPO with Adam, 32 prompts a step, 8 answers to each. Prints how many answers were sampled, those
-that dynamic filtering threw away included, until unseen prompts that can be learnt are solved with
+GRPO with Adam, 8 prompts a step, 8 answers to each. Prints how many answers were sampled, with
+--dynamic_filtering also those thrown away, until unseen prompts that can be learnt are solved with
 a probability of --target."""
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
-FEATURES, WANTED, ANSWERS, MOST_STEPS, RATE = 24, 32, 8, 3000, 0.01
-OFFSETS = {"trivial": 6.0, "hopeless": -30.0, "learnable": -2.5}
+FEATURES, WANTED, ANSWERS, MOST_STEPS, RATE = 24, 8, 8, 10_000, 0.002
+OFFSETS = {"trivial": 6.0, "hopeless": -30.0, "learnable": -1.5}
 SHARES = {"trivial": 0.4, "hopeless": 0.4, "learnable": 0.2}
-BANDS = {"uniform": None, "curriculum": (0.05, 0.9)}
+BANDS = {"uniform": None, "curriculum": (0.1, 0.9)}
 
 
 @dataclass
@@ -124,8 +124,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--target", type=float, default=0.8)
+    parser.add_argument("--dynamic_filtering", action="store_true")
     given = parser.parse_args()
-    settings = [(name, filtered) for filtered in (False, True) for name in BANDS]
+    settings = [(name, given.dynamic_filtering) for name in BANDS]
     found: dict[tuple[str, bool], list[int]] = {setting: [] for setting in settings}
     for seed in given.seeds:
         task = task_of(given.prompts, seed)
