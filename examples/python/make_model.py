@@ -34,6 +34,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
 )
 
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -111,7 +112,7 @@ def make_model(
         num_attention_heads=hidden_size // 32,
         num_key_value_heads=max(hidden_size // 64, 1),
         head_dim=32,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -182,6 +183,9 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--reward_model", type=Path, help="a directory for a reward model of the same shape, too"
+    )
     args = parser.parse_args()
     if args.example == "reviews" and args.data is None:
         parser.error("reviews needs --data")
@@ -196,6 +200,11 @@ def main() -> None:
         tokenizer = made[args.example]()
         model = make_model(tokenizer, args.hidden_size or 128, args.layers)
         tokenizer.save_pretrained(args.output_dir)
+        if args.reward_model is not None:
+            # mean and std are what --normalize_reward reads
+            model.config.update({"num_labels": 1, "mean": 0.0, "std": 1.0})
+            Qwen3ForSequenceClassification(model.config).save_pretrained(args.reward_model)
+            tokenizer.save_pretrained(args.reward_model)
     model.save_pretrained(args.output_dir)
     print(
         f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)}"

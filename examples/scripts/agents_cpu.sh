@@ -27,7 +27,7 @@ echo "3/3  Reinforcement learning: GRPO on episodes of several turns, on Ray, De
 python -m openrl.cli.train_ppo_ray \
     --pretrain "$OUT/sft" --apply_chat_template \
     --env_tags frozen_lake calculator --env_groups 32 --env_groups_per_tag 16 16 \
-    --env_config examples/python/games.yaml \
+    --env_config examples/python/agents/environments.yaml \
     --max_tokens_per_turn 8 --generate_max_len 160 --prompt_max_len 32 --temperature 1.0 \
     --actor_num_nodes 1 --actor_num_gpus_per_node 1 --vllm_num_engines 1 \
     --device cpu --param_dtype fp32 --zero_stage 1 \

@@ -24,6 +24,8 @@ from openrl.tracking.metric_rows import row_of
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
+ROOT = Path(__file__).parents[2]
+
 REWARD = '''
 def reward_func(queries, prompts, labels, **kwargs):
     """The share of digits in the response: a policy of random characters can climb it at once."""
@@ -124,6 +126,24 @@ def plan_of(flags: list[str]) -> str:
     with contextlib.redirect_stdout(out):
         assert run_here([*flags, "--dry_run"]) == 0
     return out.getvalue()
+
+
+def command_of(script: str, folder: Path, **env: str) -> list[str]:
+    """The flags with which a script of examples/scripts would call train_ppo_ray; what it makes
+    before, it makes. OUT is ``folder / "out"``."""
+    python = folder / "bin/python"  # writes the command's words down, and runs everything else
+    python.parent.mkdir(exist_ok=True)
+    said = f'printf "%s\\0" "$@" > {folder}/words'
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" = -m ]; then {said}; else exec {sys.executable} "$@"; fi\n'
+    )
+    python.chmod(0o700)
+    path = {"PATH": f"{python.parent}:{os.environ['PATH']}", "OUT": str(folder / "out")}
+    command = ["bash", str(ROOT / f"examples/scripts/{script}.sh")]
+    subprocess.run(command, env=os.environ | path | env, check=True)
+    run, module, *flags = (folder / "words").read_text().split("\0")[:-1]
+    assert (run, module) == ("-m", "openrl.cli.train_ppo_ray")
+    return flags
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

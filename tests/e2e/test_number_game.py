@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import plan_of
+from tests.e2e.runs import ROOT, command_of, plan_of
 from tests.tiny_vision import official_qwen_dir
 
 pytestmark = pytest.mark.full
 
-
-ROOT = Path(__file__).parents[2]
 OFFICIAL = {
     "PROMPT_LENGTH": "2048",
     "RESPONSE_LENGTH": "2048",
@@ -46,24 +43,14 @@ def games(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_the_plan_of_a_column(name, games, tmp_path, monkeypatch):
     size, chosen, rows = COLUMNS[name]
-    python = tmp_path / "bin/python"  # writes its words down; the plan is made in this process
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words')
-    python.chmod(0o700)
-    env = (
-        os.environ
-        | chosen
-        | {
-            "MODEL_PATH": str(official_qwen_dir(tmp_path, size)),
-            "DATA": str(games),
-            "OUT": str(tmp_path / "out"),
-            "MAX_STEPS": "1",
-            "PATH": f"{python.parent}:{os.environ['PATH']}",
-        }
+    flags = command_of(
+        "number_game_vl",
+        tmp_path,
+        **chosen,
+        MODEL_PATH=str(official_qwen_dir(tmp_path, size)),
+        DATA=str(games),
+        MAX_STEPS="1",
     )
-    subprocess.run(["bash", ROOT / "examples/scripts/number_game_vl.sh"], env=env, check=True)
-    run, module, *flags = (tmp_path / "words").read_text().splitlines()
-    assert (run, module) == ("-m", "openrl.cli.train_ppo_ray")
     monkeypatch.chdir(ROOT)
     plan = " ".join(plan_of(flags).split())
     engines = int(chosen.get("GPUS_PER_NODE", 2)) // int(chosen.get("TENSOR_PARALLEL_SIZE", 1))

@@ -22,7 +22,7 @@ SOURCES = [
 ]
 
 
-def commands(path: Path) -> list[tuple[str, list[str]]]:
+def calls_of(path: Path) -> list[tuple[str, list[str]]]:
     """(command, words) of each ``python -m openrl.cli...`` in a file, without what the shell does
     with its output; a call with ... in it is a fragment."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
@@ -34,13 +34,14 @@ def commands(path: Path) -> list[tuple[str, list[str]]]:
     return [(name, words) for name, words in calls if "..." not in words and name in COMMANDS]
 
 
-CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
+CASES = [(path.name, *call) for path in SOURCES for call in calls_of(path)]
 SUMS = {"$ENGINES": "2", "$SAMPLES": "320", "$UPDATED": "1152", "$SCORED": "2304"}  # of defaults
 
 
 def defaults(path: Path) -> dict[str, str]:
-    """The variables that a script takes from the environment, by their defaults."""
+    """The variables that a script takes from the environment, by their defaults, and its texts."""
     found = re.findall(r"^(\w+)=\$\{\w+:-(.*)\}$", path.read_text(), flags=re.M)
+    found += re.findall(r"^(\w+)='([^']*)'$", path.read_text(), flags=re.M)
     return {f"${name}": value for name, value in found}
 
 
@@ -57,16 +58,21 @@ def test_the_scripts_were_found():
     assert pages <= {name for name, _, _ in CASES}
 
 
-@pytest.mark.parametrize(("source", "name", "words"), CASES)
-def test_example_parses(source, name, words):
-    command = COMMANDS[name]
+def filled_in(source: str, words: list[str]) -> list[str]:
+    """The words of a call in a script or page, with the defaults of the script's variables."""
     variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"} | SUMS
     if source.endswith(".sh"):
         variables |= defaults(ROOT / "examples/scripts" / source)
-    words = [word for word in words if word != "$@"]
-    words = [
-        re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words
+    absent = ("$@", "${SMALL[@]}", "${SMALL_EVALUATION[@]}")
+    kept = [word for word in words if word not in absent]
+    return [
+        re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in kept
     ]
-    settings, _, problems = read_words(words)
+
+
+@pytest.mark.parametrize(("source", "name", "words"), CASES)
+def test_example_parses(source, name, words):
+    command = COMMANDS[name]
+    settings, _, problems = read_words(filled_in(source, words))
     _, found = resolve(command, collect_flags(command), settings, environment=False)
     assert [str(p) for p in [*problems, *found]] == []

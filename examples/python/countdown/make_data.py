@@ -4,7 +4,11 @@
 
 writes sft.jsonl, rl.jsonl and eval.jsonl. A row is {"input": "3 8 1 -> 24:", "label": {"numbers":
 [3, 8, 1], "target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target.
-sft.jsonl holds a part of the problems of rl.jsonl; eval.jsonl shares none with them."""
+sft.jsonl holds a part of the problems of rl.jsonl; eval.jsonl shares none with them.
+
+With --chat it writes train.parquet and test.parquet instead, the problems of rl and eval as questions
+to a model that can talk, in columns that verl reads: prompt, reward_model.ground_truth and
+data_source."""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ import random
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+
+from datasets import Dataset
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,21 @@ def miss(rng: random.Random, row: dict, operators: str) -> dict:
             return {**row, "output": attempt.text}
 
 
+def as_chat(row: dict) -> dict:
+    """The problem as a dialogue, with its label where verl looks for it."""
+    numbers, target = row["label"]["numbers"], row["label"]["target"]
+    question = (
+        f"Using the numbers {numbers}, create an expression that equals {target}. You can use +, -, *"
+        " and /, and each number exactly once. Show your work in <think> </think> tags, and return the"
+        " expression in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
+    )
+    return {
+        "data_source": "countdown",
+        "prompt": [{"role": "user", "content": question}],
+        "reward_model": {"style": "rule", "ground_truth": row["label"]},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -124,8 +145,11 @@ def main() -> None:
         "--wrong_share", type=float, default=0.0, help="worked solutions that miss their target"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chat", action="store_true", help="parquet files of questions, no sft")
     args = parser.parse_args()
 
+    if args.chat:
+        args.sft_rows = 0
     if args.sft_rows > args.rl_rows:
         parser.error("--sft_rows is a part of --rl_rows")
 
@@ -146,6 +170,11 @@ def main() -> None:
         for i, row in enumerate(train[: args.sft_rows])
     ]
     args.output_dir.mkdir(parents=True, exist_ok=True)
+    if args.chat:
+        for name, rows in {"train": train, "test": held_out}.items():
+            chats = Dataset.from_list([as_chat(row) for row in rows])
+            chats.to_parquet(args.output_dir / f"{name}.parquet")
+        return
     for name, rows in {"sft": shown, "rl": train, "eval": held_out}.items():
         path = args.output_dir / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
