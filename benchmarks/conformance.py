@@ -38,6 +38,12 @@ WEIGHED = [[1.0, 2.0, 8.0], [0.1, 0.8, 1.0]]  # trainer / engine probability of 
 Numbers = list[float]
 
 
+def credited(*args: Any, **given: Any) -> Tensor:
+    found = credit(*args, **given).advantages
+    assert found is not None
+    return found
+
+
 def estimators() -> dict[str, Numbers]:
     """The advantage of each answer's last token."""
     batch = outcome_batch(
@@ -54,7 +60,7 @@ def estimators() -> dict[str, Numbers]:
     )
     chosen = {"gae": advantage_estimators["gae"].options(gamma=1.0, lambd=0.95)}
     return {
-        name: credit(batch, name, chosen.get(name)).advantages[:, -1].tolist()
+        name: credited(batch, name, chosen.get(name))[:, -1].tolist()
         for name in advantage_estimators.names()
         if name not in ("grpo", "reinforce_pp")  # other names of the same
     }
@@ -128,7 +134,7 @@ def norms() -> dict[str, Numbers]:
 
     def of(mean: str, std: str) -> Tensor:
         chosen = {"reward_norm_mean": mean, "reward_norm_std": std, "whiten_advantages": False}
-        return credit(batch, "reinforce", **chosen).advantages
+        return credited(batch, "reinforce", **chosen)
 
     return {name: of(*pair)[:, -1].tolist() for name, pair in scopes.items()}
 
@@ -155,7 +161,7 @@ def edges() -> dict[str, Numbers]:
         "reinforce": advantage_estimators["reinforce"].options(gamma=0.5),
     }
     over = {
-        k: credit(gap, k, given, whiten_advantages=False).advantages[mask].tolist()
+        k: credited(gap, k, given, whiten_advantages=False)[mask].tolist()
         for k, given in options.items()
     }
     far = torch.full((1, 2), -300.0).double()
@@ -166,9 +172,7 @@ def edges() -> dict[str, Numbers]:
     return {
         "gae over a gap": over["gae"],
         "reinforce over a gap": over["reinforce"][:1],
-        "dr_grpo, clipped": credit(outcome_batch([100, -100], [0, 0]), "dr_grpo")
-        .advantages[:, -1]
-        .tolist(),
+        "dr_grpo, clipped": credited(outcome_batch([100, -100], [0, 0]), "dr_grpo")[:, -1].tolist(),
         "ppo, log rho 200": [float(ppo.component(token, ppo.options()).per_token[0, 1])],
         "icepop, 100 nats": icepop[0].tolist(),
     }
