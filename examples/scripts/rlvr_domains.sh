@@ -9,7 +9,7 @@ MODEL=${MODEL:-Qwen/Qwen2.5-7B}
 NODES=${NODES:-2}
 OUT=${OUT:-runs/rlvr_domains}
 DATA=${DOMAINS:-$OUT/data/train.jsonl}
-[ -f "$DATA" ] || python examples/python/rlvr/make_data.py --output_file "$DATA"
+[ -f "$DATA" ] || python examples/python/rlvr/make_data.py --output_file "$DATA" --rows 500
 
 exec python -m openrl.cli.train_ppo_ray \
     --pretrain "$MODEL" --apply_chat_template --prompt_data "$DATA" \

@@ -54,7 +54,6 @@ PLANS = {
 ON_GPUS = ["--device", "cuda", "--ray_address", "auto", "--gpu_memory_gb", "80"]
 README = (ROOT / "examples/README.md").read_text()
 TINY = ["weighted_verifiers", *[name for name in PLANS if name != "weighted_verifiers"]]
-TINY += ["number_game_vl"]
 
 
 def words_tokenizer() -> PreTrainedTokenizerFast:
@@ -114,4 +113,4 @@ def test_the_tiny_form_trains(recipe, tmp_path, monkeypatch):
     flags = command_of(recipe, tmp_path, TINY="1")
     assert run_here(flags, without_ray) == 0
     steps = metrics(tmp_path / "out")
-    assert [step["step"] for step in steps] == [1, 2]
+    assert [step["step"] for step in steps if step["step"]] == [1, 2]  # 0: an evaluation before
