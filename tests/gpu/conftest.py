@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu.window.models import MIDDLE
 from tests.tiny import tiny_model_dir
 
 HERE = Path(__file__).parent
@@ -27,11 +28,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of 200 million parameters, large enough that its parts show in the memory of a
     GPU."""
-    shape = {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 16,
-        "head_dim": 64,
-    }
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "initializer_range": 0.02}
-    return tiny_model_dir(tmp_path_factory.mktemp("models"), dtype=torch.bfloat16, **shape, **heads)
+    return tiny_model_dir(tmp_path_factory.mktemp("models"), dtype=torch.bfloat16, **MIDDLE)

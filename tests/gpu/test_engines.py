@@ -20,13 +20,13 @@ SHARED = list(range(4, 44))  # a prefix of several blocks, which requests have i
 PROMPTS = [[*SHARED, token] for token in range(44, 60)]
 
 
-def gap(directory, replies) -> float:
+def gap(directory, replies, device="cuda") -> float:
     """Largest difference in nats between the engine's log-probs and those of transformers in
     fp32."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device)
     worst = 0.0
     for prompt, reply in zip(PROMPTS, replies, strict=True):
-        ids = torch.tensor([prompt + reply.token_ids], device="cuda")
+        ids = torch.tensor([prompt + reply.token_ids], device=device)
         with torch.no_grad():
             logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         expected = logprobs.gather(-1, ids[0, len(prompt) :, None])[:, 0].cpu()
