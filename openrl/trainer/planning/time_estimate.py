@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -24,7 +25,7 @@ from openrl.trainer.planning.prepare import Inputs
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 0.2  # of each of the two products
-MOST_ROWS, MOST_WIDTH = 2048, 4096  # of the products of the probe
+FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = 4, 2048, 4096  # of the products of the probe
 OVERHEAD = 0.02  # seconds of the slow end per token of an answer, whatever the model
 SLOWER = 3  # times as long as the products alone: attention, samplers, optimizers, rewards
 
@@ -58,20 +59,29 @@ def probe(rows: int, width: int, dtype: torch.dtype, device: str) -> float:
     left = torch.ones(rows, width, dtype=dtype, device=device)
     right = torch.ones(width, 4 * width, dtype=dtype, device=device)
 
-    def products(count: int) -> float:
+    def seconds_of(rows: int, times: int) -> float:
         began = time.perf_counter()
-        for _ in range(count):
-            left @ right
+        for _ in range(times):
+            left[:rows] @ right
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    products(1)  # loads kernels
-    count, seconds = 1, 0.0
-    while seconds < PROBE_SECONDS:
-        count *= 2
-        seconds = products(count)
-    return count * 2 * rows * width * 4 * width / seconds
+    seconds_of(1, 1)  # loads kernels
+    return rows_a_second(rows, seconds_of) * 2 * width * 4 * width
+
+
+def rows_a_second(rows: int, seconds_of: Callable[[int, int], float]) -> float:
+    """Return how many rows a second pass a product of ``rows`` rows; of fewer, where that many take
+    too long: processors without bf16 need a minute for 2,048. ``seconds_of(rows, times)`` is how
+    long the product of some rows takes if it is repeated."""
+    tried, times = min(rows, FEWEST_ROWS), 1
+    while (seconds := seconds_of(tried, times)) < PROBE_SECONDS:
+        if tried < rows:
+            tried = min(rows, 2 * tried)
+        else:
+            times *= 2
+    return tried * times / seconds
 
 
 def measure_speed(config: PPOConfig, device: str, shape: ModelShape) -> Speed:

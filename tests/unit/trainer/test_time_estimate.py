@@ -13,6 +13,7 @@ from openrl.trainer.planning.time_estimate import (
     StepWork,
     estimate_lines,
     probe,
+    rows_a_second,
     step_seconds,
 )
 from openrl.types import Prompt
@@ -32,6 +33,21 @@ def test_a_step_by_hand():
     assert step_seconds(two, SHAPE, speed) == (80 + 2 * 200) / 2 + 4 * 600 / 4
     replayed = StepWork(40, 8, 10.0, 5.0, False, passes=4, engines=1, ranks=1)
     assert step_seconds(replayed, SHAPE, speed) == 4 * 600
+
+
+@pytest.mark.parametrize("rows", [1, 3, 256, 2048])
+@pytest.mark.parametrize("speed", [3, 200, 1e6, 1e9])
+def test_a_probe_ends_soon_however_slow_the_processor_is(rows, speed):
+    """Processors without bf16 passed 3 rows of a large model a second: an hour for 2,048 of them,
+    thrice."""
+    spent = []
+
+    def seconds_of(rows, times):
+        spent.append(rows * times / speed)
+        return spent[-1]
+
+    assert rows_a_second(rows, seconds_of) == pytest.approx(speed)
+    assert sum(spent) < max(4 * time_estimate.PROBE_SECONDS, 1.4)
 
 
 def test_a_probe_counts_operations():
