@@ -6,7 +6,7 @@ its own index, as in ``openrl.types``."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from openrl.lazy import torch
 from openrl.types import KeptSets, PlacedImage
@@ -141,6 +141,12 @@ class ExperienceBatch(TokenBatch):
     ref_support: Tensor | None = None
     # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
     ref_hidden: Tensor | None = None
+    teacher_logprobs: Tensor | None = None  # (B, T) of the teacher
+    # the teacher's distributions, as those of the reference
+    teacher_ids: Tensor | None = None
+    teacher_support: Tensor | None = None
+    teacher_hidden: Tensor | None = None
+    teacher_weights: Tensor | None = None  # (B,) factor on what each row learns from it; None: 1
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) from the critic
     shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
@@ -156,10 +162,12 @@ class ExperienceBatch(TokenBatch):
     # (B,) int64, the number of a row on whose tokens the update reports; -1: it does not
     traced: Tensor | None = None
 
-    @property
-    def reference(self) -> tuple[Tensor, ...]:
-        """The filled columns that hold the reference model's distributions."""
-        columns = (self.ref_ids, self.ref_support, self.ref_hidden)
+    def distributions(self, other: Literal["reference", "teacher"]) -> tuple[Tensor, ...]:
+        """Return the filled columns that hold the distributions of the reference or the teacher."""
+        columns = {
+            "reference": (self.ref_ids, self.ref_support, self.ref_hidden),
+            "teacher": (self.teacher_ids, self.teacher_support, self.teacher_hidden),
+        }[other]
         return tuple(column for column in columns if column is not None)
 
 

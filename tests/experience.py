@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from openrl.config.groups.model import ModelChangeFlags, ModelFlags
 from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.config.groups.vision import VisionFlags
 from openrl.experience import ExperienceBatch, StepCounts
+from openrl.models.logits import Other
 from openrl.training_engine.build import EngineKind, ModelSpec
 from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
 from openrl.training_engine.optimizers import OptimSpec
@@ -94,8 +95,8 @@ def engine_spec(
     attention: str | None = None,
     packing: bool = False,
     shares: bool = False,
-    kl_top_k: int | None = None,
-    kl_reference: str | None = None,
+    top_k: Mapping[Other, int] | None = None,
+    others: Mapping[Other, str] | None = None,
     lora: LoRAFlags | None = None,
     normalise: bool = False,
     parallel: ParallelFlags = ParallelFlags(),
@@ -124,8 +125,8 @@ def engine_spec(
         temperature=temperature,
         packing=packing or shares,
         shares=shares,
-        kl_top_k=kl_top_k,
-        kl_reference=kl_reference,
+        top_k=top_k or {},
+        others=others or {},
         vision=vision,
         lora=lora,
         normalise=normalise,

@@ -1,16 +1,20 @@
-"""KL to the reference policy: estimators per token, and the KL coefficient."""
+"""Distances to another model, a reference or a teacher: estimators of single tokens, divergences of
+whole distributions; and the KL coefficient."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+"""Divergences of the policy's next-token distributions to another model's."""
 
 RESULT_LIMIT = 10.0  # upper limit of one token's KL
 
@@ -47,7 +51,7 @@ def _limited(d: Tensor, estimator: str) -> Tensor:
 
 
 def reference_support(ref_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return what ``full_kl`` needs of the reference: the ids of its ``top_k`` likeliest tokens,
+    """Return what ``divergence`` needs of the other model: the ids of its ``top_k`` likeliest tokens,
     (..., K), and their log-probs followed by the log-prob of all other tokens together,
     (..., K + 1).
 
@@ -73,30 +77,55 @@ def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
     return torch.cat([inside, others], -1) - log_partition
 
 
-def full_kl(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
-    """Return KL(policy || reference) of the next-token distributions, (...); exact with all tokens.
+def divergence(kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tensor) -> Tensor:
+    """Return the divergence of the policy's next-token distributions P and another model's Q, (...);
+    exact with all tokens: KL(P || Q) for reverse_kl, KL(Q || P) for forward_kl, and for jsd
+    (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2.
 
-    With K < V the other tokens count as one bucket, so the result is a lower bound of the KL
-    (data-processing inequality). Unlike the estimators of single tokens it is not limited.
+    With K < V the other tokens count as one bucket, so the result is a lower bound (data-processing
+    inequality). Unlike the estimators of single tokens it is not limited.
 
     Args:
         logits: (..., V) of the policy, divided by the temperature.
-        ids, ref_logprobs: from ``reference_support``; or None and (..., V) for all in order.
+        ids, other: of the other model, from ``reference_support``; or None and (..., V) for all in
+            order.
     """
-    logprobs = support_logprobs(logits, ids)
-    return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
+    own = support_logprobs(logits, ids)
+    if kind == "reverse_kl":
+        return (own.exp() * (own - other)).sum(-1)
+    if kind == "forward_kl":
+        return (other.exp() * (other - own)).sum(-1)
+    mean = _mean(own, other)
+    return (own.exp() * (own - mean) + other.exp() * (other - mean)).sum(-1) / 2
 
 
-def full_kl_gradient(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
-    """Return d KL / d z_j = p_j (a_j - KL), (..., V), where a_j is the log-ratio of token j or of
+def divergence_gradient(
+    kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tensor
+) -> Tensor:
+    """Return d D / d z_j, (..., V), with the arguments of ``divergence``.
+
+    D depends on the probabilities P_i of the tokens of the support and of the bucket. With the
+    weights w_i = P_i dD / dP_i it is p_j / P_i * w_i - p_j * sum(w), where i is token j itself or
     the bucket that holds it."""
-    logprobs = support_logprobs(logits, ids)
-    log_ratios = logprobs - ref_logprobs
-    kl = (logprobs.exp() * log_ratios).sum(-1, keepdim=True)
+    own = support_logprobs(logits, ids)
+    if kind == "reverse_kl":
+        weights = own.exp() * (own - other)
+    elif kind == "forward_kl":
+        weights = -other.exp()
+    else:
+        weights = own.exp() * (own - _mean(own, other)) / 2
+    logprobs = logits.log_softmax(-1)
+    shares = weights
     if ids is not None:
-        inside = log_ratios[..., : ids.shape[-1]]
-        log_ratios = log_ratios[..., -1:].expand(logits.shape).scatter(-1, ids, inside)
-    return logits.softmax(-1) * (log_ratios - kl)
+        inside, of_bucket = weights[..., : ids.shape[-1]], weights[..., -1:]
+        shares = (logprobs - own[..., -1:]).exp() * of_bucket
+        shares = shares.scatter(-1, ids, inside)
+    return shares - logprobs.exp() * weights.sum(-1, keepdim=True)
+
+
+def _mean(own: Tensor, other: Tensor) -> Tensor:
+    """Return the log-probs of the mean of two distributions."""
+    return torch.logaddexp(own, other) - math.log(2)
 
 
 def reference_kl(batch: ExperienceBatch, estimator: str) -> Tensor | None:

@@ -86,6 +86,7 @@ from openrl.config.groups.rollout_engine import (
     OneEngineFlags,
 )
 from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
+from openrl.config.groups.teacher import TeacherFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
 from openrl.flags.schema import absent, given, part
 
@@ -122,6 +123,7 @@ class PPOConfig:
     mixture: MixtureFlags
     ptx: PtxFlags
     kl: KLFlags
+    teacher: TeacherFlags
     reward: RewardFlags
     agents: AgentFlags
     environments: EnvironmentFlags
@@ -146,6 +148,7 @@ class PPOConfig:
             "critic": self.algorithm.needs_critic,
             "reference": self.kl.needs_reference and not self.policy_is_reference,
             "reward": self.others.reward_pretrain is not None and not self.collecting.replays,
+            "teacher": self.teacher.teacher_pretrain is not None,
         }
         return tuple(role for role, needed in wanted.items() if needed)
 

@@ -24,8 +24,15 @@ PREFERENCE_REFERENCE = Condition(
     "with a --loss that has a reference, such as dpo, and without --reference_free",
 )
 FROZEN_MODEL = Condition(
-    lambda config: not {"reference", "reward"}.isdisjoint(config.model_roles),
-    "with a reference model of its own or --reward_pretrain",
+    lambda config: not {"reference", "reward", "teacher"}.isdisjoint(config.model_roles),
+    "with a reference model of its own, --reward_pretrain or --teacher_pretrain",
+)
+TEACHER = Condition(
+    lambda config: config.teacher.used, "with a teacher, such as --teacher_pretrain"
+)
+DIVERGENCE = Condition(
+    lambda config: config.teacher.used and config.teacher.divergence is not None,
+    "with a --teacher_mode that compares distributions",
 )
 HEADS = CRITIC | given("reward_pretrain")
 REWARD_MODEL = Condition(

@@ -214,6 +214,13 @@ SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 """The flags that name sources of rewards."""
 
 
+def learns_without_rewards(config: PPOConfig) -> bool:
+    """Return whether answers may have no reward, because a teacher is all that the run learns
+    from."""
+    rewarding = asked_sources(config) or {*agents_of(config)} - {"tools"}
+    return config.teacher.used and not rewarding
+
+
 def reward_models(config: Scoring) -> str | None:
     return (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
 
@@ -303,6 +310,16 @@ def outputs_before(config: PPOConfig) -> tuple[Literal["entropy", "squares"], ..
     return tuple(name for name, used in wanted.items() if used)
 
 
+def compared_top_k(config: PPOConfig) -> dict[Literal["reference", "teacher"], int]:
+    """Return the models whose whole distributions enter a loss or the reward, with how many of
+    their likeliest tokens do; 0: all."""
+    asked: dict[Literal["reference", "teacher"], int | None] = {
+        "reference": config.kl.full_top_k,
+        "teacher": config.teacher.top_k,
+    }
+    return {other: top_k for other, top_k in asked.items() if top_k is not None}
+
+
 def corrects_early(config: PPOConfig) -> bool:
     """Return whether the correction of rollouts needs old log-probs before the update: for tests
     that remove tokens from the counts, for a mean over the batch, for weights that depend on other
@@ -339,7 +356,14 @@ def loss_agg_norm_const(config: PPOConfig) -> float:
 
 # -- names that flags give -------------------------------------------------------------------------
 
-MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
+MODELS = (
+    "pretrain",
+    "ref_pretrain",
+    "critic_pretrain",
+    "reward_pretrain",
+    "teacher_pretrain",
+    "model_path",
+)
 DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
 
 

@@ -18,7 +18,7 @@ from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
 from openrl.models.kept import KeptIds
-from openrl.models.logits import LogitTransform, Output, Outputs
+from openrl.models.logits import LogitTransform, Other, Output, Outputs
 from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
@@ -54,7 +54,7 @@ class CausalLM(HeadedModel):
         rows: Rows,
         part: Part,
         outputs: Sequence[Output],
-        reference: Sequence[Tensor],
+        compared: Mapping[Other, Sequence[Tensor]],
         kept: KeptIds | None,
     ) -> Outputs:
         """The output holds log-probs, (b, T) fp32. The head skips tokens that are not scored."""
@@ -68,7 +68,7 @@ class CausalLM(HeadedModel):
             part.take(shift_left(rows.token_ids)),
             predicts,
             outputs,
-            [beside(column) for column in reference],
+            {other: [*map(beside, columns)] for other, columns in compared.items()},
             kept and kept.at(beside),
         )
 

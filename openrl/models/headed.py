@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from openrl.models.experts import load_balancing
 from openrl.models.kept import KeptIds
-from openrl.models.logits import Output, Outputs
+from openrl.models.logits import Other, Output, Outputs
 from openrl.models.lora import Adapters
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
@@ -59,7 +59,7 @@ class HeadedModel(ABC, nn.Module):
         rows: Rows,
         part: Part,
         outputs: Sequence[Output],
-        reference: Sequence[Tensor],
+        compared: Mapping[Other, Sequence[Tensor]],
         kept: KeptIds | None,
     ) -> Outputs:
         """Return the output, in at least fp32, and the further outputs of the head, from the hidden
@@ -76,7 +76,7 @@ class HeadedModel(ABC, nn.Module):
         groups: Tensor | None = None,
         scored: Tensor | None = None,
         outputs: Sequence[Output] = (),
-        reference: Sequence[Tensor] = (),
+        compared: Mapping[Other, Sequence[Tensor]] | None = None,
         media: Media | None = None,
         kept: KeptIds | None = None,
     ) -> Outputs:
@@ -86,7 +86,8 @@ class HeadedModel(ABC, nn.Module):
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
             groups: (b,) int64, equal for rows that may share a prefix; None if no rows do.
             scored: (b, T) bool, the tokens whose values are read; the others have 0. None for all.
-            reference: the batch's columns of the reference, (b, T, ...), for ``full_kl``.
+            compared: the batch's columns of the models whose distributions are compared with, (b,
+                T, ...).
             media: for a model that sees, the tensors of all images of the rows.
             kept: the sets that the tokens were drawn from, where sampling was cut.
         """
@@ -99,7 +100,8 @@ class HeadedModel(ABC, nn.Module):
             found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
         else:
             found = self.vision.run(part.token_ids, media, inputs)
-        output, more = self.read(found.last_hidden_state, rows, part, outputs, reference, kept)
+        compared = compared or {}
+        output, more = self.read(found.last_hidden_state, rows, part, outputs, compared, kept)
         if "balance" in outputs:
             assert self._balancing is not None  # checked before the run starts
             logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]

@@ -8,15 +8,41 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Output = Literal["entropy", "squares", "full_kl", "reference", "balance"]
+from openrl.algorithms.kl import Divergence
+
+Output = Literal[
+    "entropy",
+    "squares",
+    "full_kl",
+    "reverse_kl",
+    "forward_kl",
+    "jsd",
+    "reference",
+    "teacher",
+    "balance",
+]
 """Names of what a caller may ask for:
 
 entropy    (b, T) of the distribution that each token was drawn from, in nats
 squares    (b, T) sum of the squared probabilities of that distribution, without a gradient
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
+reverse_kl, forward_kl, jsd
+           (b, T) divergences of that distribution and the teacher's, whose columns are in the batch
 reference  from a reference: the columns that ``full_kl`` needs, by their names in a batch
+teacher    from a teacher: the columns that the divergences need, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
+
+Other = Literal["reference", "teacher"]
+"""A model that the policy's distributions are compared with."""
+
+COMPARISONS: dict[Output, tuple[Other, Divergence]] = {
+    "full_kl": ("reference", "reverse_kl"),
+    "reverse_kl": ("teacher", "reverse_kl"),
+    "forward_kl": ("teacher", "forward_kl"),
+    "jsd": ("teacher", "jsd"),
+}
+"""The outputs that compare distributions: with whose, and how."""
 
 Outputs = tuple[Tensor, dict[str, Tensor]]
 """A model's output, and the further outputs asked for by their names."""

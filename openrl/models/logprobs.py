@@ -7,16 +7,19 @@ column, index t describes ``token_ids[:, t]``; index 0 has no prediction and is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openrl.algorithms.kl import full_kl, full_kl_gradient
+from openrl.algorithms.kl import Divergence, divergence, divergence_gradient
 from openrl.models.kept import KeptIds, cut_
-from openrl.models.logits import LogitTransform, Output, Outputs, placed
+from openrl.models.logits import COMPARISONS, LogitTransform, Other, Output, Outputs, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
+
+Comparison = tuple[Divergence, Distributions]
+"""Another model's distributions, and how the policy's are compared with them."""
 
 HEAD_BLOCK = 16_384
 """How many rows of the output head get their gradient at a time: no chunk copies all of it."""
@@ -44,14 +47,15 @@ class LogprobHead(nn.Module):
     and backward pass, so all chunks run within one gather, however many tokens each rank has.
     """
 
-    reference_head: FrozenHead | None = None  # for the KL over the whole vocabulary
-    # on a reference: how many of its likeliest tokens to return; 0 returns its hidden states
-    top_k = 0
-
     def __init__(self, head: nn.Linear, transform: LogitTransform, chunk_size: int) -> None:
         super().__init__()
         self.weight, self.bias = head.weight, head.bias
         self.transform, self.chunk_size = transform, chunk_size
+        # of the models that distributions are compared with over the whole vocabulary
+        self.frozen_heads: dict[Other, FrozenHead] = {}
+        # as a reference or a teacher: how many likeliest tokens to return; 0 returns hidden states
+        self.top_k: dict[Other, int] = {}
+        self.vocabulary: int | None = None  # as a teacher: tokens from here on are not the policy's
 
     def forward(
         self,
@@ -59,7 +63,7 @@ class LogprobHead(nn.Module):
         targets: Tensor,
         predicts: Tensor,
         outputs: Sequence[Output] = (),
-        reference: Sequence[Tensor] = (),
+        compared: Mapping[Other, Sequence[Tensor]] | None = None,
         kept: KeptIds | None = None,
     ) -> Outputs:
         """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
@@ -72,28 +76,34 @@ class LogprobHead(nn.Module):
             hidden: (R, S, H).
             targets: (R, S) int64, each token's next token.
             predicts: (R, S) bool, whether the next token is predicted.
-            reference: columns of the reference for the N predicted tokens, (N, ...).
+            compared: columns of reference and teacher for the N predicted tokens, (N, ...).
             kept: the sets that these N tokens were drawn from, where sampling was cut.
         """
-        states = hidden[predicts]
-        of_reference = (
-            distributions(reference, self.reference_head, kept) if "full_kl" in outputs else None
-        )
+        states, compared = hidden[predicts], compared or {}
+        asked = [name for name in outputs if name in COMPARISONS]
+        comparisons: list[Comparison] = []
+        for other, kind in map(COMPARISONS.__getitem__, asked):
+            theirs = distributions(compared[other], self.frozen_heads.get(other), kept)
+            comparisons.append((kind, theirs))
         args = (states, self.weight, self.bias)
-        logprobs, entropies, kl = token_logprobs(
+        logprobs, entropies, divergences = token_logprobs(
             *args,
             targets[predicts],
             self.transform,
             self.chunk_size,
             "entropy" in outputs,
-            of_reference,
+            comparisons,
             kept,
         )
-        found = {"entropy": entropies, "full_kl": kl}
+        found = {"entropy": entropies} | dict(zip(asked, divergences, strict=True))
         if "squares" in outputs:
             found["squares"] = squared_probabilities(*args, self.transform, self.chunk_size, kept)
-        if "reference" in outputs:
-            found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k, kept)
+        for other, top_k in self.top_k.items():
+            if other in outputs:
+                weight, bias = self.weight[: self.vocabulary], self.bias
+                bias = None if bias is None else bias[: self.vocabulary]
+                how = (self.transform, self.chunk_size, top_k, kept, other)
+                found |= reference_columns(states, weight, bias, *how)
         return placed(logprobs, predicts), {
             n: placed(c, predicts) for n, c in found.items() if c is not None
         }
@@ -107,9 +117,9 @@ def token_logprobs(
     transform: LogitTransform,
     chunk_size: int,
     entropy: bool = False,
-    reference: Distributions | None = None,
+    comparisons: Sequence[Comparison] = (),
     kept: KeptIds | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Compute log p of each target given the hidden state that predicts it.
 
     Args:
@@ -120,19 +130,19 @@ def token_logprobs(
         chunk_size: how many tokens' logits exist at a time; the backward pass computes them again.
             0 means all at once.
         entropy: also return the entropy of each distribution, in nats.
-        reference: also return the KL of each distribution to the reference's.
+        comparisons: also return the divergence of each distribution to these.
         kept: the sets that the targets were drawn from; None means the whole vocabulary.
 
     Returns:
-        (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
+        (N,) log-probs, entropies or None, a list of divergences; fp32, or fp64 for fp64 states.
     """
     if chunk_size and len(targets) > chunk_size:
-        args = (states, weight, bias, targets, transform, chunk_size, entropy, reference, kept)
-        logprobs, entropies, kl = _Chunked.apply(*args)
-        return logprobs, entropies if entropy else None, None if reference is None else kl
+        args = (states, weight, bias, targets, transform, chunk_size, entropy, comparisons, kept)
+        logprobs, entropies, *found = _Chunked.apply(*args)
+        return logprobs, entropies if entropy else None, found
     logits = cut_(transform(F.linear(states, weight, bias)), kept)
-    kl = None if reference is None else full_kl(logits, *reference(slice(None)))
-    return *_score(logits, targets, entropy)[:2], kl
+    found = [divergence(kind, logits, *theirs(slice(None))) for kind, theirs in comparisons]
+    return *_score(logits, targets, entropy)[:2], found
 
 
 @torch.no_grad()
@@ -165,34 +175,33 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
 
 
 class _Chunked(torch.autograd.Function):
-    """``_score`` and ``full_kl`` with the logits of one chunk at a time, in both directions."""
+    """``_score`` and ``divergence`` with the logits of one chunk at a time, in both directions."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference, kept
+        ctx, states, weight, bias, targets, transform, chunk_size, entropy, comparisons, kept
     ):
-        parts, kls = [], []
+        parts, compared = [], [[] for _ in comparisons]
         for rows in _chunks(len(targets), chunk_size):
             logits = transform(F.linear(states[rows], weight, bias))
             for own, inside in _blocks(rows, len(logits)):
                 cut_(logits[inside], kept, own)
                 parts.append(_score(logits[inside], targets[own], entropy))
-                kls += [] if reference is None else [full_kl(logits[inside], *reference(own))]
+                for found, (kind, theirs) in zip(compared, comparisons, strict=True):
+                    found.append(divergence(kind, logits[inside], *theirs(own)))
             del logits  # otherwise they would coexist with the next chunk's
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
-        kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
         log_partition = torch.cat([p[2] for p in parts])
         ctx.save_for_backward(states, weight, bias, targets, log_partition, entropies)
-        ctx.transform, ctx.chunk_size, ctx.reference = transform, chunk_size, reference
+        ctx.transform, ctx.chunk_size, ctx.comparisons = transform, chunk_size, comparisons
         ctx.kept = kept
         ctx.set_materialize_grads(False)
-        not_asked = [*([] if entropy else [entropies]), *([kl] if reference is None else [])]
-        ctx.mark_non_differentiable(*not_asked)
-        return logprobs, entropies, kl
+        ctx.mark_non_differentiable(*([] if entropy else [entropies]))
+        return logprobs, entropies, *map(torch.cat, compared)
 
     @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropies, grad_kl):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_logprobs, grad_entropies, *grad_compared):  # type: ignore[no-untyped-def]
         states, weight, bias, targets, log_partition, entropies = ctx.saved_tensors
         # chunks are summed in at least fp32
         exact = torch.promote_types(states.dtype, torch.float32)
@@ -208,8 +217,10 @@ class _Chunked(torch.autograd.Function):
                 gradient = _score_gradient(
                     block, targets[own], log_partition[own, None], entropies[own, None], *up
                 )
-                if grad_kl is not None:
-                    gradient += full_kl_gradient(block, *ctx.reference(own)) * grad_kl[own, None]
+                for (kind, theirs), grad in zip(ctx.comparisons, grad_compared, strict=True):
+                    if grad is not None:
+                        slopes = divergence_gradient(kind, block, *theirs(own))
+                        gradient += slopes * grad[own, None]
                 block.copy_(ctx.transform.backward(gradient, block))
             of_raw = logits.to(states.dtype)
             del logits, block, gradient

@@ -37,6 +37,7 @@ class RewardSetup:
     flags: RewardFlags
     plan: RewardPlan
     token: str | None = None  # the bearer token of reward servers
+    optional: bool = False  # answers that nobody scores have the reward 0
 
 
 def build_reward(

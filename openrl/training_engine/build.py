@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,11 +21,13 @@ from openrl.config.groups.vision import VisionFlags
 from openrl.models.causal_lm import DTYPES, Loading, eager_attention, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.headed import HeadedModel
+from openrl.models.logits import Other
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, split_sequences, unsplit
+from openrl.models.stored import load_config
 from openrl.models.trial import Trial
 from openrl.training_engine.deepspeed_engine import DeepSpeedEngine
 from openrl.training_engine.distributed import ParallelLayout, own_group
@@ -59,25 +62,32 @@ class ModelSpec:
     vision: VisionFlags | None = None  # None: the model reads text only
     # for a model that is only evaluated, with ZeRO 3: keep the weights in host memory
     streamed: bool = False
-    # for a policy with kl_top_k 0: the path of the reference model, whose output head it keeps
-    kl_reference: str | None = None
-    # for the KL of whole distributions, in policy and reference: how many tokens enter; 0: all
-    kl_top_k: int | None = None
+    # for divergences of whole distributions from a reference's or a teacher's: how many of its
+    # likeliest tokens enter; 0: all
+    top_k: Mapping[Other, int] = field(default_factory=dict)
+    # for a teacher: the model whose output head may have fewer tokens, its student
+    vocabulary_of: str | None = None
+    # for a policy: the paths of these models; it keeps the output head of one with top_k 0
+    others: Mapping[Other, str] = field(default_factory=dict)
 
 
-def prepare_full_kl(model: HeadedModel, spec: ModelSpec) -> None:
-    """Prepare the output head for the KL over whole distributions, as ``spec.kl_top_k`` says. A
-    policy with ``spec.kl_reference`` also gets the head of that reference model."""
+def prepare_divergences(model: HeadedModel, spec: ModelSpec) -> None:
+    """Prepare the output head for divergences of whole distributions, as ``spec.top_k`` says. A
+    policy also gets the heads of ``spec.others`` that are compared over the whole vocabulary."""
     head = model.hf.get_output_embeddings()
-    if spec.kl_top_k is not None:
-        head.top_k = spec.kl_top_k
-    if spec.kl_top_k == 0 and spec.kl_reference is not None:
-        of_reference = head
-        if spec.kl_reference != spec.path:
+    head.top_k = dict(spec.top_k)
+    if spec.vocabulary_of is not None:
+        student = load_config(spec.vocabulary_of, spec.model.trust_remote_code)
+        head.vocabulary = student.get_text_config().vocab_size
+    for other in (other for other, top_k in spec.top_k.items() if top_k == 0):
+        if (path := spec.others.get(other)) is None:
+            continue
+        of_other = head
+        if path != spec.path:
             loading = Loading(spec.model, spec.device)
-            other = load_causal_lm(spec.kl_reference, loading, spec.temperature, 0)
-            of_reference = other.hf.get_output_embeddings()
-        head.reference_head = FrozenHead(of_reference, of_reference.transform)
+            loaded = load_causal_lm(path, loading, spec.temperature, 0)
+            of_other = loaded.hf.get_output_embeddings()
+        head.frozen_heads[other] = FrozenHead(of_other, of_other.transform)
 
 
 def load_model(spec: ModelSpec) -> HeadedModel:
@@ -94,7 +104,7 @@ def load_model(spec: ModelSpec) -> HeadedModel:
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
         model = load_causal_lm(spec.path, loading, spec.temperature, chunk)
-        prepare_full_kl(model, spec)
+        prepare_divergences(model, spec)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
         fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None

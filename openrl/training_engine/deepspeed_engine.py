@@ -22,7 +22,7 @@ from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.kept import KeptIds
-from openrl.models.logits import Output, Outputs
+from openrl.models.logits import COMPARISONS, Other, Output, Outputs
 from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training_engine.distributed import ParallelLayout
 from openrl.training_engine.masters import Masters, MovingAverage
@@ -213,15 +213,15 @@ class DeepSpeedEngine:
     def _run(self, batch: TokenBatch, *outputs: Output) -> Outputs:
         inputs = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [part.to(self.device) for part in inputs]
-        reference: list[Tensor] = []
-        if "full_kl" in outputs:
+        compared: dict[Other, list[Tensor]] = {}
+        for other in {COMPARISONS[name][0] for name in outputs if name in COMPARISONS}:
             assert isinstance(batch, ExperienceBatch)
-            reference = [part.to(self.device) for part in batch.reference]
+            compared[other] = [part.to(self.device) for part in batch.distributions(other)]
         read = self.model.vision.read(batch.images) if self.model.vision else None
         media = read and {name: tensor.to(self.device) for name, tensor in read.items()}
         sets = batch.kept if isinstance(batch, ExperienceBatch) else None
         kept = sets and KeptIds.of(sets, batch.token_ids.shape[1], self.device)
-        return self._engine(*tokens, outputs, reference, media, kept)
+        return self._engine(*tokens, outputs, compared, media, kept)
 
     @needs("param")
     @torch.no_grad()

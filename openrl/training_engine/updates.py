@@ -9,13 +9,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from openrl.algorithms.kl import kl_estimate
+from openrl.algorithms.kl import Divergence, kl_estimate
 from openrl.algorithms.masked import masked_metrics, step_loss
 from openrl.algorithms.off_policy import weigh
 from openrl.algorithms.policy_losses import clamped_log_ratio
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.groups.algorithm import LossAggMode
 from openrl.config.groups.rollout_correction import RolloutCorrectionFlags
+from openrl.config.groups.teacher import TeacherMode
 from openrl.experience import ExperienceBatch, LossInputs, StepCounts, StepPlan, TokenBatch
 from openrl.extension_points import policy_losses
 from openrl.metrics import ByRow, Max, Mean, Metric
@@ -67,7 +68,10 @@ class RoleUpdate(Protocol):
 @dataclass(frozen=True)
 class PolicyUpdate:
     """The policy's loss: rl_coef * (policy loss + kl_coef * KL to the reference model) -
-    entropy_coef * entropy + sft_coef * NLL of good samples.
+    entropy_coef * entropy + sft_coef * NLL of good samples + teacher_coef * divergence from the
+    teacher. With the mode ``advantage`` the teacher has no term of its own: the advantage of each
+    token rises by teacher_coef * (its log-prob under the teacher - under the old policy), whose
+    policy gradient is that of the KL of policy and teacher.
 
     ``agg_mode`` aggregates every term. The batch's row and token weights multiply the policy loss
     only.
@@ -86,14 +90,18 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured but has no gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
+    teacher_coef: float = 0.0
+    teacher_mode: TeacherMode | None = None  # None: no teacher
     # how to compare the policy with the engine and to weigh tokens, which is right in the first
     # optimizer step on a batch alone. None: done before the update
     correction: RolloutCorrectionFlags | None = None
 
     def __call__(self, forward: Forward, batch: ExperienceBatch, counts: StepCounts) -> Measured:
-        outputs: tuple[Output, ...] = (
-            ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
-        )
+        outputs: list[Output] = ["entropy"]
+        if self.kl_estimator == "full":
+            outputs.append("full_kl")
+        if self.divergence is not None:
+            outputs.append(self.divergence)
         logprobs, more = forward(batch, *outputs)
         entropies = more["entropy"]
         if not self.entropy_coef:
@@ -108,7 +116,7 @@ class PolicyUpdate:
             logprobs=logprobs,
             old_logprobs=old_logprobs,
             rollout_logprobs=batch.rollout_logprobs,
-            advantages=_needed(batch, "advantages"),
+            advantages=self._advantages(batch, old_logprobs),
             loss_mask=batch.loss_mask,
             turn_ids=batch.turn_ids,
             rewards=batch.rewards,
@@ -136,6 +144,11 @@ class PolicyUpdate:
                 kl = kl * clamped_log_ratio(inputs).exp()
             kl_loss = self._divided(kl, batch, counts)
             terms["kl_loss"] = (self.rl_coef * self.kl_coef, kl_loss)
+        if self.teacher_mode is not None:
+            columns["teacher_kl"] = old_logprobs - _needed(batch, "teacher_logprobs")
+        if self.divergence is not None:
+            taught = self._divided(more[self.divergence], batch, counts, batch.teacher_weights)
+            terms["teacher_loss"] = (self.teacher_coef, taught)
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
         if self.sft_coef:
@@ -154,7 +167,26 @@ class PolicyUpdate:
             found |= self._policy_rows(batch)
         if self.sft_coef:
             found |= batch.rewards > self.sft_threshold
+        if self.teacher_mode is not None:
+            weights = batch.teacher_weights
+            found |= torch.ones_like(found) if weights is None else weights != 0
         return found & batch.valid
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The divergence from the teacher that is a term of the loss; None without one."""
+        return None if self.teacher_mode == "advantage" else self.teacher_mode
+
+    def _advantages(self, batch: ExperienceBatch, old_logprobs: Tensor) -> Tensor:
+        """Return the advantages, with the teacher's part if it has one. It is not in the batch,
+        because nothing that normalises rewards may act on it."""
+        advantages = _needed(batch, "advantages")
+        if self.teacher_mode != "advantage":
+            return advantages
+        taught = self.teacher_coef * (_needed(batch, "teacher_logprobs") - old_logprobs)
+        if batch.teacher_weights is not None:
+            taught = taught * batch.teacher_weights[:, None]
+        return advantages + taught.masked_fill(~batch.loss_mask, 0)
 
     def _policy_rows(self, batch: ExperienceBatch) -> Tensor:
         """Return the rows with a non-zero weight. If the loss is driven by advantages, they must

@@ -49,6 +49,7 @@ class Roles:
     critic: WorkerGroup | None = None
     reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
+    teacher: WorkerGroup | None = None
     adapted: bool = False
     """The policy trains adapters on a frozen base; its start serves as the reference model."""
     residency: Residency = field(default_factory=Residency)
@@ -59,7 +60,7 @@ class Roles:
     @property
     def models(self) -> list[WorkerGroup]:
         """All groups but the engines."""
-        groups = (self.policy, self.critic, self.reference, self.reward)
+        groups = (self.policy, self.critic, self.reference, self.reward, self.teacher)
         return [group for group in groups if group is not None]
 
 
@@ -95,6 +96,7 @@ def model_paths(config: PPOConfig) -> dict[str, list[str]]:
         "critic": [others.critic_pretrain or policy],
         "reference": [others.ref_pretrain or policy],
         "reward": list(derived.rewards(config).models) if "reward" in roles else [],
+        "teacher": [config.teacher.teacher_pretrain or policy],
     }
     return {role: paths[role] for role in roles}
 
@@ -114,7 +116,10 @@ def model_specs(
             "kind": "logprobs",
             "optim": OptimSpec(rate, config.optim, steps, average),
             "lora": config.lora,
-            "kl_reference": config.others.ref_pretrain or config.model.pretrain,
+            "others": {
+                "reference": config.others.ref_pretrain or config.model.pretrain,
+                "teacher": config.teacher.teacher_pretrain or config.model.pretrain,
+            },
         },
         "critic": {
             "kind": "values",
@@ -122,12 +127,13 @@ def model_specs(
             "lora": config.lora.of_critic,
         },
         "reference": {"kind": "logprobs", **evaluated},
+        "teacher": {"kind": "logprobs", "vocabulary_of": config.model.pretrain, **evaluated},
         "reward": {"kind": "rewards", "normalise": config.others.normalize_reward, **evaluated},
     }
     common = {
         "temperature": config.sampling.temperature,
         "value_head": config.others.value_head_prefix,
-        "kl_top_k": config.kl.full_top_k,
+        "top_k": derived.compared_top_k(config),
     }
     return {
         role: [model_spec(config, path, device, **common, **own[role]) for path in paths]
@@ -168,7 +174,12 @@ def worker_arguments(
     placed = plan is not None and ENGINES in plan.bundles_by_role
     engines = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and placed else ()
     engine = run_engine_spec(config, device, *engines)
-    rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
+    rewards = RewardSetup(
+        config.reward,
+        derived.rewards(config),
+        bearer_token(),
+        optional=derived.learns_without_rewards(config),
+    )
     limit, backend = config.collecting.vllm_max_inflight_per_engine, config.engine.rollout_backend
     of_engines = (backend, engine, agent_setup(config), rewards, limit)
     return table | {ENGINES: (RolloutWorker, *of_engines)}
@@ -204,6 +215,7 @@ def assign_roles(
             groups["actor" if adapted else "reference"] if config.kl.needs_reference else None
         ),
         reward=groups["reward"] if "reward" in wanted else None,
+        teacher=groups["teacher"] if "teacher" in wanted else None,
         adapted=adapted,
         residency=residency or Residency(),
         replaceable=replaceable,

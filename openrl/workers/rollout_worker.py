@@ -111,12 +111,12 @@ async def first_successful(
     return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]
 
 
-def note_missing_scores(played: Sequence[Trajectory]) -> None:
-    """Give a score to sound episodes whose agent gave none. A truncated one earned 0; otherwise the
-    reward is missing, and the trajectory is dropped."""
+def note_missing_scores(played: Sequence[Trajectory], optional: bool = False) -> None:
+    """Give a score to sound episodes whose agent gave none. A truncated one earned 0, as do all if
+    rewards are ``optional``; otherwise the reward is missing, and the trajectory is dropped."""
     for trajectory in played:
         if trajectory.score is None and not trajectory.finish_reason.is_failure:
-            cut = trajectory.finish_reason.is_truncated
+            cut = optional or trajectory.finish_reason.is_truncated
             lost = Score.failed("the agent ended without a reward")
             trajectory.score = Score(0.0) if cut else lost
 
@@ -199,7 +199,7 @@ class RolloutWorker:
         require_no_scores(sound, self.rewards.plan)
         unscored = [t for t in sound if t.score is None]
         if len(unscored) < len(sound) or not self.rewards.plan.sources:
-            note_missing_scores(unscored)
+            note_missing_scores(unscored, self.rewards.optional)
             return
         if self.reward is None or not unscored:
             return

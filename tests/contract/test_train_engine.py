@@ -547,12 +547,12 @@ def test_the_kl_of_whole_distributions(tmp_path, checkpoint, batch, stage, top_k
         "temperature": temperature,
         "chunk_size": 5,
         "packing": packing,
-        "kl_top_k": top_k,
+        "top_k": {"reference": top_k},
     }
     reference = build_engine(engine_spec(checkpoint, **common))
     optim = optim_spec(learning_rate=3e-3)
     policy = build_engine(
-        engine_spec(policy_path, **common, optim=optim, kl_reference=str(checkpoint))
+        engine_spec(policy_path, **common, optim=optim, others={"reference": str(checkpoint)})
     )
 
     outputs = reference.forward(batch, halves(batch), "reference")

@@ -35,6 +35,7 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.kept import KeptIds
+from openrl.models.logits import COMPARISONS
 from openrl.models.scalar_model import Head, RewardModel, ValueModel
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
@@ -132,6 +133,13 @@ def policy_cases():
         yield f"kl_{estimator}", Case(kl)
         if estimator in ("k1", "k3"):
             yield f"kl_{estimator}_by_ratio", Case(replace(kl, kl_by_ratio=True))
+    taught = replace(ppo, kl_coef=0.0, teacher_coef=0.7)
+    for mode in ("advantage", "reverse_kl", "forward_kl", "jsd"):
+        yield f"teacher_{mode}", Case(replace(taught, teacher_mode=mode))
+    # beside the KL to a reference of whole distributions, on the teacher's term alone
+    both = replace(taught, rl_coef=0.0, kl_coef=0.3, kl_estimator="full", teacher_mode="jsd")
+    yield "teacher_and_reference", Case(both)
+    yield "teacher_alone", Case(replace(both, kl_coef=0.0, kl_estimator=None))
 
 
 def other_cases():
@@ -186,8 +194,8 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     for parameter in other.parameters():
         parameter += 0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
     reference = CausalLM(other, temperature=0.8, chunk_size=16).eval()
-    reference.hf.get_output_embeddings().top_k = 4
-    ref_logprobs, distributions = reference(ids, attention, None, None, ("reference",))
+    reference.hf.get_output_embeddings().top_k = {"reference": 4, "teacher": 3}
+    ref_logprobs, distributions = reference(ids, attention, None, None, ("reference", "teacher"))
     own = models["logprobs"](ids, attention)[0]
     return batch.replace(
         loss_mask=mask,
@@ -196,6 +204,8 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         old_logprobs=own + 0.3 * batch.returns,
         values=models["values"](ids, attention)[0] + 0.3 * batch.values,
         ref_logprobs=ref_logprobs,
+        teacher_logprobs=ref_logprobs,
+        teacher_weights=torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 1.0, 0.0]),
         loss_weights=torch.rand(len(batch), generator=g),
         is_weights=torch.rand(mask.shape, generator=g),
         **distributions,
@@ -293,8 +303,9 @@ def run(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str,
     sets = micro.kept if isinstance(micro, ExperienceBatch) else None
     kept = sets and KeptIds.of(sets, micro.token_ids.shape[1], micro.token_ids.device)
     if outputs:
-        reference = micro.reference if "full_kl" in outputs else ()
-        return model(*tokens, outputs, reference, kept=kept)
+        asked = {COMPARISONS[name][0] for name in outputs if name in COMPARISONS}
+        compared = {other: micro.distributions(other) for other in asked}
+        return model(*tokens, outputs, compared, kept=kept)
     return model(*tokens, kept=kept)
 
 

@@ -154,7 +154,7 @@ def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
     batch = ragged_batch()
     shard, plan = batch.select(rows), StepPlan(micro_batches, counts_of(batch, dp_size))
     outputs = build_engine(
-        engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, kl_top_k=4)
+        engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, top_k={"reference": 4})
     ).forward(shard, micro_batches, "reference")
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7))
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full")

@@ -47,6 +47,7 @@ FLAG_NAMES = {
     "critic": "critic",
     "reference": "ref",
     "reward": "reward",
+    "teacher": "teacher",
     ENGINES: ENGINES,
 }
 """Role -> its name in flags."""
@@ -80,6 +81,7 @@ class ClusterFlags:
         return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
+TEACHER_MODEL = given("teacher_pretrain")
 OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
 
 
@@ -112,6 +114,10 @@ class PlacementFlags(ClusterFlags):
     reward_num_nodes: int | None = as_the_actor("Nodes of the reward", NODES, REWARD_MODEL)
     reward_num_gpus_per_node: int | None = as_the_actor(
         "GPUs per node of the reward", PER_NODE, REWARD_MODEL
+    )
+    teacher_num_nodes: int | None = as_the_actor("Nodes of the teacher", NODES, TEACHER_MODEL)
+    teacher_num_gpus_per_node: int | None = as_the_actor(
+        "GPUs per node of the teacher", PER_NODE, TEACHER_MODEL
     )
     placement: str | None = flag(
         None,
@@ -193,6 +199,9 @@ class HybridFlags:
     colocate_critic_reward: bool = flag(
         False, "Critic and reward model share GPUs.", only_if=CRITIC_AND_REWARD
     )
+    colocate_actor_teacher: bool = flag(
+        False, "Actor and teacher share GPUs.", only_if=TEACHER_MODEL
+    )
     vllm_enable_sleep: bool = flag(
         False,
         "Engines free their weights and cache while models train; they wake with weights first,"
@@ -218,7 +227,7 @@ class HybridFlags:
     )
     ref_reward_offload: bool = flag(
         False,
-        "Keep reference and reward weights in host memory; each pass loads them layer by layer"
+        "Keep reference, reward and teacher weights in host memory; each pass loads them layer by layer"
         " with --zero_stage 3, else whole.",
         only_if=FROZEN_MODEL,
     )
@@ -234,10 +243,12 @@ class HybridFlags:
         followers: dict[str, str] = {}
         if self.colocate_actor_ref:
             followers["reference"] = "actor"
+        if self.colocate_actor_teacher:
+            followers["teacher"] = "actor"
         if self.colocate_critic_reward:
             followers["reward"] = "critic"
         if self.colocate_all_models:
-            followers = dict.fromkeys(("critic", "reference", "reward"), "actor")
+            followers = dict.fromkeys(("critic", "reference", "reward", "teacher"), "actor")
             followers |= {} if engines_apart else {ENGINES: "actor"}
         present = {*roles, ENGINES}
         return {role: leader for role, leader in followers.items() if {role, leader} <= present}

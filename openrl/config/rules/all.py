@@ -8,6 +8,7 @@ from openrl.config import unknown_flags  # noqa: F401
 from openrl.config.importing import taking  # noqa: F401
 from openrl.config.rules import rewards  # noqa: F401
 from openrl.config.rules import algorithm  # noqa: F401
+from openrl.config.rules import teachers  # noqa: F401
 from openrl.config.rules import placement  # noqa: F401
 from openrl.config.rules import rollouts  # noqa: F401
 from openrl.config.rules import training  # noqa: F401

@@ -14,7 +14,12 @@ from openrl.config.derived import (
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
 from openrl.flags.checks import Given, Problems, check, in_use, problem
 
-COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
+COLOCATE = (
+    "colocate_all_models",
+    "colocate_actor_ref",
+    "colocate_critic_reward",
+    "colocate_actor_teacher",
+)
 SHARE = "--colocate_all_models, or the same places in --placement"
 SHAPES = tuple(
     f"{prefix}_{shape}"
@@ -89,9 +94,9 @@ def who_sleeps_shares_places(config: PPOConfig) -> Problems:
     if hybrid.deepspeed_enable_sleep and not shared & {"actor", "critic"}:
         message = "no trained model shares a GPU with another role, so the freed memory is useless"
         yield problem(("deepspeed_enable_sleep",), message, SHARE)
-    of_two = {"reference", "reward"} & {*config.model_roles}
-    if ref_reward_sleeps(config) and of_two and not shared & of_two:
-        message = f"{' and '.join(sorted(of_two))} share no GPU, and only ZeRO 3 streams weights"
+    frozen = {"reference", "reward", "teacher"} & {*config.model_roles}
+    if ref_reward_sleeps(config) and frozen and not shared & frozen:
+        message = f"{' and '.join(sorted(frozen))} share no GPU, and only ZeRO 3 streams weights"
         yield problem(("ref_reward_offload", "zero_stage"), message, f"--zero_stage 3, or {SHARE}")
 
 

@@ -156,8 +156,10 @@ def endpoint_port_is_free(config: Playing) -> Problems:
 
 @check
 def there_is_a_reward(config: PPOConfig) -> Problems:
-    if not asked_sources(config) and not {*agents_of(config)} - {"tools"}:
-        yield problem(SOURCES, "there is no reward source", "--remote_rm_url FILE.py")
+    rewarding = asked_sources(config) or {*agents_of(config)} - {"tools"}
+    if not rewarding and not config.teacher.used:
+        fix = "--remote_rm_url FILE.py, or a teacher, such as --teacher_pretrain"
+        yield problem(SOURCES, "there is no reward source", fix)
 
 
 @check

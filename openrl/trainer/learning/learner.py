@@ -50,6 +50,11 @@ from openrl.workers.model_worker import ModelChoice
 from openrl.workers.profiling import Profiling
 from openrl.workers.roles import Roles
 
+DISTRIBUTIONS = [
+    f"{whose}_{what}" for whose in ("ref", "teacher") for what in ("ids", "support", "hidden")
+]
+"""The columns of whole distributions, which the trace does not keep."""
+
 
 @dataclass(frozen=True)
 class ForwardRequest:
@@ -165,9 +170,8 @@ class Learner:
         if batch.traced is None:
             return None
         old = batch.old_logprobs if self.losses.old_logprobs == "forward" else None
-        batch = batch.replace(
-            old_logprobs=old, ref_ids=None, ref_support=None, ref_hidden=None, kept=None
-        )
+        dropped = dict.fromkeys((*DISTRIBUTIONS, "kept"))
+        batch = batch.replace(old_logprobs=old, **dropped)
         return LearnedStep(groups, batch, version, rows, self._updates)
 
     def _steer_entropy(self, metrics: dict[str, Metric]) -> dict[str, Metric]:
@@ -200,7 +204,8 @@ class Learner:
 
     def _rows_not_scored(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update, if any, left out."""
-        if self.losses.old_logprobs != "forward" and self.roles.reference is None:
+        others = (self.roles.reference, self.roles.teacher)
+        if self.losses.old_logprobs != "forward" and others == (None, None):
             return {}
         return {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
 
@@ -227,13 +232,15 @@ class Learner:
         self, batch: ExperienceBatch, rows: Tensor, point: DropPoint
     ) -> ExperienceBatch:
         """Fill the fields that models compute: the critic's values in all rows and, in
-        ``rows`` (B,) bool, the log-probs of the reference and of the policy before its update.
+        ``rows`` (B,) bool, the log-probs of reference, teacher and the policy before its update.
         Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
+        of_teacher: tuple[Output, ...] = ("teacher",) if self.losses.actor.divergence else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
+            ForwardRequest("teacher_logprobs", self.roles.teacher, 0, of_teacher, rows),
             ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:

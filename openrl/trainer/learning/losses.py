@@ -41,6 +41,8 @@ class Losses:
             kl_by_ratio=config.kl.use_unbiased_kl,
             sft_coef=config.algorithm.sft_loss_coef,
             sft_threshold=config.algorithm.sft_pos_threshold,
+            teacher_coef=config.teacher.teacher_coef,
+            teacher_mode=config.teacher.teacher_mode if config.teacher.used else None,
             correction=None if old_logprobs == "forward" else config.correction,
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.build import check_agents
 from openrl.algorithms.batching import PER_TOKEN
@@ -25,7 +24,7 @@ from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_pr
 from openrl.data.images import RowImages, image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import ErrorCollector, UserError, short
+from openrl.errors import ErrorCollector, UserError
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import check_recompute
@@ -50,6 +49,7 @@ from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
 from openrl.trainer.planning.memory_estimate import model_shape
+from openrl.trainer.planning.other_models import check_same_tokens, check_teacher
 from openrl.trainer.rollout.evaluation import metric_names
 from openrl.trainer.rollout.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
@@ -125,6 +125,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_tokens(path, inputs.tokenizer, [p.token_ids for p in prompts], trusted)
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
+    check_teacher(config, inputs.tokenizer)
     return inputs
 
 
@@ -294,36 +295,6 @@ def check_reward_models(config: PPOConfig) -> None:
             raise UserError(message, "a vision-language reward model, or a reward function")
         if config.others.normalize_reward:
             stored_moments(model, trusted)
-
-
-def check_same_tokens(
-    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
-) -> None:
-    """Raise UserError if the policy's token ids mean other tokens to the reward model at ``path``.
-    Warns if there is no tokenizer to compare."""
-    try:
-        actual = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=trust_remote_code
-        ).get_vocab()
-    except Exception as error:  # there is no tokenizer, or none that loads
-        warnings.warn(
-            f"--reward_pretrain: {path} has no tokenizer that loads, so nobody compares its tokens"
-            f" with the policy's: {short(error)}",
-            stacklevel=2,
-        )
-        return
-    expected = tokenizer.get_vocab()
-    if differing := [
-        token for token in expected.keys() & actual.keys() if expected[token] != actual[token]
-    ]:
-        token = min(differing)
-        raise UserError(
-            f"--reward_pretrain: {path} and the policy have different tokenizers: {token!r} is"
-            f" token {actual[token]} there and {expected[token]} here ({len(differing)} tokens"
-            " differ)",
-            "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
-            " text",
-        )
 
 
 def check_models_split(config: PPOConfig | SupervisedConfig, paths: Iterable[str]) -> None:

@@ -31,7 +31,7 @@ class StageMemory:
 def stages(config: PPOConfig) -> list[tuple[str, str]]:
     """Return the (stage, role) pairs of a step in order, starting with its weight sync."""
     roles = config.model_roles
-    forward: list[str] = [role for role in ("reference", "critic") if role in roles]
+    forward: list[str] = [role for role in ("reference", "teacher", "critic") if role in roles]
     if derived.old_logprobs(config) == "forward" or config.policy_is_reference:
         forward.append("actor")
     trained = [role for role in TRAINED if role in roles]

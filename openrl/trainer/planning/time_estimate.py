@@ -113,6 +113,7 @@ def work_of(config: PPOConfig, inputs: Inputs, response: float) -> StepWork:
     epochs, batch = config.batch.max_epochs, config.batch
     update = 3 * epochs + epochs * config.deepspeed.gradient_checkpointing
     before = (derived.old_logprobs(config) == "forward") + config.kl.needs_reference
+    before += config.teacher.used
     critic = (1 + update) * ("critic" in config.model_roles)
     return StepWork(
         batch.samples_per_step,

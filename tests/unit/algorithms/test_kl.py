@@ -6,8 +6,8 @@ import torch
 from openrl.algorithms.kl import (
     ALIASES,
     KLCoefficient,
-    full_kl,
-    full_kl_gradient,
+    divergence,
+    divergence_gradient,
     kl_estimate,
     reference_support,
 )
@@ -86,17 +86,19 @@ def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
             for i in range(2)
         ]
     )
-    exact = full_kl(logits, *reference_support(ref, 11))
+    exact = divergence("reverse_kl", logits, *reference_support(ref, 11))
     assert torch.allclose(exact, expected.double(), atol=1e-9)
-    partly = [full_kl(logits, *reference_support(ref, k)) for k in (2, 5, 10)]
+    partly = [divergence("reverse_kl", logits, *reference_support(ref, k)) for k in (2, 5, 10)]
     assert bool((partly[0] <= partly[1] + 1e-12).all() and (partly[1] <= exact + 1e-12).all())
     assert torch.allclose(partly[2], exact)  # ten tokens and a bucket of one
-    assert bool((full_kl(ref, *reference_support(ref, 4)).abs() < 1e-12).all())
+    assert bool((divergence("reverse_kl", ref, *reference_support(ref, 4)).abs() < 1e-12).all())
 
 
 def test_full_kl_is_finite_where_nothing_is_left_outside_the_support():
     certain = torch.tensor([[500.0, 0.0, -500.0]], requires_grad=True)
-    kl = full_kl(certain, *reference_support(torch.tensor([[0.0, 300.0, -900.0]]), 1))
+    kl = divergence(
+        "reverse_kl", certain, *reference_support(torch.tensor([[0.0, 300.0, -900.0]]), 1)
+    )
     kl.sum().backward()
     assert bool(kl.isfinite().all() and certain.grad.isfinite().all())
 
@@ -146,7 +148,7 @@ def test_a_rest_too_small_for_one_minus_the_sum_still_counts():
     fp32."""
     p = torch.tensor([0.999, 0.0005, 0.0005])
     q = torch.tensor([1.0, 5e-13, 5e-13])
-    found = full_kl(p.log(), *reference_support(q.log(), 1))
+    found = divergence("reverse_kl", p.log(), *reference_support(q.log(), 1))
     assert float(found) == pytest.approx(
         0.999 * math.log(0.999) + 1e-3 * math.log(1e-3 / 1e-12), rel=1e-5
     )
@@ -161,5 +163,47 @@ def test_the_gradient_of_the_full_kl():
         (None, ref.log_softmax(-1)),
     ):
         leaf = logits.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(full_kl(leaf, ids, ref_logprobs).sum(), leaf)
-        assert torch.allclose(full_kl_gradient(logits, ids, ref_logprobs), expected, atol=1e-12)
+        (expected,) = torch.autograd.grad(
+            divergence("reverse_kl", leaf, ids, ref_logprobs).sum(), leaf
+        )
+        assert torch.allclose(
+            divergence_gradient("reverse_kl", logits, ids, ref_logprobs), expected, atol=1e-12
+        )
+
+
+BY_HAND_DIVERGENCES = {  # P = (1/2, 1/4, 1/4), Q = (1/4, 1/4, 1/2): log 2 times ...
+    "reverse_kl": 1 / 4,
+    "forward_kl": 1 / 4,
+}
+
+
+@pytest.mark.parametrize(("kind", "factor"), BY_HAND_DIVERGENCES.items())
+def test_divergences_by_hand(kind, factor):
+    p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.25, 0.5])
+    found = divergence(kind, p.log(), *reference_support(q.log(), 3))
+    assert float(found) == pytest.approx(factor * math.log(2))
+
+
+def test_the_jensen_shannon_divergence_by_hand():
+    """Two certainties differ by log 2, whatever else: the most there can be."""
+    p, q = torch.tensor([100.0, 0.0]), torch.tensor([0.0, 100.0])
+    assert float(divergence("jsd", p, *reference_support(q, 1))) == pytest.approx(math.log(2))
+    # P = (3/4, 1/4), Q = (1/4, 3/4), M = (1/2, 1/2): KL(P || M) = 3/4 log 3/2 + 1/4 log 1/2
+    p, q = torch.tensor([0.75, 0.25]), torch.tensor([0.25, 0.75])
+    by_hand = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert float(divergence("jsd", p.log(), *reference_support(q.log(), 2))) == pytest.approx(
+        by_hand
+    )
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "jsd"])
+@pytest.mark.parametrize("top_k", [1, 4, 7])
+def test_the_gradients_of_divergences_are_finite_where_nothing_is_left(kind, top_k):
+    """Also where the policy gives the teacher's tokens, or the teacher's others, no probability."""
+    teacher = torch.tensor([[0.0, 300.0, -900.0, 0.0, 1.0, 2.0, 3.0]])
+    for logits in (teacher.flip(-1), teacher, torch.zeros(1, 7)):
+        ids, other = reference_support(teacher, top_k)
+        slopes = divergence_gradient(kind, logits, ids, other)
+        assert bool(divergence(kind, logits, ids, other).isfinite().all())
+        assert bool(slopes.isfinite().all())
+        assert float(slopes.sum()) == pytest.approx(0.0, abs=1e-4)

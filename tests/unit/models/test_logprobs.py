@@ -138,21 +138,29 @@ def test_a_batch_of_dummies_gives_zeros_and_a_graph():
     assert not logprobs.any() and not hidden.grad.any() and not head.weight.grad.any()
 
 
-def dense_kl(logits, ref_logits, top_k):
-    """The obvious version over distributions with the unlikely tokens of the reference lumped
+def dense_divergence(kind, logits, ref_logits, top_k):
+    """The obvious version over distributions with the unlikely tokens of the other model lumped
     together."""
     p, q = logits.softmax(-1), ref_logits.softmax(-1)
     order = q.argsort(-1, descending=True)
     p, q = p.gather(-1, order), q.gather(-1, order)
     if 0 < top_k < q.shape[-1]:
         p, q = (torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q))
-    return (p * (p / q).log()).sum(-1)
+
+    def kl(a, b):
+        return (a * (a / b).log()).sum(-1)
+
+    m = (p + q) / 2
+    return {"reverse_kl": kl(p, q), "forward_kl": kl(q, p), "jsd": (kl(p, m) + kl(q, m)) / 2}[kind]
 
 
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "jsd"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("chunk_size", [0, 1, 4])
 @pytest.mark.parametrize("top_k", [0, 1, 3, 10, 11, 99])
-def test_the_kl_of_whole_distributions_equals_the_dense_one(transform, chunk_size, top_k):
+def test_divergences_of_whole_distributions_equal_the_dense_ones(
+    transform, chunk_size, top_k, kind
+):
     states, weight, bias, targets = inputs(9, True)
     ref_states, ref_weight, ref_bias, _ = inputs(10, True)
     ref_states = ref_states[:9]
@@ -163,13 +171,18 @@ def test_the_kl_of_whole_distributions_equals_the_dense_one(transform, chunk_siz
         list(columns.values()), None if top_k else FrozenHead(head, transform)
     )
     up = torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected = dense_kl(
+    expected = dense_divergence(
+        kind,
         transform(F.linear(states, weight, bias)),
         transform(F.linear(ref_states, ref_weight, ref_bias)),
         top_k,
     )
-    found = token_logprobs(states, weight, bias, targets, transform, chunk_size, True, of_reference)
-    torch.testing.assert_close(found[2], expected, rtol=1e-10, atol=1e-12)
+    comparisons = [(kind, of_reference)]
+    *found, (compared,) = token_logprobs(
+        states, weight, bias, targets, transform, chunk_size, True, comparisons
+    )
+    found.append(compared)
+    torch.testing.assert_close(compared, expected, rtol=1e-10, atol=1e-12)
     every = (*plain(states, weight, bias, targets, transform), expected)
     for weights in (up, up * torch.tensor([0.0, 0.0, 1.0])[:, None]):
         grads = [
@@ -199,8 +212,8 @@ def test_no_chunk_of_the_kl_outlives_it():
         LogitTransform(),
         4,
         False,
-        distributions(list(columns.values()), None),
-    )[2]
+        [("reverse_kl", distributions(list(columns.values()), None))],
+    )[2][0]
     kept = [tuple(t.shape) for t in kl.grad_fn.saved_tensors]
     assert sorted(shape for shape in kept if 11 in shape) == [(11,), (11, 6)]
     assert {name: tuple(c.shape) for name, c in columns.items()} == {

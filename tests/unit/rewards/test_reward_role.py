@@ -16,7 +16,7 @@ from openrl.errors import UserError
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.combined import RewardCombiner
 from openrl.trainer.learning.rows import BatchingSpec, forward_rows
-from openrl.trainer.planning.prepare import check_same_tokens
+from openrl.trainer.planning.other_models import check_same_tokens
 from openrl.trainer.rollout.reward_models import RewardModels
 from openrl.workers.model_worker import ModelWorker
 from tests.experience import engine_spec

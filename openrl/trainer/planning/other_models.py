@@ -1,0 +1,79 @@
+"""What is checked of the models of other roles against the policy's tokens, before a run starts."""
+
+from __future__ import annotations
+
+import warnings
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from openrl.config.commands import PPOConfig
+from openrl.errors import UserError, short
+from openrl.models.stored import check_language_model, load_config
+from openrl.vision.processor import sees
+
+
+def check_teacher(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError if a model of --teacher_pretrain cannot give log-probs of the policy's
+    tokens: if it has other tokens, or fewer, or does not see the images."""
+    path, trusted = config.teacher.teacher_pretrain, config.model.trust_remote_code
+    if path is None:
+        return
+    check_language_model(path, trusted)
+    fix = "a teacher of the policy's family: it is asked about tokens, not about text"
+    check_same_tokens(path, tokenizer, trusted, "teacher_pretrain", fix)
+    if config.vision.max_images_per_prompt and not sees(load_config(path, trusted)):
+        message = f"--teacher_pretrain: {path} reads only text, but prompts have images"
+        raise UserError(message, "a vision-language teacher")
+    theirs, ours = (
+        load_config(name, trusted).get_text_config().vocab_size
+        for name in (path, config.model.pretrain)
+    )
+    if (highest := max(tokenizer.get_vocab().values())) >= theirs:
+        raise UserError(
+            f"--teacher_pretrain: {path} knows {theirs} tokens, but the policy's tokenizer has"
+            f" token {highest}",
+            fix,
+        )
+    if config.teacher.top_k == 0 and theirs != ours:
+        raise UserError(
+            f"--teacher_topk 0: the output head of {path} has {theirs} tokens, that of the policy"
+            f" {ours}",
+            "--teacher_topk 128",
+        )
+
+
+def check_same_tokens(
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    trust_remote_code: bool = False,
+    flag: str = "reward_pretrain",
+    fix: str = (
+        "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
+        " text"
+    ),
+) -> None:
+    """Raise UserError if the policy's token ids mean other tokens to the model at ``path``, which
+    ``flag`` names. Tokens that only one of them has are not compared. Warns if there is no
+    tokenizer to compare."""
+    try:
+        actual = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=trust_remote_code
+        ).get_vocab()
+    except Exception as error:  # there is no tokenizer, or none that loads
+        warnings.warn(
+            f"--{flag}: {path} has no tokenizer that loads, so nobody compares its tokens"
+            f" with the policy's: {short(error)}",
+            stacklevel=2,
+        )
+        return
+    expected = tokenizer.get_vocab()
+    if differing := [
+        token for token in expected.keys() & actual.keys() if expected[token] != actual[token]
+    ]:
+        token = min(differing)
+        raise UserError(
+            f"--{flag}: {path} and the policy have different tokenizers: {token!r} is"
+            f" token {actual[token]} there and {expected[token]} here ({len(differing)} tokens"
+            " differ)",
+            fix,
+        )
