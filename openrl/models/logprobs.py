@@ -181,7 +181,8 @@ class _Chunked(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, states, weight, bias, targets, transform, chunk_size, entropy, comparisons, kept
     ):
-        parts, compared = [], [[] for _ in comparisons]
+        parts: list[Any] = []
+        compared: list[list[Tensor]] = [[] for _ in comparisons]
         for rows in _chunks(len(targets), chunk_size):
             logits = transform(F.linear(states[rows], weight, bias))
             for own, inside in _blocks(rows, len(logits)):

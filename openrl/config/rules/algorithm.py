@@ -173,6 +173,7 @@ def loss_terms_have_what_they_need(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
     others = others or algorithm.entropy_target or 0.0
+    others = others or config.teacher.divergence is not None
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
         yield problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
