@@ -8,6 +8,7 @@ column, index t describes ``token_ids[:, t]``; index 0 has no prediction and is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
