@@ -224,7 +224,7 @@ def test_a_cluster_of_ray_start_is_joined_with_its_token_and_works_in_our_direct
         "2",
     ]
     before = set(psutil.process_iter())
-    options = {"env": env, "capture_output": True, "text": True, "timeout": 120, "check": True}
+    options = {"env": env, "capture_output": True, "text": True, "timeout": PATIENCE, "check": True}
     started = subprocess.run(
         [*start, "--include-dashboard", "false", "--disable-usage-stats"], cwd=home, **options
     )

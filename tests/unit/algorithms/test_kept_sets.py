@@ -126,8 +126,8 @@ def test_everything_about_a_distribution_is_of_the_kept_set(top_k):
 
     def plain(leaf):
         own, reference = (
-            (TRANSFORM(leaf @ weight.T).masked_fill(outside, -torch.inf)).log_softmax(-1)
-            for weight in (head, ref_head)
+            (TRANSFORM(of @ weight.T).masked_fill(outside, -torch.inf)).log_softmax(-1)
+            for of, weight in ((leaf, head), (leaf.detach(), ref_head))
         )
         p = own.exp()
         if top_k:  # the reference's likeliest tokens of the set, and all others together
@@ -149,19 +149,25 @@ def test_everything_about_a_distribution_is_of_the_kept_set(top_k):
     frozen.weight = torch.nn.Parameter(ref_head)
     columns = [*reference_columns(states, ref_head, None, TRANSFORM, 3, top_k, kept=kept).values()]
     of_reference = distributions(columns, None if top_k else FrozenHead(frozen, TRANSFORM), kept)
-    results = []
-    for compute in (
-        plain,
-        *(
-            lambda leaf, size=size: token_logprobs(
-                leaf, head, None, targets, TRANSFORM, size, True, of_reference, kept
+
+    def chunked(size):
+        def compute(leaf):
+            comparisons = [("reverse_kl", of_reference)]
+            *found, (kl,) = token_logprobs(
+                leaf, head, None, targets, TRANSFORM, size, True, comparisons, kept
             )
-            for size in (0, 3)
-        ),
-    ):
+            return *found, kl
+
+        return compute
+
+    results = []
+    for compute in (plain, chunked(0), chunked(3)):
         leaf = states.clone().requires_grad_()
         found = compute(leaf)
-        (gradient,) = torch.autograd.grad((found[0] + 2 * found[1]).sum(), leaf)
+        loss = found[0] + 2 * found[1]
+        if not top_k:  # the plain version's slope of log(0), for no other token, is NaN
+            loss = loss + 3 * found[2]
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         results.append([*(column.detach() for column in found), gradient])
     for found in results[1:]:
         for a, b in zip(found, results[0], strict=True):
