@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.options import device_option, parser_of
 from benchmarks.pairs import of_process
-from openrl.models.logits import LogitTransform
+from openrl.models.logits import LogitTransform, Projection
 from openrl.models.logprobs import token_logprobs
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -47,9 +47,8 @@ def plain(
 def chunked(
     states: Tensor, weight: Tensor, targets: Tensor, with_gradient: bool, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    logprobs, entropies, _ = token_logprobs(
-        states, weight, None, targets, LogitTransform(), chunk_size, entropy=True
-    )
+    head = Projection(weight, None, LogitTransform())
+    logprobs, entropies, _ = token_logprobs(states, head, targets, chunk_size, entropy=True)
     assert entropies is not None
     return logprobs, entropies if with_gradient else entropies.detach()
 
@@ -72,9 +71,8 @@ def measure(
     targets = torch.randint(0, vocabulary, (tokens,), generator=g).to(device)
     up = torch.randn(2, tokens, generator=g).to(device)
     # warm
-    token_logprobs(states[:2], weight[:2], None, targets[:2] % 2, LogitTransform(), 1)[
-        0
-    ].sum().backward()
+    small = Projection(weight[:2], None, LogitTransform())
+    token_logprobs(states[:2], small, targets[:2] % 2, 1)[0].sum().backward()
     states.grad = weight.grad = None
     before = peak_from_here(device)
     args = (states, weight, targets, with_gradient)

@@ -51,8 +51,8 @@ def _limited(d: Tensor, estimator: str) -> Tensor:
 
 
 def reference_support(ref_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return what ``divergence`` needs of the other model: the ids of its ``top_k`` likeliest tokens,
-    (..., K), and their log-probs followed by the log-prob of all other tokens together,
+    """Return what ``divergence`` needs of the other model: the ids of its ``top_k`` likeliest
+    tokens, (..., K), and their log-probs followed by the log-prob of all other tokens together,
     (..., K + 1).
 
     ``ref_logits`` (..., V) are already divided by the temperature. With ``top_k`` >= V there are no
@@ -78,8 +78,8 @@ def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
 
 
 def divergence(kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tensor) -> Tensor:
-    """Return the divergence of the policy's next-token distributions P and another model's Q, (...);
-    exact with all tokens: KL(P || Q) for reverse_kl, KL(Q || P) for forward_kl, and for jsd
+    """Return the divergence of the policy's next-token distributions P and another model's Q,
+    (...); exact with all tokens: KL(P || Q) for reverse_kl, KL(Q || P) for forward_kl, and for jsd
     (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2.
 
     With K < V the other tokens count as one bucket, so the result is a lower bound (data-processing

@@ -25,7 +25,7 @@ def parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """``names`` are all that it takes; by default any, since a part of a name finds metrics too."""
     found = argparse.ArgumentParser(
         prog="metrics",
-        description="Say what metrics mean, by their names or parts of them; without names list all.",
+        description="Say what metrics mean, by their names or parts of them; without names all.",
         allow_abbrev=False,
     )
     found.add_argument("names", nargs="*", metavar="NAME", choices=names)

@@ -1,9 +1,9 @@
 """The sets of tokens that a truncated distribution was sampled from, beside the states that predict
 the tokens.
 
-Where sampling was cut by top_p, top_k or min_p, a token was drawn from softmax(z) over its kept set.
-Every pass gives the other tokens the logit NEVER, so that log-probs, entropies, divergences and
-their gradients are those of the distribution that was sampled. The sets are constants: almost
+Where sampling was cut by top_p, top_k or min_p, a token was drawn from softmax(z) over its kept
+set. Every pass gives the other tokens the logit NEVER, so that log-probs, entropies, divergences
+and their gradients are those of the distribution that was sampled. The sets are constants: almost
 everywhere they do not change with the weights, so the gradient is exact."""
 
 from __future__ import annotations

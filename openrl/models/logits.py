@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from openrl.algorithms.kl import Divergence
@@ -95,3 +96,15 @@ class LogitTransform:
         if self.softcap is None:
             return gradient if factor == 1.0 else gradient * factor
         return gradient * factor * (1 - (logits * (self.temperature / self.softcap)).square())
+
+
+class Projection(NamedTuple):
+    """From hidden states to logits: an output head, and what follows it."""
+
+    weight: Tensor  # (V, H)
+    bias: Tensor | None  # (V,)
+    transform: LogitTransform
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits (n, V) of hidden states (n, H)."""
+        return self.transform(F.linear(states, self.weight, self.bias))

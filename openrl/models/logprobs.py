@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from openrl.algorithms.kl import Divergence, divergence, divergence_gradient
 from openrl.models.kept import KeptIds, cut_
-from openrl.models.logits import COMPARISONS, LogitTransform, Other, Output, Outputs, placed
+from openrl.models.logits import (
+    COMPARISONS,
+    LogitTransform,
+    Other,
+    Output,
+    Outputs,
+    Projection,
+    placed,
+)
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 Comparison = tuple[Divergence, Distributions]
@@ -86,11 +94,11 @@ class LogprobHead(nn.Module):
         for other, kind in map(COMPARISONS.__getitem__, asked):
             theirs = distributions(compared[other], self.frozen_heads.get(other), kept)
             comparisons.append((kind, theirs))
-        args = (states, self.weight, self.bias)
+        head = Projection(self.weight, self.bias, self.transform)
         logprobs, entropies, divergences = token_logprobs(
-            *args,
+            states,
+            head,
             targets[predicts],
-            self.transform,
             self.chunk_size,
             "entropy" in outputs,
             comparisons,
@@ -98,13 +106,12 @@ class LogprobHead(nn.Module):
         )
         found = {"entropy": entropies} | dict(zip(asked, divergences, strict=True))
         if "squares" in outputs:
-            found["squares"] = squared_probabilities(*args, self.transform, self.chunk_size, kept)
+            found["squares"] = squared_probabilities(states, head, self.chunk_size, kept)
         for other, top_k in self.top_k.items():
             if other in outputs:
-                weight, bias = self.weight[: self.vocabulary], self.bias
-                bias = None if bias is None else bias[: self.vocabulary]
-                how = (self.transform, self.chunk_size, top_k, kept, other)
-                found |= reference_columns(states, weight, bias, *how)
+                bias = None if self.bias is None else self.bias[: self.vocabulary]
+                shared = Projection(self.weight[: self.vocabulary], bias, self.transform)
+                found |= reference_columns(states, shared, self.chunk_size, top_k, kept, other)
         return placed(logprobs, predicts), {
             n: placed(c, predicts) for n, c in found.items() if c is not None
         }
@@ -112,10 +119,8 @@ class LogprobHead(nn.Module):
 
 def token_logprobs(
     states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    head: Projection,
     targets: Tensor,
-    transform: LogitTransform,
     chunk_size: int,
     entropy: bool = False,
     comparisons: Sequence[Comparison] = (),
@@ -125,9 +130,8 @@ def token_logprobs(
 
     Args:
         states: (N, H) hidden states.
-        weight, bias: (V, H) and (V,) or None, the output head.
+        head: from these states to logits.
         targets: (N,) int64.
-        transform: from the head's outputs to logits.
         chunk_size: how many tokens' logits exist at a time; the backward pass computes them again.
             0 means all at once.
         entropy: also return the entropy of each distribution, in nats.
@@ -138,28 +142,23 @@ def token_logprobs(
         (N,) log-probs, entropies or None, a list of divergences; fp32, or fp64 for fp64 states.
     """
     if chunk_size and len(targets) > chunk_size:
-        args = (states, weight, bias, targets, transform, chunk_size, entropy, comparisons, kept)
-        logprobs, entropies, *found = _Chunked.apply(*args)
+        rest = (targets, chunk_size, entropy, comparisons, kept)
+        logprobs, entropies, *found = _Chunked.apply(states, *head, *rest)
         return logprobs, entropies if entropy else None, found
-    logits = cut_(transform(F.linear(states, weight, bias)), kept)
+    logits = cut_(head.logits(states), kept)
     found = [divergence(kind, logits, *theirs(slice(None))) for kind, theirs in comparisons]
     return *_score(logits, targets, entropy)[:2], found
 
 
 @torch.no_grad()
 def squared_probabilities(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    transform: LogitTransform,
-    chunk_size: int,
-    kept: KeptIds | None = None,
+    states: Tensor, head: Projection, chunk_size: int, kept: KeptIds | None = None
 ) -> Tensor:
     """Return the sum of the squared probabilities of each distribution, (N,); the arguments are
     those of ``token_logprobs``."""
     found = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
     for rows in _chunks(len(states), chunk_size or max(len(states), 1)):
-        logits = cut_(transform(F.linear(states[rows], weight, bias)), kept, rows)
+        logits = cut_(head.logits(states[rows]), kept, rows)
         found[rows] = ((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1)).exp()
     return found
 
@@ -180,7 +179,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, states, weight, bias, targets, transform, chunk_size, entropy, comparisons, kept
+        ctx, states, weight, bias, transform, targets, chunk_size, entropy, comparisons, kept
     ):
         parts: list[Any] = []
         compared: list[list[Tensor]] = [[] for _ in comparisons]
@@ -203,7 +202,9 @@ class _Chunked(torch.autograd.Function):
         return logprobs, entropies, *map(torch.cat, compared)
 
     @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropies, *grad_compared):  # type: ignore[no-untyped-def]
+    def backward(  # type: ignore[no-untyped-def]
+        ctx, grad_logprobs, grad_entropies, *grad_compared
+    ):
         states, weight, bias, targets, log_partition, entropies = ctx.saved_tensors
         # chunks are summed in at least fp32
         exact = torch.promote_types(states.dtype, torch.float32)

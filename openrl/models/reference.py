@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from openrl.algorithms.kl import reference_support
 from openrl.models.kept import KeptIds, cut_
-from openrl.models.logits import LogitTransform, Other
+from openrl.models.logits import LogitTransform, Other, Projection
 
 PREFIX: dict[Other, str] = {"reference": "ref", "teacher": "teacher"}
 """How the names of a model's columns in a batch begin."""
@@ -56,22 +56,21 @@ def distributions(
 @torch.no_grad()
 def reference_columns(
     states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    transform: LogitTransform,
+    head: Projection,
     chunk_size: int,
     top_k: int,
     kept: KeptIds | None = None,
     other: Other = "reference",
 ) -> dict[str, Tensor]:
-    """Return the columns of ``other`` in a batch, by their names: ``ref_ids`` and ``ref_support`` of
-    (N, H) states or, with ``top_k`` 0, ``ref_hidden``; of a teacher, ``teacher_ids`` and so on."""
+    """Return the columns of ``other`` in a batch, by their names: ``ref_ids`` and ``ref_support``
+    of (N, H) states or, with ``top_k`` 0, ``ref_hidden``; of a teacher, ``teacher_ids`` and so
+    on."""
     prefix = PREFIX[other]
     if top_k == 0:
         return {f"{prefix}_hidden": states}
     parts, size = [], chunk_size or max(len(states), 1)
     for rows in (slice(start, start + size) for start in range(0, max(len(states), 1), size)):
-        logits = cut_(transform(F.linear(states[rows], weight, bias)), kept, rows)
+        logits = cut_(head.logits(states[rows]), kept, rows)
         parts.append(reference_support(logits, top_k))
     ids, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     return {f"{prefix}_ids": ids.int(), f"{prefix}_support": logprobs}

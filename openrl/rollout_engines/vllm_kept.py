@@ -1,8 +1,8 @@
 """Reads the sets of tokens that vLLM sampled from.
 
-Under ``logprobs_mode="processed_logprobs"`` vLLM's log-probs are those after top_p, top_k and min_p:
--inf for every token that was cut off. So the finite ones among the K likeliest are the whole set, if
-fewer than K are finite."""
+Under ``logprobs_mode="processed_logprobs"`` vLLM's log-probs are those after top_p, top_k and
+min_p: -inf for every token that was cut off. So the finite ones among the K likeliest are the whole
+set, if fewer than K are finite."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ rollout/masked_share | share | below 0.1 | in steps that train
     Sampled tokens that --staleness_policy mask took out of the loss.
 rollout/kept_ids | tokens | | in steps that train, with --top_p, --top_k or --min_p
     Mean number of tokens that these left to sample from, where no more than --kept_ids_max.
-rollout/kept_ids_unknown | share | below 0.01 | in steps that train, with --top_p, --top_k or --min_p
+rollout/kept_ids_unknown | share | below 0.01 | as rollout/kept_ids
     Sampled tokens out of the loss because more than --kept_ids_max were left to sample from.
 rollout/buffered_groups | groups | |
     Complete groups that wait for a training step.

@@ -7,7 +7,7 @@ import torch
 from transformers.utils import is_flash_attn_2_available
 
 from openrl.experience import StepPlan
-from openrl.models.logits import LogitTransform
+from openrl.models.logits import LogitTransform, Projection
 from openrl.models.logprobs import token_logprobs
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.distributed import init_distributed
@@ -97,7 +97,7 @@ def test_chunks_bound_the_memory_of_logits(record_property):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         logprobs, entropies, _ = token_logprobs(
-            states, weight, None, targets, LogitTransform(), chunk, entropy=True
+            states, Projection(weight, None, LogitTransform()), targets, chunk, entropy=True
         )
         (logprobs + 0.1 * entropies).sum().backward()
         peaks[tokens, chunk] = torch.cuda.max_memory_allocated() - before

@@ -14,6 +14,7 @@ from tests.e2e.runs import plan_of
 from tests.gpu.window import floor, runs
 from tests.gpu.window.call import LEAST_S, STAGES, Lane, Step, Window, phases_of
 from tests.gpu.window.results import RESULTS, table
+from tests.marks import full_after
 from tests.patience import still_running
 from tests.tiny import tiny_model_dir
 
@@ -41,7 +42,7 @@ def test_what_a_stage_runs_exists(word: str) -> None:
             assert arguments[0] in floor.PARTS
 
 
-@pytest.mark.parametrize("case", runs.ALL)
+@pytest.mark.parametrize("case", full_after(2, runs.ALL))
 def test_a_whole_run_is_planned_without_a_warning(
     case: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

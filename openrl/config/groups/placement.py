@@ -227,8 +227,8 @@ class HybridFlags:
     )
     ref_reward_offload: bool = flag(
         False,
-        "Keep reference, reward and teacher weights in host memory; each pass loads them layer by layer"
-        " with --zero_stage 3, else whole.",
+        "Keep reference, reward and teacher weights in host memory; each pass loads them layer by"
+        " layer with --zero_stage 3, else whole.",
         only_if=FROZEN_MODEL,
     )
 

@@ -16,7 +16,7 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import LossInputs
 from openrl.extension_points import policy_losses
 from openrl.models.kept import KeptIds
-from openrl.models.logits import LogitTransform
+from openrl.models.logits import LogitTransform, Projection
 from openrl.models.logprobs import token_logprobs
 from openrl.models.reference import FrozenHead, distributions, reference_columns
 from openrl.trace.record import group_from_json, group_to_json
@@ -87,9 +87,11 @@ def test_the_gradient_is_that_of_the_sampled_policy(cut, chunk_size):
     chances = logprobs[at].gather(1, targets[:, None])[:, 0].view(-1, 2).sum(1).exp()
     rewards = random(V, V, seed=3)[tuple(torch.tensor(answers).T)]
 
+    policy = Projection(head, None, TRANSFORM)
+
     def gradient(kept):
         leaf = states.clone().requires_grad_()
-        found, *_ = token_logprobs(leaf[at], head, None, targets, TRANSFORM, chunk_size, kept=kept)
+        found, *_ = token_logprobs(leaf[at], policy, targets, chunk_size, kept=kept)
         found = found.view(-1, 2)
         loss = policy_losses["ppo"].component(inputs_of(found, rewards), PPOOptions())
         (loss.per_token.sum(1) * chances).sum().backward()
@@ -147,14 +149,15 @@ def test_everything_about_a_distribution_is_of_the_kept_set(top_k):
 
     frozen = torch.nn.Linear(WIDTH, V, bias=False)
     frozen.weight = torch.nn.Parameter(ref_head)
-    columns = [*reference_columns(states, ref_head, None, TRANSFORM, 3, top_k, kept=kept).values()]
+    theirs = Projection(ref_head, None, TRANSFORM)
+    columns = [*reference_columns(states, theirs, 3, top_k, kept=kept).values()]
     of_reference = distributions(columns, None if top_k else FrozenHead(frozen, TRANSFORM), kept)
 
     def chunked(size):
         def compute(leaf):
             comparisons = [("reverse_kl", of_reference)]
             *found, (kl,) = token_logprobs(
-                leaf, head, None, targets, TRANSFORM, size, True, comparisons, kept
+                leaf, Projection(head, None, TRANSFORM), targets, size, True, comparisons, kept
             )
             return *found, kl
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.logprob_memory import measure
-from openrl.models.logits import LogitTransform
+from openrl.models.logits import LogitTransform, Projection
 from openrl.models.logprobs import (
     LogprobHead,
     shift_left,
@@ -53,7 +53,9 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
     results = []
     for logprobs, entropy in (
         plain(states, weight, bias, targets, transform),
-        token_logprobs(states, weight, bias, targets, transform, chunk_size, entropy=True)[:2],
+        token_logprobs(
+            states, Projection(weight, bias, transform), targets, chunk_size, entropy=True
+        )[:2],
     ):
         results.append(
             [
@@ -70,7 +72,7 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
 @pytest.mark.parametrize("chunk_size", [0, 4, 100])
 def test_squared_probabilities_equal_the_plain_version(transform, chunk_size):
     states, weight, bias, _ = inputs(9, True)
-    found = squared_probabilities(states, weight, bias, transform, chunk_size)
+    found = squared_probabilities(states, Projection(weight, bias, transform), chunk_size)
     everything = [
         plain(states, weight, bias, torch.full((9,), token), transform)[0].exp().square()
         for token in range(11)
@@ -85,9 +87,8 @@ def test_only_one_of_the_two_outputs_carries_a_gradient():
         expected = torch.autograd.grad(
             plain(states, weight, bias, targets, TRANSFORMS[1])[pick].sum(), [states, weight]
         )
-        chunked = token_logprobs(states, weight, bias, targets, TRANSFORMS[1], 4, entropy=True)[
-            pick
-        ]
+        head = Projection(weight, bias, TRANSFORMS[1])
+        chunked = token_logprobs(states, head, targets, 4, entropy=True)[pick]
         found = torch.autograd.grad(chunked.sum(), [states, weight])
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -100,7 +101,7 @@ def test_chunks_of_bf16_add_up_in_fp32():
     (reference,) = torch.autograd.grad(
         plain(*exact, None, targets, LogitTransform())[0].sum(), exact[1:]
     )
-    logprobs, *_ = token_logprobs(states, weight, None, targets, LogitTransform(), 1)
+    logprobs, *_ = token_logprobs(states, Projection(weight, None, LogitTransform()), targets, 1)
     (found,) = torch.autograd.grad(logprobs.sum(), [weight])
     assert logprobs.dtype == torch.float32
     assert float((found.double() - reference).norm() / reference.norm()) < 0.01
@@ -166,7 +167,8 @@ def test_divergences_of_whole_distributions_equal_the_dense_ones(
     ref_states = ref_states[:9]
     head = torch.nn.Linear(6, 11, dtype=torch.float64)
     head.weight, head.bias = torch.nn.Parameter(ref_weight), torch.nn.Parameter(ref_bias)
-    columns = reference_columns(ref_states, ref_weight, ref_bias, transform, 4, top_k)
+    theirs = Projection(ref_weight, ref_bias, transform)
+    columns = reference_columns(ref_states, theirs, 4, top_k)
     of_reference = distributions(
         list(columns.values()), None if top_k else FrozenHead(head, transform)
     )
@@ -179,7 +181,7 @@ def test_divergences_of_whole_distributions_equal_the_dense_ones(
     )
     comparisons = [(kind, of_reference)]
     *found, (compared,) = token_logprobs(
-        states, weight, bias, targets, transform, chunk_size, True, comparisons
+        states, Projection(weight, bias, transform), targets, chunk_size, True, comparisons
     )
     found.append(compared)
     torch.testing.assert_close(compared, expected, rtol=1e-10, atol=1e-12)
@@ -201,15 +203,12 @@ def test_no_chunk_of_the_kl_outlives_it():
     """What the backward pass keeps has no dimension of the vocabulary but for the output head
     itself."""
     states, weight, bias, targets = inputs(9, True)
-    columns = reference_columns(
-        states.detach() + 1, weight.detach(), bias.detach(), LogitTransform(), 4, 3
-    )
+    frozen = Projection(weight.detach(), bias.detach(), LogitTransform())
+    columns = reference_columns(states.detach() + 1, frozen, 4, 3)
     kl = token_logprobs(
         states,
-        weight,
-        bias,
+        Projection(weight, bias, LogitTransform()),
         targets,
-        LogitTransform(),
         4,
         False,
         [("reverse_kl", distributions(list(columns.values()), None))],

@@ -220,7 +220,7 @@ def test_one_source_that_fails_fails_the_row(policy, reward, passed):
         "b: it hung",
         2,
         passed,
-        {},
+        {"a": 2.0},  # what the other source said is still measured
     )
     assert result.reward == pytest.approx(reward, nan_ok=True)
 

@@ -4,6 +4,7 @@ nobody answers with nothing."""
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,7 @@ class LLM:
     def __init__(self, by_parts: bool) -> None:
         self.asleep: set[str] = set()
         self.content = True
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 32)
         if by_parts:
             self.release_kv_cache_memory = None  # what tells the versions apart
 
