@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import plan_of
-from tests.golden.test_example_scripts import commands
+from tests.golden.test_example_scripts import calls_of
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.full
@@ -35,7 +35,7 @@ def test_the_flags_of_the_script_are_planned(tmp_path, monkeypatch):
         path = tmp_path / f"data/{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    [(_, words)] = commands(ROOT / "examples/scripts/smollm_cpu.sh")
+    [(_, words)] = calls_of(ROOT / "examples/scripts/smollm_cpu.sh")
     flags = [word.replace("$OUT", str(tmp_path)).replace("$SEED", "0") for word in words]
     plan = " ".join(plan_of(flags).split())
     assert "samples per step 256" in plan and "steps 60" in plan
