@@ -147,6 +147,7 @@ def build_trainer(
             stop,
             config.sampling.lengths.both if config.rl_logging.log_max_throughput else None,
             HealthMonitor(config.health, past),
+            rewarded=not derived.learns_without_rewards(config),
         ),
     )
 

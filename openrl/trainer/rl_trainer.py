@@ -72,6 +72,7 @@ class RunSettings:
     stop: StopRequest = field(default_factory=StopRequest)
     most_tokens: int | None = None  # upper bound per sample, set with --log_max_throughput
     health: HealthMonitor = field(default_factory=lambda: HealthMonitor(HealthFlags()))
+    rewarded: bool = True  # False: a teacher is all that the run learns from
 
 
 class RLTrainer:
@@ -213,7 +214,8 @@ class RLTrainer:
     ) -> dict[str, Metric]:
         """Train on a step's groups, and sync the engines if due. Returns the step's metrics."""
         metrics: dict[str, Metric] = {name: Last(value) for name, value in batch.counts.items()}
-        metrics |= {"rollout/steps_behind": Last(self.unsent)} | rollout_metrics(batch.generated)
+        metrics |= rollout_metrics(batch.generated, self.settings.rewarded)
+        metrics["rollout/steps_behind"] = Last(self.unsent)
         metrics |= await self.learn(batch, step, point)
         for note in [*attempt_notes(batch.generated), *failure_notes(batch.generated)]:
             self.progress.note(note)

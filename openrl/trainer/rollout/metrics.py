@@ -19,9 +19,9 @@ SHOWN = 3  # failed rows of a batch that are shown
 UNPLAYED = 8  # prompts in a row that may at least fail; a small batch may consist of broken ones
 
 
-def rollout_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
+def rollout_metrics(groups: list[PromptGroup], rewarded: bool = True) -> dict[str, Metric]:
     """Return metrics of lengths, rewards, ends and zero-signal groups, as far as measured. Samples
-    that the infrastructure failed have no lengths."""
+    that the infrastructure failed have no lengths, and those that nobody scores no rewards."""
     rows = [t for g in groups for t in g.trajectories]
     sound = [t for t in rows if not t.finish_reason.is_failure]
     lengths = [t.response_length for t in sound]
@@ -39,7 +39,8 @@ def rollout_metrics(groups: list[PromptGroup]) -> dict[str, Metric]:
         metrics["rollout/response_length_max"] = Max(max(lengths))
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
-    others = agent_metrics(rows) | _reward_metrics(groups, rows) | _part_metrics(rows)
+    rewards = _reward_metrics(groups, rows) if rewarded else {}
+    others = agent_metrics(rows) | rewards | _part_metrics(rows)
     ends = end_metrics(rows) | failure_metrics(groups) | fault_metrics(groups)
     return metrics | _image_metrics(groups) | ends | others
 
