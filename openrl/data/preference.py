@@ -58,8 +58,10 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
             if not has_content(dialogue[-1]):
                 raise BadRow("empty")
             before = [] if given is None else as_messages(given)
-            return self.mark_answer([*before, *dialogue[:-1]], dialogue[-1], variables)
+            prompt = self.templates.with_system([*before, *dialogue[:-1]], row)
+            return self.mark_answer(prompt, dialogue[-1], variables)
         if given is not None:
+            given = self.templates.with_system(given, row)
             return self.mark_answer(given, as_text(answer), variables)
         if self.templates.chat:
             raise BadRow(

@@ -167,13 +167,14 @@ class PromptBuilder:
         self, number: int, row: dict[str, Any], columns: Columns, prefix: str, tag: str
     ) -> _Draft:
         """Return the prompt and the images of a row; its label must exist too. Raises BadRow."""
-        value = value_of(row, columns.input_key)
+        given = value_of(row, columns.input_key)
         label = "" if columns.label_key is None else value_of(row, columns.label_key)
         if label is None:
             raise BadRow(f"{columns.label_key}: no label")
         cells: list[Any] = []
         variables = self.templates.variables(row)
         try:
+            value = self.templates.with_system(given, row)
             if self.templates.sees and isinstance(as_chat(value), list):
                 value, cells = flatten_parts(as_messages(value))
             parts = self.templates.prompt(value, variables)

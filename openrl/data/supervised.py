@@ -40,8 +40,10 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
                 *_as_chat_list(given, "user"),
                 *(m for answer in answers for m in _as_chat_list(answer, "assistant")),
             ]
+            dialogue = self.templates.with_system(dialogue, row)
             return mark_turns(self.templates, self.templates.dialogue(dialogue), variables), 0.0
         given, answer = (given, _answer(answers[0])) if answers else _last_answer(given)
+        given = self.templates.with_system(given, row)
         return (self.mark_answer(given, answer, variables),), 0.0
 
     def _has_answer(self, example: TokenisedRow) -> bool:

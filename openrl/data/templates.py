@@ -109,6 +109,18 @@ class Templates:
                 raise BadRow(f"{key or 'tools'}: {reason}") from reason
         return {**kwargs, **found}
 
+    def with_system(self, value: Any, row: dict[str, Any]) -> Any:
+        """Return a row's chat, or text for one, behind the text in its column "system", unless it
+        has a system message that says something. Raises BadRow."""
+        said = column(row, "system")
+        if not self.chat or not isinstance(said, str) or not said.strip():
+            return value
+        messages = as_messages(value)
+        if any(m["role"] in SYSTEM and m["content"] for m in messages):
+            return messages
+        others = [m for m in messages if m["role"] not in SYSTEM]
+        return [{"role": "system", "content": said}, *others]
+
     def prompt(self, value: Any, variables: dict[str, Any] | None = None) -> PromptParts:
         """Return the prompt in a cell: text, chat messages, or these as JSON. Raises BadRow."""
         if not self.chat:

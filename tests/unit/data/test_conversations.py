@@ -195,6 +195,7 @@ def test_every_command_shows_the_tools_and_the_variables_of_a_row(command, tmp_p
         "rejected": [ASKS, ANSWERS],
         "label": True,
         "tools": TOOLS,
+        "system": "Speak plainly.",
         "chat_template_kwargs": {"enable_thinking": False},
     }
     tokenizer = family_tokenizer("qwen3")
@@ -203,6 +204,7 @@ def test_every_command_shows_the_tools_and_the_variables_of_a_row(command, tmp_p
     for found in rows:
         text = tokenizer.decode(found.token_ids)
         assert "Adds two numbers" in text
+        assert text.startswith("<|im_start|>system\nSpeak plainly.")
         assert "<|im_start|>assistant\n<think>\n\n</think>\n\n" in text
 
 
@@ -382,6 +384,33 @@ def test_the_system_prompt_is_for_dialogues_without_one():
     later = [ASKS, {"role": "assistant", "content": "4"}, SYSTEM, AGAIN]
     for with_one in ([SYSTEM, ASKS], [developer, ASKS], later):
         assert "Be brief." in text(*with_one) and "From the flag." not in text(*with_one)
+
+
+@pytest.mark.parametrize("multiturn", [False, True])
+def test_the_column_system_is_for_dialogues_without_one(multiturn):
+    templates = TemplateFlags(apply_chat_template=True, system_prompt="From the flag.")
+
+    def text(column, *messages):
+        row = {"messages": [*messages, ANSWERS], "system": column}
+        (((found, _),), _) = build([row], "qwen2.5", templates, multiturn=multiturn)
+        return found
+
+    empty = {"role": "system", "content": ""}
+    for without in ([ASKS], [empty, ASKS]):
+        found = text("From the row.", *without)
+        assert found.startswith("<|im_start|>system\nFrom the row.<|im_end|>")
+        assert found.count("<|im_start|>system") == 1
+    assert "Be brief." in text("From the row.", SYSTEM, ASKS)
+    for nothing in ("", " ", None, 3):
+        assert text(nothing, ASKS).startswith("<|im_start|>system\nFrom the flag.<|im_end|>")
+
+
+def test_the_column_system_stands_before_a_prompt_that_is_text():
+    builder = PromptBuilder(PromptDataFlags(prompt_data="d"), CHAT, family_tokenizer("qwen2.5"), 99)
+    rows = [{"input": "2 and 2?", "system": "Be brief."}, {"input": "3 and 3?"}]
+    (found,), _ = builder.build([source(rows)], flag="prompt_data", kind="train")
+    assert [m["content"] for m in found[0].messages] == ["Be brief.", "2 and 2?"]
+    assert [m["content"] for m in found[1].messages] == ["3 and 3?"]
 
 
 def test_an_empty_system_message_is_not_none():
