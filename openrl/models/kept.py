@@ -36,7 +36,8 @@ class KeptIds:
             if kept is None or not kept.ids:
                 continue
             sizes = torch.frombuffer(kept.sizes, dtype=torch.int32).clamp(min=0).long()
-            starts = begin + sizes.cumsum(0) - sizes
+            # a token without a set points at the 0 before all sets, since none may follow it
+            starts = (begin + sizes.cumsum(0) - sizes).masked_fill(sizes == 0, 0)
             length = min(width, len(sizes))
             spans[row, :length] = torch.stack([starts, sizes], -1)[:length]
             found.append(torch.frombuffer(kept.ids, dtype=torch.int32))

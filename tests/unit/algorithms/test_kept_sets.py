@@ -177,6 +177,19 @@ def test_everything_about_a_distribution_is_of_the_kept_set(top_k):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.parametrize("last", [[], None])
+def test_rows_may_end_with_a_token_without_a_set(last):
+    """As where too many tokens were left to list, or where an environment had the last word."""
+    rows = [KeptSets.of([[1, 3], last]), None, KeptSets.of([[0], [2], last])]
+    kept = KeptIds.of(rows, 4, CPU).at(lambda spans: spans.flatten(0, 1))
+    outside = kept.outside(slice(None), V)
+    inside = [(~row).nonzero()[:, 0].tolist() for row in outside]
+    everything = list(range(V))
+    nothing = [everything] * 4
+    assert inside[:4] == [[1, 3], *nothing[1:]] and inside[4:8] == nothing
+    assert inside[8:] == [[0], [2], everything, everything]
+
+
 def test_rows_keep_the_sets_beside_their_tokens():
     """Two turns with an observation between them; a cut; a selection; JSON and back."""
     row = Segment.answer([1, 2], [3, 4], [-0.1, -0.2], kept=KeptSets.of([[3, 5], None]))
