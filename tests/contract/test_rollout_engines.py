@@ -238,7 +238,8 @@ def test_kept_sets_make_the_trainer_agree_with_the_engine(bench: Bench, tmp_path
         own, _ = trainer(*columns, kept=sets)
     gaps = [(found - batch.rollout_logprobs)[batch.loss_mask].abs() for found in (whole, own)]
     assert float(gaps[0].mean()) > 0.01
-    assert float(gaps[1].mean()) < 1e-6 and float(gaps[1].max()) < 1e-4
+    # fp32's roundings of log-probs of some nats have a mean of 1e-6
+    assert float(gaps[1].mean()) < 1e-5 and float(gaps[1].max()) < 1e-4
 
 
 def test_sets_with_too_many_tokens_are_unknown(bench: Bench) -> None:
