@@ -154,8 +154,7 @@ actor/kl_loss | nats | below 0.5 | --use_kl_loss
 actor/reward_kl_penalty | nats per token | below 0.5 | with the KL in the reward
     The KL to the reference that the reward is reduced by, before its coefficient.
 actor/teacher_kl | nats per token | falling | with a teacher
-    Mean over sampled tokens of the log-prob under the policy before the update minus that under the
-    teacher: an estimate of the KL of policy to teacher.
+    KL of policy to teacher, estimated: mean log-prob under the old policy minus the teacher's.
 actor/teacher_loss | nats | falling | --teacher_mode reverse_kl, forward_kl or jsd
     The divergence from the teacher as it enters the loss, before its coefficient.
 kl_coef | coefficient | | --kl_target

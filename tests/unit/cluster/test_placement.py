@@ -235,7 +235,7 @@ def test_roles_may_overlap_in_part():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("actor=0-3;vlm=4", "'vlm' is not one of actor, critic, ref, reward, vllm"),
+        ("actor=0-3;vlm=4", "'vlm' is not one of actor, critic, ref, reward, teacher, vllm"),
         ("actor=0;actor=1", "actor is named twice"),
         ("actor=a-b", "'a-b' of actor is neither a number nor a range like 0-3"),
         ("actor=", "'' of actor is neither a number nor a range like 0-3"),
