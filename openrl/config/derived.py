@@ -217,8 +217,12 @@ SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 def learns_without_rewards(config: PPOConfig) -> bool:
     """Return whether answers may have no reward, because a teacher is all that the run learns
     from."""
-    rewarding = asked_sources(config) or {*agents_of(config)} - {"tools"}
-    return config.teacher.used and not rewarding
+    return config.teacher.used and not are_scored(config)
+
+
+def are_scored(config: PPOConfig) -> bool:
+    """Return whether a reward source or an agent scores the answers."""
+    return bool(asked_sources(config) or {*agents_of(config)} - {"tools"})
 
 
 def reward_models(config: Scoring) -> str | None:

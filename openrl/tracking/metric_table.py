@@ -27,7 +27,7 @@ reward/judge/ties | share | below 0.8 | --reward_funcs judge_pairs, judge_rankin
     Pairs in which no answer won, both orders taken together.
 reward/judge/calls | requests per answer | | with a judge
     Requests to the judge, without the repetitions after faults of the connection.
-reward/judge/tokens | tokens per answer | | with a judge
+reward/judge/tokens | tokens per answer | | with a judge whose service counts tokens
     Tokens of requests and replies, as the judge's service counts them.
 reward/judge/cached | verdicts per answer | | with a judge
     Verdicts that were not asked for again, from cache_dir.

@@ -11,6 +11,7 @@ from openrl.config.derived import (
     SOURCES,
     Scoring,
     agents_of,
+    are_scored,
     asked_sources,
     prompts_running,
     reward_models,
@@ -156,8 +157,7 @@ def endpoint_port_is_free(config: Playing) -> Problems:
 
 @check
 def there_is_a_reward(config: PPOConfig) -> Problems:
-    rewarding = asked_sources(config) or {*agents_of(config)} - {"tools"}
-    if not rewarding and not config.teacher.used:
+    if not are_scored(config) and not config.teacher.used:
         fix = "--remote_rm_url FILE.py, or a teacher, such as --teacher_pretrain"
         yield problem(SOURCES, "there is no reward source", fix)
 

@@ -66,16 +66,18 @@ class Judge:
         self._loop, self._client = connect(
             options.url, options.timeout, options.attempts, options.pause, token
         )
-        self.calls = self.tokens = self.cached = self.unreadable = 0
+        self.calls = self.cached = self.unreadable = 0
+        self.tokens: int | None = 0  # None once the service did not count those of a reply
 
     def counts(self, answers: int = 1) -> dict[str, float]:
         """Return the counts so far as parts of a score, for each of so many answers."""
         counts = {
             "judge/calls": self.calls,
-            "judge/tokens": self.tokens,
             "judge/cached": self.cached,
             "judge/unreadable": self.unreadable,
         }
+        if self.tokens is not None:
+            counts["judge/tokens"] = self.tokens
         return {name: count / answers for name, count in counts.items()}
 
     def run(self, asking: Coroutine[Any, Any, Verdict]) -> Verdict:
@@ -107,7 +109,8 @@ class Judge:
                 (reply, tokens), _ = await self._client.post(body, message_of, alone=True)
             except Exception as error:
                 raise Unavailable(f"the judge at {error or type(error).__name__}") from None
-            self.tokens += tokens
+            known = self.tokens is not None and tokens is not None
+            self.tokens = self.tokens + tokens if known else None
             try:
                 verdict = read(reply[-LAST:])
             except ValueError as error:
@@ -147,16 +150,16 @@ def keep(path: Path, reply: str) -> None:
     write_atomically(path, json.dumps(reply))
 
 
-def message_of(reply: Any) -> tuple[str, int]:
-    """Return the text of a chat completion, and the tokens of prompt and reply that the service
-    counted (0 if it counts none). Raises ValueError if the reply is not one."""
+def message_of(reply: Any) -> tuple[str, int | None]:
+    """Return the text of a chat completion, and how many tokens prompt and reply have, None if the
+    service does not say. Raises ValueError if the reply is not one."""
     try:
         text = str(reply["choices"][0]["message"]["content"] or "")
     except (LookupError, TypeError):
         raise ValueError(f"the reply is not a chat completion: {short(reply)}") from None
     usage = reply.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return text, tokens if isinstance(tokens, int) else 0
+    return text, tokens if isinstance(tokens, int) else None
 
 
 @cache

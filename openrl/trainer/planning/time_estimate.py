@@ -73,7 +73,7 @@ def probe(rows: int, width: int, dtype: torch.dtype, device: str) -> float:
 
 def rows_a_second(rows: int, seconds_of: Callable[[int, int], float]) -> float:
     """Return how many rows a second pass a product of ``rows`` rows; of fewer, where that many take
-    too long: processors without bf16 need a minute for 2,048. ``seconds_of(rows, times)`` is how
+    too long: processors without bf16 need minutes for 2,048. ``seconds_of(rows, times)`` is how
     long the product of some rows takes if it is repeated."""
     tried, times = min(rows, FEWEST_ROWS), 1
     while (seconds := seconds_of(tried, times)) < PROBE_SECONDS:

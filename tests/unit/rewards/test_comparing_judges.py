@@ -107,6 +107,7 @@ class Service:
     url: str
     reply: object = None
     texts: list = field(default_factory=list)
+    usage: dict = field(default_factory=lambda: {"total_tokens": 100})
     busy: int = 0
     most: int = 0  # requests at a time
 
@@ -125,7 +126,7 @@ def service():
                 state.most = max(state.most, state.busy)
                 state.texts.append([m["content"] for m in body["messages"]])
             text = state.reply([m["content"] for m in body["messages"]])
-            made = {"choices": [{"message": {"content": text}}], "usage": {"total_tokens": 100}}
+            made = {"choices": [{"message": {"content": text}}], "usage": state.usage}
             sent = json.dumps(made).encode()
             with lock:
                 state.busy -= 1
@@ -370,6 +371,13 @@ def test_a_rubric_by_hand(service, said, reward):
     assert (score.reward, score.passed) == (reward, float(reward >= 0.7))
     assert "1. It says why.\n2. It gives an example.\n3. It is rude." in service.texts[0][0]
     assert score.parts["judge/calls"] == 1
+
+
+@pytest.mark.parametrize(("usage", "tokens"), [({"total_tokens": 7}, 7), ({}, None), (None, None)])
+def test_tokens_that_the_service_does_not_count_are_no_metric(service, usage, tokens):
+    service.usage, service.reply = usage, lambda messages: "1: yes\n2: no\n3: no"
+    score = by_rubric(service, Answer("Why?", "Because.", RUBRIC), pass_at=0.7)
+    assert score.parts.get("judge/tokens") == tokens
 
 
 def test_a_rubric_in_a_column_and_a_reference(service):
