@@ -4,8 +4,8 @@ A registry names the modules that register the built-in entries. It imports them
 importing this module loads neither torch nor any engine. ``docs/adding.md`` shows how to add an
 entry to each registry.
 
-What openrl knows of other systems is in ``openrl/compat``, a module or a package for each. They
-come to these registries like the modules of --plugin."""
+What openrl knows of other systems is in ``openrl/compat``, a package for each. They come to these
+registries like the modules of --plugin."""
 
 from __future__ import annotations
 

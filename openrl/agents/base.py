@@ -57,8 +57,6 @@ class EpisodeResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     finish_reason: FinishReason | None = None  # None: the code ended it
     failure: str | None = None  # why the code could not play to the end
-    token_ids: list[int] | None = None  # from an executor: all tokens of the episode
-    action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,6 @@ class ChatFormat:
             raise UserError(message, "--max_images_per_prompt N with a vision-language model")
         return self.images.read(held)
 
-    def count_images(self, token_ids: list[int]) -> int:
-        """Count the images in token ids with one placeholder per image."""
-        processor = self.images and self.images.processor
-        return processor.places(token_ids) if processor else 0
-
     def place(
         self, token_ids: list[int], images: Sequence[Image], start: int
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:

@@ -26,10 +26,8 @@ class AgentInterface:
     rank: int = 1  # a class is compared with interfaces of lower rank first
     offered: tuple[str, ...] = ()  # arguments that constructors may ask for
     main_classes: tuple[str, ...] = ()  # names of the class to play where a file has several
-    runner: tuple[str, str] = ("", "")
-    """How the name of a runner's base class ends, and the attribute in which a runner keeps the
-    class to play."""
-    raw_text: bool = False  # it writes and reads the chat as plain text, without a template
+    named_by: Callable[[Any], Any] | None = None
+    """Returns the class to play that another class of the file names; None if it names none."""
     needs_endpoint: bool = False  # it asks a chat endpoint
     plays_alone: bool = False  # only it knows when a turn begins
     builds_rows: bool = False  # it says which tokens are trained
@@ -58,13 +56,6 @@ def known_interfaces() -> list[AgentInterface]:
     return sorted(known, key=lambda interface: interface.rank)
 
 
-def has_base(made: type, system: str, name: str) -> bool:
-    """Whether a class is derived from ``name`` of a system, or of what stands in for it."""
-    return any(
-        base.__name__ == name and system in base.__module__.split(".") for base in made.__mro__[1:]
-    )
-
-
 @dataclass(frozen=True)
 class AgentServer:
     """Servers of environments, which --agent_func_path names as NAME:ADDRESS."""
@@ -80,7 +71,7 @@ class AgentServer:
 
 @dataclass(frozen=True)
 class ToolFiles:
-    """Another system's tools in files."""
+    """Tools in files that are not plain functions."""
 
     endings: tuple[str, ...]  # of the names of its files; besides, its classes may be in FILE.py
     example: str  # shown to people

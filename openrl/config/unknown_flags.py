@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from openrl.config.commands import COMMANDS
@@ -9,8 +11,25 @@ from openrl.config.importing.tables import REFUSE, keys_of
 from openrl.errors import UserError
 from openrl.extension_points import config_tables
 from openrl.flags.checks import EXPLAINERS, problem, warning
-from openrl.flags.elsewhere import FlagNames, MissingFlag
 from openrl.flags.schema import collect_flags
+
+
+@dataclass(frozen=True)
+class MissingFlag:
+    """Why commands lack a flag that others have, and what to give instead."""
+
+    why: str
+    fix: str = ""  # empty: the flag is ignored with a warning
+    commands: tuple[str, ...] = ()  # names of the commands that lack it; empty: all
+
+
+@dataclass(frozen=True)
+class FlagNames:
+    """Flags by the names that somebody may give them."""
+
+    meaning: Mapping[str, str] = field(default_factory=dict)  # name -> the flag here
+    missing: Mapping[str, MissingFlag] = field(default_factory=dict)
+
 
 SAME = {
     "pretrain": ("model_path", "reward_pretrain"),

@@ -69,8 +69,8 @@ class Turn:
 
 class Game(ABC, Generic[O]):
     rules: ClassVar[str]
-    foreign: ClassVar[bool] = False
-    """Whether it runs other people's code, so that its episodes need processes of their own."""
+    needs_process: ClassVar[bool] = False
+    """Whether it runs other people's code, which may block or crash."""
     tags: ClassVar[tuple[str, ...]] = ("answer",)
     """An action is the text between <tag> and </tag>, for one of these tags."""
     reductions: ClassVar[Mapping[str, str]] = {}

@@ -34,7 +34,7 @@ class ReasoningGym(Game[ReasoningGymOptions]):
     """The task's own score of the last attempt, as the verifier ``reasoning_gym`` gives it. The
     full score ends the game."""
 
-    foreign = True
+    needs_process = True
     rules = "Solve the problem and say the solution like this: <answer>SOLUTION</answer>"
 
     def begin(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,8 +25,6 @@ from openrl.rewards.reward_rows import RewardRows
 Function = Callable[..., Any]
 Column = Callable[[RewardRows], list[Any]]
 """Returns what a parameter takes: a value for each row."""
-VERDICTS = ("acc", "accuracy_normalized", "accuracy")
-"""Keys of a row's dict that may hold the verdict: the first with a value in [0, 1] counts."""
 
 
 def as_it_is(values: Any) -> Any:
@@ -142,30 +140,6 @@ def make_scorer(function: Function, kwargs: Mapping[str, Any], reward_type: str 
 
 
 _ONE_ROW = RewardRows([""], [""], [None], [""], [""], [[]], [""], [{}], [[]])
-
-
-def read_dicts(values: Any, reward: str) -> dict[str, Any]:
-    """Convert the values, one number or dict per row, to the protocol's form. In a dict, the key
-    ``reward`` holds the reward and one of VERDICTS the verdict. All other numbers become parts;
-    what is not a number is left out."""
-    rewards, verdicts, logs = [], [], []
-    for value in values if isinstance(values, Sequence) else [values]:
-        row = (
-            value
-            if isinstance(value, dict)
-            else {reward: value[0] if isinstance(value, list) and value else value}
-        )
-        if reward not in row:
-            raise KeyError(f"a row has no {reward!r}, but {', '.join(map(repr, row)) or 'nothing'}")
-        known = [row[key] for key in VERDICTS if _is_number(row.get(key)) and 0 <= row[key] <= 1]
-        rewards.append(row[reward])
-        verdicts.append(float(known[0]) if known else None)
-        logs.append({key: float(v) for key, v in row.items() if key != reward and _is_number(v)})
-    return {"rewards": rewards, "scores": verdicts, "extra_logs": logs}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def to_plain_values(value: Any) -> Any:

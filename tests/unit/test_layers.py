@@ -165,7 +165,7 @@ def unsafe_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "shell=True"
 
 
-SYSTEMS = {path.stem for path in (ROOT / "openrl/compat").iterdir()} - {"__init__", "__pycache__"}
+SYSTEMS = {path.parent.name for path in (ROOT / "openrl/compat").glob("*/entries.py")}
 SYSTEM = re.compile(
     "(?<![a-z])(" + "|".join(name.partition("_")[0] for name in SYSTEMS) + ")(?![a-z])", re.I
 )
@@ -173,14 +173,11 @@ OWN_WORDS = {("openrl/models/logprobs.py", "roll")}  # of tensors
 
 
 def names_of_systems(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Where code outside of compat depends on the name of another system. Docstrings and the texts
-    of flags may cite one."""
+    """Where code outside of compat has the name of another system. Docstrings may cite one."""
     citations = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):  # docstrings, also of attributes
             citations.add(id(node.value))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("flag", "Condition"):
-            citations.update(map(id, ast.walk(node)))
     for node in ast.walk(tree):
         for word in words_of(node) if id(node) not in citations else ():
             if SYSTEM.search(word) and (path.as_posix(), word) not in OWN_WORDS:
@@ -192,6 +189,30 @@ def words_of(node: ast.AST) -> list[str]:
     """The names in a node, and its text."""
     names = [getattr(node, key, None) for key in ("id", "attr", "name", "arg", "module", "value")]
     return [name for name in names if isinstance(name, str)]
+
+
+def definitions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The functions, classes, methods and fields that a file defines; without those that a
+    decorator registers, and those that Python calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
+            if not node.name.startswith("__"):
+                yield node.lineno, node.name
+        elif isinstance(node, ast.ClassDef):
+            yield node.lineno, node.name
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign):
+                    yield field.lineno, ast.unparse(field.target)
+
+
+def names_read(tree: ast.AST) -> set[str]:
+    """The names that a file reads, also those in texts of the form "module:name"."""
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    loads = [n for n in ast.walk(tree) if isinstance(getattr(n, "ctx", None), ast.Load)]
+    return {
+        *(getattr(node, "id", None) or getattr(node, "attr", "") for node in loads),
+        *(text.partition(":")[2] for text in texts if isinstance(text, str)),
+    }
 
 
 def problems(path: Path, source: str) -> list[str]:
@@ -248,6 +269,22 @@ def test_the_package_keeps_to_its_layers():
     assert not offences, "\n" + "\n".join(offences)
 
 
+def test_what_only_compat_reads_is_in_compat():
+    """The shape of another system, though not its name, in the rest of the package."""
+    trees = {p: ast.parse(p.read_text("utf-8")) for p in (ROOT / "openrl").rglob("*.py")}
+    compat = {p for p in trees if p.is_relative_to(ROOT / "openrl/compat")}
+    inside = set().union(*(names_read(trees[p]) for p in compat))
+    outside = set().union(*(names_read(tree) for p, tree in trees.items() if p not in compat))
+    offences = [
+        f"{p.relative_to(ROOT)}:{line}: {name}"
+        for p, tree in sorted(trees.items())
+        if p not in compat
+        for line, name in definitions(tree)
+        if name in inside - outside
+    ]
+    assert not offences, "\n" + "\n".join(offences)
+
+
 def test_every_library_that_is_imported_is_pinned():
     pins = [
         line
@@ -290,6 +327,7 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/agents/x.py", "def play_openrlhf(): pass", "x.py:1: 'play_openrlhf' knows another system"),
         ("openrl/agents/x.py", "def f(kind):\n    return kind == 'trl'", "x.py:2: 'trl' knows another system"),
         ("openrl/agents/x.py", "raise E('not one of verl files')", "x.py:1: 'not one of verl files' knows"),
+        ("openrl/config/x.py", "x = flag('as in verl')", "x.py:1: 'as in verl' knows another system"),
         ("openrl/surprise.py", "", "surprise has no place"),
         ("openrl/trainer/launch.py", "from openrl.compat.verl import tools", "launch.py:1: openrl.compat is found by its registries"),
         ("openrl/models/__init__.py", "from openrl.models.y import z", "__init__ files stay empty"),
@@ -322,7 +360,7 @@ def test_an_offence_is_named_with_its_line(path, source, offence):
             "torch.load(p, weights_only=True)\nf(trust_remote_code=flags.trust_remote_code)",
         ),
         ("openrl/cluster/x.py", "import openrl\nimport ray"),
-        ("openrl/agents/x.py", '"""As TRL has it."""\nx = flag("as in verl")  # and in verl'),
+        ("openrl/agents/x.py", '"""As TRL has it."""\nx = 1  # and in verl'),
     ],
 )
 def test_what_is_allowed_passes(path, source):

@@ -16,15 +16,8 @@ from openrl.agents.environments.agent import EnvironmentAgent
 from openrl.agents.files.adapter import AgentFile
 from openrl.agents.files.calls import AgentInfo
 from openrl.agents.files.detect import find_class
-from openrl.agents.files.process import (
-    ProcessEnvironment,
-    ProcessTools,
-    ProgramAgent,
-    RawText,
-)
+from openrl.agents.files.process import ProcessEnvironment, ProgramAgent
 from openrl.agents.time_limits import time_limit
-from openrl.agents.tools.agent import ToolAgent
-from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.groups.agent import TurnFlags, read_class_config
 from openrl.files import file_and_name
 from openrl.processes.child import ChildProcess, Limits
@@ -70,8 +63,6 @@ async def open_file_agent(
             made, _ = find_class(load_module(file.path, "agent_file"), file.class_name)
             yield OwnAgent(made(config), config.limits.episode_timeout)
         else:
-            if info.interface.raw_text:
-                config = replace(config, chat=RawText(config.chat))
             yield FileAgent(pool, config, endpoint)
 
 
@@ -116,12 +107,6 @@ AgentOfFile = Callable[[FileAgent, Lease, Sampling], Agent]
 def play_environment(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:
     environment = ProcessEnvironment(process, sampling)
     return EnvironmentAgent(lambda _: environment, files.config)
-
-
-def play_tools(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:
-    tools = ProcessTools(process, files.pool.facts.schemas)
-    toolbox = Toolbox([tools], files.config.limits.env_step_timeout)
-    return ToolAgent(lambda: toolbox, files.config)
 
 
 def play_program(files: FileAgent, process: Lease, sampling: Sampling) -> Agent:

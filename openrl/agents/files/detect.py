@@ -42,24 +42,12 @@ def find_class(module: ModuleType, name: str | None) -> tuple[Any, AgentInterfac
 
 
 def _playable(made: Any) -> tuple[Any, AgentInterface] | None:
-    """Return the class with its interface, or the class that it names, if it is a runner."""
+    """Return the class, or the class that it names to be played, with its interface."""
     if interface := detect_interface(made, known_interfaces()):
         return made, interface
-    named = _class_to_run(made)
-    return _playable(named) if named else None
-
-
-def _class_to_run(made: Any) -> Any:
-    """Return the class that a runner of another system would run, if the class names one."""
-    runners = [interface.runner for interface in known_interfaces() if interface.runner[0]]
-    bases = [base.__name__ for base in made.__mro__[1:]]
-    if not any(base.endswith(ending) for base in bases for ending, _ in runners):
-        return None
-    try:
-        runner = made()
-    except TypeError:  # in early versions runners have parameters
-        return None
-    return next((vars(runner)[name] for _, name in runners if name in vars(runner)), None)
+    named = (known.named_by(made) for known in known_interfaces() if known.named_by)
+    found = next(filter(None, named), None)
+    return _playable(found) if found else None
 
 
 def _list_classes(own: Mapping[str, type]) -> str:

@@ -14,7 +14,7 @@ from openrl.agents.base import EpisodeResult
 from openrl.processes.interfaces import takes
 from openrl.processes.worker import WrongValueError
 from openrl.rewards.protocol import read_verdict
-from openrl.types import Message, Prompt, Sampling
+from openrl.types import Message, Prompt
 
 
 async def construct(made: Any, **offered: Any) -> Any:
@@ -31,11 +31,6 @@ async def result(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def sampling_values(sampling: Sampling) -> dict[str, Any]:
-    """Return the values of vLLM's ``SamplingParams``."""
-    return {**vars(sampling), "stop": list(sampling.stop), "logprobs": 1}
-
-
 def chat_for_clients(prompt: Prompt) -> list[Message]:
     """Return the prompt as a chat that OpenAI's clients can send unchanged."""
     if not prompt.images:
@@ -43,15 +38,6 @@ def chat_for_clients(prompt: Prompt) -> list[Message]:
     from openrl.vision.parts import messages_for_clients  # rows of text do not need PIL
 
     return messages_for_clients(prompt)
-
-
-def pictures(prompt: Prompt) -> list[Any]:
-    """Return the row's images as PIL images."""
-    if not prompt.images:
-        return []
-    from openrl.vision.pictures import open_image  # rows of text do not need PIL
-
-    return [open_image(placed.image) for placed in prompt.images]
 
 
 # -- reading what it returns -----------------------------------------------------------------------

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from openrl.compat.shared.reward_dicts import read_dicts
 from openrl.config.importing.tables import ConfigTable
 from openrl.extension_points import config_tables, reward_signatures, row_shapes
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.signatures import RewardSignature, read_dicts
+from openrl.rewards.signatures import RewardSignature
 
 
 def inputs(rows: RewardRows) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.importing.common import colocated, data, scheduler, sleeping, trackers
+from openrl.compat.shared.keys import colocated, data, scheduler, sleeping, trackers
 from openrl.config.importing.convert import Computed, GivenKeys
 
 ACTOR, ROLLOUT, TRAINER = "worker.actor.", "worker.rollout.", "trainer."

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.importing.common import sleeping
+from openrl.compat.shared.keys import sleeping
 from openrl.config.importing.convert import Computed, GivenKeys
 
 MEGATRON, ACTOR, RL, ENGINE = (

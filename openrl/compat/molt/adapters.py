@@ -10,15 +10,14 @@ from openrl.agents.files import user_code
 from openrl.agents.files.adapter import Adapter
 from openrl.agents.files.environments import EnvironmentAdapter
 from openrl.agents.files.program import read
-from openrl.agents.files.raw_text import RawTextEnvironment, content, text_of
 from openrl.compat.molt.stand_ins import ChatContext
+from openrl.compat.shared.arguments import pictures, sampling_values
+from openrl.compat.shared.raw_text import adapt_raw_text, content, text_of
 from openrl.types import FinishReason, Prompt, Sampling, message_text
 
 
 def adapt_environment(made: type) -> EnvironmentAdapter:
-    return EnvironmentAdapter(
-        lambda prompt, sampling: RawTextEnvironment(made, sampling, read_result)
-    )
+    return adapt_raw_text(made, read_result)
 
 
 def read_result(found: Any) -> tuple[Step, Any]:
@@ -47,13 +46,13 @@ class ChatAgentAdapter(Adapter):
             tools=prompt.meta.get("tools"),
             prompt=message_text(messages[-1]),
             label=prompt.label,
-            images=user_code.pictures(prompt) or None,
+            images=pictures(prompt) or None,
             base_url=f"{root}/s/{key}/v1",  # its clients send no key
             session_url=f"{root}/s/{key}",  # without /v1
             model_name="policy",
             api_key="EMPTY",
             session_id=key,
-            sampling_params=SimpleNamespace(**user_code.sampling_values(sampling)),
+            sampling_params=SimpleNamespace(**sampling_values(sampling)),
             max_length=sampling.max_len or len(prompt.token_ids) + sampling.max_tokens,
         )
         found = await user_code.result(agent.run(context))

@@ -6,10 +6,12 @@
 Its runners name the class that they would run."""
 
 import sys
+from functools import partial
 from typing import Any
 
 from openrl.agents.files.own import runs_as_agent
-from openrl.agents.interfaces import AgentInterface, has_base
+from openrl.agents.interfaces import AgentInterface
+from openrl.compat.shared.classes import class_of_runner, has_base
 from openrl.extension_points import agent_interfaces, stand_ins
 from openrl.processes.interfaces import Signature, parameters, takes
 
@@ -40,12 +42,11 @@ agent_interfaces.add(
     AgentInterface(
         "Molt's Env: async reset(state), async step(state)",
         "openrl.compat.molt.adapters:adapt_environment",
-        "openrl.agents.files.build:play_environment",
+        "openrl.compat.shared.raw_text_agent:play_raw_text",
         {"reset": (Signature(2),), "step": (Signature(2),)},
         known_by=is_environment,
         main_classes=("AgentRunner",),
-        runner=("EnvRunner", "env_cls"),
-        raw_text=True,
+        named_by=partial(class_of_runner, runner="EnvRunner", attribute="env_cls"),
     ),
 )
 agent_interfaces.add(
@@ -58,7 +59,7 @@ agent_interfaces.add(
         known_by=is_chat_agent,
         rank=3,
         main_classes=("AgentRunner",),
-        runner=("AgentRunner", "agent_cls"),
+        named_by=partial(class_of_runner, runner="AgentRunner", attribute="agent_cls"),
         needs_endpoint=True,
     ),
 )

@@ -7,10 +7,12 @@
 
 Its executors may name the AgentInstance that they would play."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openrl.agents.interfaces import AgentInterface, has_base
+from openrl.agents.interfaces import AgentInterface
+from openrl.compat.shared.classes import class_of_runner, has_base
 from openrl.config.importing.tables import ConfigTable
 from openrl.extension_points import agent_interfaces, config_tables, metric_names, stand_ins
 from openrl.processes.interfaces import Signature, parameters
@@ -82,11 +84,10 @@ agent_interfaces.add(
     AgentInterface(
         "OpenRLHF's AgentInstance: async reset(states), async step(states)",
         "openrl.compat.openrlhf.instance:adapt",
-        "openrl.agents.files.build:play_environment",
+        "openrl.compat.shared.raw_text_agent:play_raw_text",
         {"reset": (Signature(2),), "step": (Signature(2),)},
         known_by=takes_states,
         main_classes=("AgentInstance",),
-        runner=("AgentExecutor", "agent_instance_cls"),
-        raw_text=True,
+        named_by=partial(class_of_runner, runner="AgentExecutor", attribute="agent_instance_cls"),
     ),
 )

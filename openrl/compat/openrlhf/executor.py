@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from openrl.agents.base import EpisodeResult
 from openrl.agents.files import user_code
 from openrl.agents.files.adapter import Adapter
+from openrl.compat.shared.arguments import pictures, sampling_values
 from openrl.processes.interfaces import takes
 from openrl.processes.worker import AskParent
 from openrl.types import FinishReason, Prompt, Sampling
@@ -35,6 +36,14 @@ class GenerateRequest:
     images: list[Any] | None = None  # its own images, or indices of the row's; None: the row's
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExecutorResult(EpisodeResult):
+    """What an executor says about its episode."""
+
+    token_ids: list[int]  # all of the episode
+    action_ranges: list[tuple[int, int]]  # [start, end) of the sampled tokens
+
+
 class ExecutorAdapter(Adapter):
     # some leave the reward to --remote_rm_url, which only what they return tells
     rewards = None
@@ -47,14 +56,14 @@ class ExecutorAdapter(Adapter):
             self._tokenizer = await asyncio.wrap_future(self.ask(TokenizerRequest()))
             self._executor = await user_code.construct(self._class)
 
-    async def play(self, prompt: Prompt, sampling: Sampling) -> EpisodeResult:
+    async def play(self, prompt: Prompt, sampling: Sampling) -> ExecutorResult:
         """Play a whole episode."""
         longest = len(prompt.token_ids) + sampling.max_tokens
-        images = user_code.pictures(prompt)
+        images = pictures(prompt)
         given: dict[str, Any] = {
             "prompt": prompt.text,
             "label": prompt.label,
-            "sampling_params": SimpleNamespace(**user_code.sampling_values(sampling)),
+            "sampling_params": SimpleNamespace(**sampling_values(sampling)),
             "max_length": min(longest, sampling.max_len or longest),
             "hf_tokenizer": self._tokenizer,
             "llm_engine": Engine(self.ask, images),
@@ -125,15 +134,18 @@ def _shown(multi_modal_data: Any) -> list[Any]:
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def read(found: Any) -> EpisodeResult:
+def read(found: Any) -> ExecutorResult:
     """Read what ``execute`` returned. Raises TypeError if it has another form."""
     if not isinstance(found, Mapping) or not {"observation_tokens", "action_ranges"} <= {*found}:
         raise TypeError(
             "execute must return a dict with observation_tokens and action_ranges, not"
             f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
         )
-    return replace(
-        user_code.read_scores(found),
+    scores = user_code.read_scores(found)
+    return ExecutorResult(
+        scores.reward,
+        scores.passed,
+        scores.metrics,
         finish_reason=FinishReason.LENGTH if found.get("truncated") else None,
         token_ids=[int(i) for i in found["observation_tokens"]],
         action_ranges=[(int(start), int(end)) for start, end in found["action_ranges"]],

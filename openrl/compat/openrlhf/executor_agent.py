@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from openrl.agents.base import EpisodeResult, Generate
+from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeConfig, EpisodeOver, Reply
 from openrl.agents.files.build import FileAgent
 from openrl.agents.files.calls import MethodCall
 from openrl.agents.time_limits import deadline
-from openrl.compat.openrlhf.executor import GenerateRequest, TokenizerRequest
+from openrl.compat.openrlhf.executor import ExecutorResult, GenerateRequest, TokenizerRequest
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease
 from openrl.types import FinishReason, Image, Prompt, Sampling, Score, Segment, Trajectory
@@ -44,7 +44,7 @@ class ExecutorAgent:
         call = MethodCall("play", (prompt, sampling))
         try:
             async with deadline(self.config.limits.episode_timeout):
-                played: EpisodeResult = await self.process.call(call, self._answer)
+                played: ExecutorResult = await self.process.call(call, self._answer)
         except EpisodeOver as over:
             return self.conversation.trajectory(over.finish_reason)
         except CallFailed:
@@ -81,17 +81,17 @@ class ExecutorAgent:
         """Return the images of a request. Raises BadRow for one that cannot be used."""
         chat, own = self.config.chat, [placed.image for placed in self.conversation.prompt.images]
         if asked.images is None:
-            return own[: chat.count_images(asked.token_ids)]
+            processor = chat.images and chat.images.processor
+            return own[: processor.places(asked.token_ids)] if processor else []
         return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
 
 
 def trajectory(
-    prompt: Prompt, played: EpisodeResult, replies: list[Reply], chat: ChatFormat
+    prompt: Prompt, played: ExecutorResult, replies: list[Reply], chat: ChatFormat
 ) -> Trajectory:
     """Return what an executor played as a trajectory, with log-probs and versions from the engine's
     own record, and with all tokens of its images. Raises NotSampled, and BadRow for images that no
     turn was shown."""
-    assert played.token_ids is not None and played.action_ranges is not None
     turns = _turns(played.token_ids, played.action_ranges, replies)
     last, first = turns[-1], played.action_ranges[0][0]
     ids, placed = chat.place(played.token_ids, [shown.image for shown in last.images], 0)

@@ -7,11 +7,11 @@ from typing import Any
 from openrl.agents.base import Step
 from openrl.agents.files import user_code
 from openrl.agents.files.environments import EnvironmentAdapter
-from openrl.agents.files.raw_text import RawTextEnvironment, content, text_of, value_of
+from openrl.compat.shared.raw_text import adapt_raw_text, content, text_of, value_of
 
 
 def adapt(made: type) -> EnvironmentAdapter:
-    return EnvironmentAdapter(lambda prompt, sampling: RawTextEnvironment(made, sampling, read))
+    return adapt_raw_text(made, read)
 
 
 def read(found: Any) -> tuple[Step, Any]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from openrl.config.importing.common import TRACKERS, scheduler
+from openrl.compat.shared.keys import TRACKERS, scheduler
 from openrl.config.importing.convert import Computed, GivenKeys
 
 RL = "train_ppo_ray"

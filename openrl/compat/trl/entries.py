@@ -144,7 +144,7 @@ agent_interfaces.add(
     AgentInterface(
         "TRL's environment: reset(**row), methods as tools, perhaps get_reward()",
         "openrl.compat.trl.environments:ToolAdapter",
-        "openrl.agents.files.build:play_tools",
+        "openrl.compat.trl.agent:play_tools",
         known_by=is_environment,
         rank=0,
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.importing.common import trackers
+from openrl.compat.shared.keys import trackers
 from openrl.config.importing.convert import Computed, GivenKeys
 
 RL, DPO = "train_ppo_ray", "train_dpo"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.agents.interfaces import ToolFiles
+from openrl.compat.shared.reward_dicts import read_dicts
 from openrl.config.importing.tables import ConfigTable
 from openrl.extension_points import (
     advantage_estimators,
@@ -21,7 +22,7 @@ from openrl.extension_points import (
     tool_files,
 )
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.signatures import Column, RewardSignature, read_dicts
+from openrl.rewards.signatures import Column, RewardSignature
 
 advantage_estimators.add_names(
     "verl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openrl.config.importing.common import colocated, scheduler, sleeping, trackers
+from openrl.compat.shared.keys import colocated, scheduler, sleeping, trackers
 from openrl.config.importing.convert import Computed, GivenKeys
 from openrl.config.importing.values import put
 

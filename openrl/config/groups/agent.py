@@ -16,10 +16,11 @@ from openrl.flags.values import SECONDS_OR_0
 
 SERVED = Condition(
     lambda config: bool(config.agents.server[0]) and not config.agents.server_plays_alone,
-    "with --agent_func_path openenv:...",
+    "with a server in --agent_func_path whose turns openrl plays",
 )
 SERVED_ALONE = Condition(
-    lambda config: config.agents.server_plays_alone, "with --agent_func_path verifiers:..."
+    lambda config: config.agents.server_plays_alone,
+    "with a server in --agent_func_path that asks the endpoint",
 )
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
 FILE = Condition(
@@ -31,8 +32,8 @@ FILE = Condition(
 def needs_process(tag: str) -> bool:
     """Whether the environment ``tag`` runs other people's code that may block."""
     game = environments[tag].component
-    foreign = game.__module__.partition(".")[0] != "openrl" or getattr(game, "foreign", False)
-    return foreign and not inspect.iscoroutinefunction(getattr(game, "step", None))
+    own = game.__module__.startswith("openrl.") and not getattr(game, "needs_process", False)
+    return not own and not inspect.iscoroutinefunction(getattr(game, "step", None))
 
 
 APART = Condition(
@@ -122,10 +123,9 @@ class TurnFlags:
 class AgentFlags(TurnFlags):
     agent_func_path: str | None = flag(
         None,
-        "Agent or environment from a file, PATH.py[:CLASS], whose class follows openrl, OpenRLHF,"
-        " TRL, Molt, SkyRL or gym and is recognised by its methods; or from a server:"
-        " openenv:URL, verifiers:tcp://HOST:PORT. None: one turn, --tools, --env_tags or"
-        " --agent_command.",
+        "Agent or environment from a file, PATH.py[:CLASS], whose class is recognised by its"
+        " methods, or from a server, SERVER:ADDRESS; docs/agents.md lists both. None: one turn,"
+        " --tools, --env_tags or --agent_command.",
         may_hold_secrets=True,
     )
     agent_command: str | None = flag(
@@ -137,7 +137,7 @@ class AgentFlags(TurnFlags):
         False,
         "Give the class of --agent_func_path a chat endpoint on 127.0.0.1 that records the tokens"
         " of each rollout; its run(data, base_url, api_key) plays one episode. --agent_command"
-        " and verifiers: always have one.",
+        " and servers that ask one always have one.",
         only_if=FILE | SERVED_ALONE | given("agent_command"),
     )
     agent_endpoint_port: int = flag(
@@ -150,8 +150,8 @@ class AgentFlags(TurnFlags):
     tools: str | None = flag(
         None,
         "Tools of the agent, comma separated: a Python file, FILE.py[:NAME] (its public, typed,"
-        " documented functions, or one of them), a YAML file of verl tools, the URL of an MCP"
-        " server, or python, which runs programs in a sandbox.",
+        " documented functions, or one of them), another file that docs/tools.md lists, the URL of"
+        " an MCP server, or python, which runs programs in a sandbox.",
         may_hold_secrets=True,
     )
     tool_parser: str | None = flag(
@@ -201,7 +201,7 @@ class EnvironmentTagFlags:
     env_config: str | None = flag(
         None,
         "YAML or JSON file: {tag: settings} for --env_tags, or {name: value}, the env_config that"
-        " a class of --agent_func_path takes, as SkyRL's do. None: their defaults.",
+        " a class of --agent_func_path takes. None: their defaults.",
         only_if=given("env_tags") | FILE,
     )
 

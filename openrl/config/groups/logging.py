@@ -80,8 +80,7 @@ class RLLoggingFlags:
     )
     log_max_throughput: bool = flag(
         False,
-        "Also log perf/tps_max, MindSpeed-RL's throughput, which counts every sample at its"
-        " maximum length.",
+        "Also log perf/tps_max, a throughput that counts every sample at its maximum length.",
     )
     log_memory: bool = flag(
         False,

@@ -8,10 +8,10 @@ from trl.experimental.harbor._env import HarborBashEnv
 
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import EpisodeConfig
-from openrl.agents.files.process import ProcessTools
 from openrl.agents.tools.agent import ToolAgent
 from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
+from openrl.compat.trl.agent import ProcessTools
 from openrl.compat.trl.entries import is_environment
 from openrl.compat.trl.environments import ToolAdapter
 from openrl.errors import UserError

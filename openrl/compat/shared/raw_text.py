@@ -1,7 +1,7 @@
 """Environments of files that write the chat themselves, as plain text.
 
 Their ``reset`` and ``step`` take a dict. What the policy writes and what they return is
-concatenated as it is."""
+concatenated as it is. Runs in the process of the file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Environment, Step
 from openrl.agents.files import user_code
+from openrl.agents.files.environments import EnvironmentAdapter
+from openrl.compat.shared.arguments import pictures, sampling_values
 from openrl.processes.interfaces import takes
 from openrl.types import Prompt, Sampling
 
@@ -25,10 +27,14 @@ ReadStep = Callable[[Any], tuple[Step, Any]]
 and the sampling parameters that it asks for; None if it asks for none."""
 
 
+def adapt_raw_text(made: type, read: ReadStep) -> EnvironmentAdapter:
+    return EnvironmentAdapter(lambda prompt, sampling: RawTextEnvironment(made, sampling, read))
+
+
 class RawTextEnvironment(Environment):
     def __init__(self, made: type, sampling: Sampling, read: ReadStep) -> None:
         self._class, self._read = made, read
-        self._sampling = user_code.sampling_values(sampling)
+        self._sampling = sampling_values(sampling)
         self._environment: Any = None
         self.reductions: dict[str, str] = {IGNORED: "sum"}  # the class's own take the last step
 
@@ -37,7 +43,7 @@ class RawTextEnvironment(Environment):
         self._label = prompt.label
         states = {"observation": prompt.text, "prompt": prompt.text, "label": prompt.label}
         if prompt.images:
-            states["images"] = user_code.pictures(prompt)
+            states["images"] = pictures(prompt)
         seeded = {"seed": seed} if takes(self._environment.reset, "seed") else {}
         found = await user_code.result(self._environment.reset(states, **seeded))
         self._text = text_of(value_of(found, "observation", "reset"))
