@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from openrl.cli import import_config, metrics, report, trace
 from openrl.cli.main import COMMANDS as WORDS
+from openrl.cli.printing import printing, words_parser
 from openrl.config.commands import COMMANDS
 from openrl.flags.help import add_flag
 from openrl.flags.parser import GENERAL
@@ -26,6 +27,7 @@ examples:
 SHELLS = ("bash", "zsh", "tcsh")
 
 
+@printing("completion")
 def main(argv: Sequence[str]) -> int:
     """Return the exit code."""
     import shtab
@@ -36,13 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="completion",
-        description="Print a script that completes openrl's commands and flags in a shell.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    what = "Print a script that completes openrl's commands and flags in a shell."
+    found = words_parser("completion", what, EXAMPLES)
     found.add_argument("shell", choices=SHELLS)
     return found
 

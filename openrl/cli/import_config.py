@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import openrl.config.rules.all  # noqa: F401
+from openrl.cli.printing import printing, words_parser
 from openrl.config.commands import COMMANDS
 from openrl.config.importing.convert import Conversion, differing, lost, summary
 from openrl.config.importing.page import explain, page
@@ -21,23 +22,20 @@ from openrl.flags.schema import collect_flags
 PROG = "import_config"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@printing(PROG)
+def main(argv: Sequence[str]) -> int:
     """Return the exit code: 0 done, 2 something cannot be read or has no value."""
     args = parser().parse_args(argv)
-    try:
-        if args.explain:
-            print(printable("\n".join(explain(args.explain))))
-            return 0
-        if args.source is None:
-            parser().error("a file or a command is required")
-        return _import(args.source, args.system, args.output)
-    except UserError as error:
-        print(printable(f"{PROG}: {error}"), file=sys.stderr)
-        return 2
+    if args.explain:
+        print(printable("\n".join(explain(args.explain))))
+        return 0
+    if args.source is None:
+        parser().error("a file or a command is required")
+    return _import(args.source, args.system, args.output)
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog=PROG, description=__doc__)
+    found = words_parser(PROG, str(__doc__))
     found.add_argument(
         "source",
         nargs="?",
@@ -76,4 +74,4 @@ def _import(argument: str, system: str, output: str | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

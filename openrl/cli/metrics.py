@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from openrl.cli.printing import printing, words_parser
 from openrl.errors import printable
 from openrl.tracking.metric_rows import MetricRow, describe, metric_rows, row_of
 
@@ -23,15 +24,13 @@ def asked_for(name: str) -> list[MetricRow]:
 
 def parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """``names`` are all that it takes; by default any, since a part of a name finds metrics too."""
-    found = argparse.ArgumentParser(
-        prog="metrics",
-        description="Say what metrics mean, by their names or parts of them; without names all.",
-        allow_abbrev=False,
-    )
+    what = "Say what metrics mean, by their names or parts of them; without names all."
+    found = words_parser("metrics", what)
     found.add_argument("names", nargs="*", metavar="NAME", choices=names)
     return found
 
 
+@printing("metrics")
 def main(argv: Sequence[str]) -> int:
     """Print what is known of the metrics. Returns the exit code: 1 if one is unknown."""
     names = parser().parse_args(argv).names

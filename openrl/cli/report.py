@@ -8,7 +8,8 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from openrl.errors import UserError, printable
+from openrl.cli.printing import printing, words_parser
+from openrl.errors import printable
 from openrl.report.page import NAME, write_report
 from openrl.report.serve import HOST, LiveReport, start_server
 
@@ -22,29 +23,21 @@ docs/report.md explains the page.
 """
 
 
+@printing("report", OSError)
 def main(argv: Sequence[str]) -> int:
     """Return the exit code."""
     given = parser().parse_args(argv)
     directories = [path.expanduser() for path in given.runs]
-    try:
-        if given.serve:
-            serve(directories, given.port, given.open)
-        else:
-            write(directories, given.output_path, given.open)
-    except (UserError, OSError) as error:
-        print(printable(f"report: {error}"), file=sys.stderr)
-        return 2
+    if given.serve:
+        serve(directories, given.port, given.open)
+    else:
+        write(directories, given.output_path, given.open)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="report",
-        description="Show a run, or several side by side, in one HTML file.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    what = "Show a run, or several side by side, in one HTML file."
+    found = words_parser("report", what, EXAMPLES)
     add = found.add_argument
     add("runs", metavar="RUN", nargs="+", type=Path, help="the --save_path of a run")
     add("--output_path", type=Path, metavar="FILE", help=f"default: {NAME} in the first RUN")

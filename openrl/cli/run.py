@@ -13,6 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +25,7 @@ from openrl.flags.checks import as_typed
 from openrl.flags.parser import UnknownFlags, load
 from openrl.flags.schema import collect_flags
 from openrl.lazy import loading
+from openrl.processes.leave import reader_may_leave
 from openrl.trainer.saving.disk import FULL
 
 QUIET = {
@@ -54,7 +56,8 @@ def command(
     prog = next(name for name, config in COMMANDS.items() if config is config_type)
     misspelt = False
     try:
-        config = load(config_type, argv, prog)
+        with reader_may_leave():
+            config = load(config_type, argv, prog)
     except UnknownFlags as error:
         config, misspelt = error.config, True
     silence()
@@ -71,7 +74,8 @@ def command(
         if misspelt:
             return 2
         started = starts
-        run(config, inputs)
+        with nullcontext() if starts else reader_may_leave():
+            run(config, inputs)
     except KeyboardInterrupt as ended:
         number = signal.Signals(ended.args[0] if ended.args else signal.SIGINT)
         nothing = "" if started else "\nnothing was started"

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from openrl.errors import UserError, printable
+from openrl.cli.printing import printing, words_parser
+from openrl.errors import printable
 from openrl.trace.query import Query, select
 from openrl.trace.reader import Trace
 
@@ -31,33 +32,27 @@ def main(argv: Sequence[str]) -> int:
         from openrl.cli.rescore import main as rescore  # loads what judges
 
         return rescore(argv[1:])
+    return show(argv)
+
+
+@printing("trace")
+def show(argv: Sequence[str]) -> int:
+    """Return the exit code."""
     gc.disable()  # it would look through a large index again and again, and find nothing
     given = parser().parse_args(argv)
-    try:
-        trace = Trace(given.run)
-        if given.trajectory is None:
-            listed(trace, given)
-        else:
-            shown(trace, given)
-    except UserError as error:
-        print(printable(f"trace: {error}"), file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `| head` has read enough
-        sys.stderr.close()
-        return 0
+    trace = Trace(given.run)
+    if given.trajectory is None:
+        listed(trace, given)
+    else:
+        shown(trace, given)
     for problem in trace.problems:
         print(printable(f"trace: warning: {problem}"), file=sys.stderr)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="trace",
-        description="List the kept trajectories of a run, or show one.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    what = "List the kept trajectories of a run, or show one."
+    found = words_parser("trace", what, EXAMPLES)
     add = found.add_argument
     add("run", metavar="RUN", help="the run's --save_path, or the directory of its trace")
     add("trajectory", nargs="?", type=number, metavar="STEP/NUMBER", help="show this one in full")

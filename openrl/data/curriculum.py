@@ -22,7 +22,7 @@ from typing import Any
 
 from openrl.config.curriculum_mix import Mix, read_mix, weights_at
 from openrl.config.groups.curriculum import CurriculumFlags
-from openrl.data.order import SeededStream
+from openrl.data.order import SeededStream, check_kind
 from openrl.data.prompts import prompts_fingerprint
 from openrl.errors import UserError
 from openrl.types import Prompt, PromptGroup
@@ -208,10 +208,10 @@ class Curriculum:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken. Raises UserError if it is that of a run without a
         curriculum, or with other data sources."""
-        if state.get("orders", {}).keys() != self._orders.keys():
-            kind = "other data sources" if "orders" in state else "no curriculum"
+        check_kind(state, self.state())
+        if state["orders"].keys() != self._orders.keys():
             raise UserError(
-                f"cannot resume the curriculum: the checkpoint's run had {kind}",
+                "cannot resume the curriculum: the checkpoint's run had other data sources",
                 "resume with the same --curriculum flags, or start fresh with --overwrite_ckpt",
             )
         for source, order in self._orders.items():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from openrl.errors import UserError
 from openrl.files import as_utf8
-from openrl.types import PlacedImage
+from openrl.types import PlacedImage, Prompt, PromptGroup
 
 T = TypeVar("T")
-OrderState = dict[str, int | str | bool]
 
 
 def fingerprint(rows: Iterable[tuple[list[int], str, Sequence[PlacedImage]]]) -> str:
@@ -23,6 +22,40 @@ def fingerprint(rows: Iterable[tuple[list[int], str, Sequence[PlacedImage]]]) ->
         rest = " ".join([text, *(placed.image.sha256 for placed in images)])
         digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + as_utf8(rest) + b"\n")
     return digest.hexdigest()
+
+
+class PromptOrder(Protocol):
+    """What says which prompt is next."""
+
+    items: Sequence[Prompt]
+    size: int
+
+    def take(self, count: int) -> list[Prompt]:
+        """Return the next prompts."""
+
+    def peek(self, count: int) -> list[Prompt]:
+        """Return prompts that may come next, without taking them."""
+
+    def learn(self, groups: Iterable[PromptGroup]) -> None:
+        """Take note of the groups that a training step has got."""
+
+    def counts(self) -> dict[str, float]:
+        """Return the metrics of a step by name, and begin to count anew."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load_state`` continues from."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken. Raises UserError if that is not possible."""
+
+
+def check_kind(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise UserError if ``state`` was taken from another kind of order than ``own``."""
+    if state.keys() != own.keys():
+        raise UserError(
+            "cannot resume the data order: the checkpoint's run chose its prompts in another way",
+            "resume with the same --curriculum flags, or start fresh with --overwrite_ckpt",
+        )
 
 
 class SeededStream(Generic[T]):
@@ -60,17 +93,19 @@ class SeededStream(Generic[T]):
         finally:
             self._go_to(epoch, position)
 
-    def state(self) -> OrderState:
+    def learn(self, groups: Iterable[PromptGroup]) -> None:
+        """Do nothing: the order does not depend on answers."""
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
         return {**self._identity(), "epoch": self.epoch, "position": self.position}
 
-    def load_state(self, state: OrderState) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken. Raises UserError if rows, seed or shuffling differ,
         because the order would be a different one."""
-        if "orders" in state:
-            raise UserError(
-                "cannot resume the data order: the checkpoint's run had a curriculum",
-                "its --curriculum flags, or start fresh with --overwrite_ckpt",
-            )
+        check_kind(state, self.state())
         differ = [key for key, now in self._identity().items() if state[key] != now]
         if differ:
             facts = [
@@ -84,9 +119,9 @@ class SeededStream(Generic[T]):
                 "resume with the same data, filters, --shuffle and --data_seed, or start fresh with"
                 " --overwrite_ckpt",
             )
-        self._go_to(int(state["epoch"]), int(state["position"]))
+        self._go_to(state["epoch"], state["position"])
 
-    def _identity(self) -> OrderState:
+    def _identity(self) -> dict[str, Any]:
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "data": self.data}
 
     def _go_to(self, epoch: int, position: int) -> None:

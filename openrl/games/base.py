@@ -49,6 +49,12 @@ class GameOptions(Options):
     )
 
 
+def check_operators(operators: str) -> None:
+    """Raise ValueError unless these are some of the operators that problems are made with."""
+    if not operators or not set(operators) <= set("+-*"):
+        raise ValueError(f"operators must be some of + - *, got {operators!r}")
+
+
 O = TypeVar("O", bound=GameOptions)  # noqa: E741
 
 

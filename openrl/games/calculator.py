@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn, check_operators
 from openrl.rewards.verifiers.countdown import evaluate, parse
 
 _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
@@ -23,8 +23,7 @@ class CalculatorOptions(GameOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.operators or not set(self.operators) <= set("+-*"):
-            raise ValueError(f"operators must be some of + - *, got {self.operators!r}")
+        check_operators(self.operators)
         if self.smallest > self.largest:
             raise ValueError(f"no number is between {self.smallest} and {self.largest}")
 

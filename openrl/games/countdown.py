@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
-from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn
+from openrl.games.base import INVALID, Game, GameOptions, InvalidAction, Turn, check_operators
 from openrl.rewards.verifiers.countdown import constants, evaluate, grade, parse
 
 _ATTEMPTS = 10_000
@@ -26,8 +26,7 @@ class CountdownGameOptions(GameOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.operators or not set(self.operators) <= set("+-*"):
-            raise ValueError(f"operators must be some of + - *, got {self.operators!r}")
+        check_operators(self.operators)
 
 
 @environments.register("countdown", options=CountdownGameOptions)

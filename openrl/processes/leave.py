@@ -1,11 +1,13 @@
-"""Ends a process quickly, without tearing down the libraries that it has loaded."""
+"""How a process ends: quickly, without tearing down the libraries that it has loaded, and without
+an error when nobody reads what it prints any more."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 
@@ -22,6 +24,20 @@ def leave(code: int) -> NoReturn:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed, as by >&-
             stream.flush()
     os._exit(code)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """End the process with 0 once nobody reads what is printed within."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # what is still in the buffer must not fail at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
 
 
 def _is_traced() -> bool:

@@ -18,7 +18,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.curriculum_mix import read_mix
 from openrl.data.curriculum import Curriculum
-from openrl.data.order import SeededStream
+from openrl.data.order import PromptOrder, SeededStream
 from openrl.data.prompts import prompts_fingerprint
 from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
@@ -200,7 +200,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     )
 
 
-def prompt_stream(config: PPOConfig, prompts: list[Prompt]) -> SeededStream[Prompt] | Curriculum:
+def prompt_order(config: PPOConfig, prompts: list[Prompt]) -> PromptOrder:
     """Return what says which prompt is next."""
     seed, flags = derived.data_seed(config), config.curriculum
     shuffle = config.order.shuffle and not config.environments.env_tags
@@ -218,7 +218,7 @@ def build_rollouts(
     to_try = derived.prompts_to_try(config, len(inputs.prompts))
     chosen = DynamicFilter(config.filtering, to_try, wanted, running) if filtered else None
     prompts = inputs.prompts or inputs.eval_prompts  # --eval_only has no training prompts
-    stream = prompt_stream(config, prompts)
+    order = prompt_order(config, prompts)
     limits = BufferLimits(
         wanted,
         running,
@@ -235,9 +235,9 @@ def build_rollouts(
         greedy="greedy_rewards" in config.algorithm.estimator.needs,
         redundancy=config.environments.env_group_redundancy,
     )
-    buffer = RolloutBuffer(stream, limits, chosen)
+    buffer = RolloutBuffer(order, limits, chosen)
     if (saved := config.collecting.rollout_replay_dir) is not None:
-        buffer = SavedRollouts(Path(saved).expanduser(), stream, limits, chosen)
+        buffer = SavedRollouts(Path(saved).expanduser(), order, limits, chosen)
     return Rollouts(
         pool,
         buffer,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.compat.shared.keys import colocated, data, scheduler, sleeping, trackers
+from openrl.compat.shared.keys import (
+    colocated,
+    data,
+    prompts_of_step,
+    scheduler,
+    sleeping,
+    trackers,
+)
 from openrl.config.importing.convert import Computed, GivenKeys
 
 ACTOR, ROLLOUT, TRAINER = "worker.actor.", "worker.rollout.", "trainer."
@@ -30,11 +37,7 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
 def batches(keys: GivenKeys) -> Iterator[Computed]:
     """Its workers multiply the prompts of an optimizer step by n; tokens of a micro-batch are its
     rows times the width to which rows were padded."""
-    prompts, n = keys.whole(f"{ACTOR}global_batch_size"), keys.whole(f"{ROLLOUT}n", 1)
-    note = f"{prompts} prompts x {n} samples"
-    yield Computed(
-        "train_batch_size", prompts * n, (f"{ACTOR}global_batch_size", f"{ROLLOUT}n"), note
-    )
+    yield prompts_of_step(keys, f"{ACTOR}global_batch_size", f"{ROLLOUT}n")
     switch = f"{ACTOR}dynamic_batching"
     if not keys.on(switch):
         return

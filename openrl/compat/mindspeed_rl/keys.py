@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.compat.shared.keys import sleeping
+from openrl.compat.shared.keys import prompts_of_step, sleeping
 from openrl.config.importing.convert import Computed, GivenKeys
 
 MEGATRON, ACTOR, RL, ENGINE = (
@@ -45,10 +45,7 @@ def batches(keys: GivenKeys) -> Iterator[Computed]:
     key = wanted if keys.on(filters) and keys.given(wanted) else f"{MEGATRON}global_batch_size"
     if keys.given(key):
         yield Computed("rollout_batch_size", keys.whole(key), (key,), "prompts")
-    mini, n = f"{RL}mini_batch_size", keys.whole(f"{RL}n_samples_per_prompt", 1)
-    prompts = keys.whole(mini)
-    note = f"{prompts} prompts x {n} samples"
-    yield Computed("train_batch_size", prompts * n, (mini, f"{RL}n_samples_per_prompt"), note)
+    yield prompts_of_step(keys, f"{RL}mini_batch_size", f"{RL}n_samples_per_prompt")
     sizes = [f"{RL}{role}_forward_micro_batch_size" for role in ("actor", "ref")]
     if given := [key for key in sizes if keys.given(key)]:
         note = "the smaller of two" if len(given) > 1 else ""

@@ -20,6 +20,13 @@ def trackers(keys: GivenKeys, key: str, directory: str = "") -> Iterator[Compute
         yield Computed("track_with", others, (key,))
 
 
+def prompts_of_step(keys: GivenKeys, size: str, samples: str) -> Computed:
+    """The samples of an optimizer step, where its size counts prompts."""
+    prompts, n = keys.whole(size), keys.whole(samples, 1)
+    note = f"{prompts} prompts x {n} samples"
+    return Computed("train_batch_size", prompts * n, (size, samples), note)
+
+
 def scheduler(keys: GivenKeys, kind: str, ratio: str, steps: str) -> Iterator[Computed]:
     """The schedule. Those systems warm a constant rate up too, which has a name of its own here."""
     name = keys.text(kind) or "constant"

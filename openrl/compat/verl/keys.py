@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openrl.compat.shared.keys import colocated, scheduler, sleeping, trackers
+from openrl.compat.shared.keys import colocated, prompts_of_step, scheduler, sleeping, trackers
 from openrl.config.importing.convert import Computed, GivenKeys
 from openrl.config.importing.values import put
 
@@ -81,11 +81,7 @@ def data(keys: GivenKeys) -> Iterator[Computed]:
 
 def batches(keys: GivenKeys) -> Iterator[Computed]:
     """Its workers multiply the prompts of an optimizer step by n."""
-    key = f"{ACTOR}ppo_mini_batch_size"
-    prompts, n = keys.whole(key), keys.whole(f"{ROLLOUT}n", 1)
-    yield Computed(
-        "train_batch_size", prompts * n, (key, f"{ROLLOUT}n"), f"{prompts} prompts x {n} samples"
-    )
+    yield prompts_of_step(keys, f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n")
     for flag, name in (
         ("micro_rollout_batch_size", "log_prob_micro_batch_size_per_gpu"),
         ("rollout_max_tokens_per_gpu", "log_prob_max_token_len_per_gpu"),

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from openrl.errors import short
 from openrl.files import expanded, write_atomically
@@ -47,11 +48,22 @@ class ServiceOptions:
         None, "Directory of verdicts that are not asked for again, in any run; None = none."
     )
 
+    PLACES: ClassVar[tuple[str, ...]] = ()  # that a prompt file must have
+
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
         if self.cache_dir is not None and expanded(self.cache_dir).is_file():
             raise ValueError(f"cache_dir: {self.cache_dir} is a file")
+        own = None if self.prompt_file is None else file_text(self.prompt_file)
+        absent = [place for place in self.PLACES if own is not None and f"{{{place}}}" not in own]
+        if absent:
+            raise ValueError(f"there is no {{{absent[0]}}} in {self.prompt_file}")
+
+    def render(self, general: str, **places: str) -> str:
+        """Fill in the places of the prompt file, or of the ``general`` text without one."""
+        text = general if self.prompt_file is None else file_text(self.prompt_file)
+        return re.sub(r"\{(\w+)\}", lambda found: places.get(found[1], found[0]), text)
 
 
 class Judge:
@@ -81,7 +93,11 @@ class Judge:
         return {name: count / answers for name, count in counts.items()}
 
     def run(self, asking: Coroutine[Any, Any, Verdict]) -> Verdict:
-        return self._loop.run_until_complete(asking)
+        """Wait for verdicts. Raises Unavailable, with the counts so far."""
+        try:
+            return self._loop.run_until_complete(asking)
+        except Unavailable as error:
+            raise Unavailable(str(error), self.counts()) from None
 
     async def ask(self, text: str, read: Callable[[str], Verdict]) -> Verdict:
         """Return what ``read`` makes of the model's reply. ``read`` raises ValueError, which the

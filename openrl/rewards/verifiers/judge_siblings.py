@@ -11,13 +11,13 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import mean
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, Unavailable, label_text
 from openrl.rewards.verifiers.comparisons import SCORINGS, pairs_of
-from openrl.rewards.verifiers.judge_service import Judge, ServiceOptions, file_text, shown
+from openrl.rewards.verifiers.judge_service import Judge, ServiceOptions, shown
 from openrl.types import Score
 
 PAIR = """You compare two answers to a task. Judge which one is better: right, complete and clear, \
@@ -76,20 +76,6 @@ class ComparingOptions(ServiceOptions):
         " otherwise there are no verdicts.",
     )
     parallel: int = flag(8, "Requests for one prompt at a time.", bounds="> 0")
-
-    PLACES: ClassVar[tuple[str, ...]] = ()  # that a prompt file has beside {label}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prompt_file is None:
-            return
-        text = file_text(self.prompt_file)
-        if absent := [place for place in self.PLACES if f"{{{place}}}" not in text]:
-            raise ValueError(f"there is no {{{absent[0]}}} in {self.prompt_file}")
-
-    def render(self, general: str, **places: str) -> str:
-        text = general if self.prompt_file is None else file_text(self.prompt_file)
-        return re.sub(r"\{(\w+)\}", lambda found: places.get(found[1], found[0]), text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from openrl.data.curriculum import Curriculum
-from openrl.data.order import SeededStream
+from openrl.data.order import PromptOrder
 from openrl.errors import UserError
 from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.filtering import DynamicFilter
@@ -94,7 +93,7 @@ class RolloutBuffer:
 
     def __init__(
         self,
-        prompts: SeededStream[Prompt] | Curriculum,
+        prompts: PromptOrder,
         limits: BufferLimits,
         group_filter: DynamicFilter | None = None,
     ) -> None:
@@ -215,12 +214,13 @@ class RolloutBuffer:
         self._arrange(left)
         came = [*self._filtered, *((s.index, s.group) for s in chosen if s.group)]
         generated = [group for _, group in sorted(came, key=lambda item: item[0])]
+        self.prompts.learn(generated)
         taken = RolloutBatch(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
             generated=generated,
             version=self.version,
             counts=self._counts(asked_at)
-            | self._learned(generated)
+            | self.prompts.counts()
             | {
                 "rollout/surplus_groups": float(len(aborted)),
                 "rollout/data_passes": (max(s.index for s in chosen) + 1) / self.prompts.size,
@@ -230,13 +230,6 @@ class RolloutBuffer:
         self._filtered = []
         self._changed()
         return taken
-
-    def _learned(self, generated: list[PromptGroup]) -> dict[str, float]:
-        """Tell a curriculum what was played, and return its metrics."""
-        if not isinstance(self.prompts, Curriculum):
-            return {}
-        self.prompts.learn(generated)
-        return self.prompts.counts()
 
     def _selected(self) -> list[PendingPrompt] | None:
         """Return the slots of the next step, or None if it has to wait."""

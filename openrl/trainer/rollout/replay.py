@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from openrl.data.curriculum import Curriculum
-from openrl.data.order import SeededStream
+from openrl.data.order import PromptOrder
 from openrl.errors import UserError
 from openrl.trace.reader import Trace
 from openrl.trace.record import group_from_json, group_to_json
@@ -24,7 +23,7 @@ class SavedRollouts(RolloutBuffer):
     def __init__(
         self,
         directory: Path,
-        prompts: SeededStream[Prompt] | Curriculum,
+        prompts: PromptOrder,
         limits: BufferLimits,
         group_filter: DynamicFilter | None = None,
     ) -> None:

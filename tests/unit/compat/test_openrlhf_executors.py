@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from openrl.agents.base import EpisodeResult
 from openrl.agents.conversation import Reply
 from openrl.agents.first_reply import FirstReply
+from openrl.compat.openrlhf.executor import ExecutorResult
 from openrl.compat.openrlhf.executor_agent import NotSampled, trajectory
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import Completion, FinishReason, Score
@@ -122,11 +122,11 @@ def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
         return Reply("", {}, asked, Completion(said, [-1.0] * len(said), FinishReason.STOP, ()))
 
     replies = [reply([1, 2], [3, 4]), reply([1, 2, 3, 4, 5], [6])]
-    played = EpisodeResult(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
+    played = ExecutorResult(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
     right = trajectory(PROMPT, played, replies, CHAT)
     assert right.segments[0].loss_mask == [False, False, True, True, False, True]
     with pytest.raises(NotSampled, match=problem):
-        wrong = EpisodeResult(1.0, token_ids=token_ids, action_ranges=ranges)
+        wrong = ExecutorResult(1.0, token_ids=token_ids, action_ranges=ranges)
         trajectory(PROMPT, wrong, replies, CHAT)
 
 

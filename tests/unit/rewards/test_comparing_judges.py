@@ -7,7 +7,6 @@ import re
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from statistics import mean
 
@@ -22,9 +21,9 @@ from openrl.rewards.build import RewardSetup, build_reward, check_labels
 from openrl.rewards.verifiers.base import Answer, Unavailable, describe, read_options
 from openrl.rewards.verifiers.comparisons import bradley_terry, pairs_of, win_rates
 from openrl.rewards.verifiers.judge_rubric import read_rubric
-from openrl.rewards.verifiers.judge_service import connect
 from openrl.trainer.rollout.metrics import rollout_metrics
 from openrl.types import Prompt
+from tests.judge_server import judge_server, send
 from tests.tiny import tiny_tokenizer
 from tests.unit.rewards.test_reward_function import group
 
@@ -116,38 +115,20 @@ class Service:
 def service():
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request, body):
+        messages = [m["content"] for m in body["messages"]]
+        with lock:
+            state.busy += 1
+            state.most = max(state.most, state.busy)
+            state.texts.append(messages)
+        made = {"choices": [{"message": {"content": state.reply(messages)}}], "usage": state.usage}
+        with lock:
+            state.busy -= 1
+        send(request, 200, json.dumps(made))
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                state.busy += 1
-                state.most = max(state.most, state.busy)
-                state.texts.append([m["content"] for m in body["messages"]])
-            text = state.reply([m["content"] for m in body["messages"]])
-            made = {"choices": [{"message": {"content": text}}], "usage": state.usage}
-            sent = json.dumps(made).encode()
-            with lock:
-                state.busy -= 1
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state = Service(f"http://127.0.0.1:{server.server_port}/v1/")
-    thread = threading.Thread(target=server.serve_forever, args=[0.01])
-    thread.start()
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    connect.cache_clear()
+    with judge_server(answer) as url:
+        state = Service(url)
+        yield state
 
 
 def quality(text):

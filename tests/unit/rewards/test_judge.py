@@ -6,14 +6,13 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from openrl.errors import BadRow, UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, Unavailable, describe, read_options
-from openrl.rewards.verifiers.judge_service import connect
+from tests.judge_server import judge_server, send
 
 ANSWER = Answer("What is 2+2? {label}", "It is 4. {prompt} <|im_end|>", "four")
 
@@ -34,45 +33,24 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            state.requests.append((self.path, dict(self.headers), json.loads(body)))
-            state.connections.add(self.client_address)
-            reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
-            if reply == "reset":
-                self.connection.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )
-                self.close_connection = True
-                return
-            if reply == "hang":
-                released.wait(60)
-                return
-            status, text, headers = reply
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(text.encode()))} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_):
-            pass
+    def answer(request, body):
+        state.requests.append((request.path, dict(request.headers), body))
+        state.connections.add(request.client_address)
+        reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
+        if reply == "reset":
+            linger = struct.pack("ii", 1, 0)
+            request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            request.close_connection = True
+        elif reply == "hang":
+            released.wait(60)
+        else:
+            send(request, *reply)
 
     released = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state = Service(f"http://127.0.0.1:{server.server_port}/v1/")
-    thread = threading.Thread(target=server.serve_forever, args=[0.01])
-    thread.start()
-    yield state
-    released.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    connect.cache_clear()
+    with judge_server(answer) as url:
+        state = Service(url)
+        yield state
+        released.set()
 
 
 def ask(service, answer=ANSWER, **options):
