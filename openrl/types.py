@@ -116,6 +116,7 @@ class Prompt:
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
     render: bool = False  # keep the turns of its episodes for people to read
+    privileged: Prompt | None = None  # the prompt as a teacher reads it, see --teacher_prompt_key
 
     def __post_init__(self) -> None:
         for name in ("id", "source"):  # of files and environments, which may have any name
@@ -220,6 +221,15 @@ class Score:
         return math.isnan(self.reward)
 
 
+@dataclass(frozen=True)
+class PrivilegedContext:
+    """What a teacher reads in place of the first ``length`` tokens of a row."""
+
+    length: int
+    token_ids: list[int]
+    images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
+
+
 @dataclass
 class Segment:
     """One token row to train on: a prompt, followed by sampled and observed tokens."""
@@ -232,6 +242,8 @@ class Segment:
     state: str | None = None  # key of the observation that the row answers; None: the prompt
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     kept: KeptSets | None = None  # [L] if sampling was cut by top_p, top_k or min_p
+    # None: a row that begins with its prompt begins with ``Prompt.privileged`` for a teacher
+    privileged: PrivilegedContext | None = None
 
     @property
     def context_length(self) -> int:

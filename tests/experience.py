@@ -70,11 +70,15 @@ def counts_of(batch: ExperienceBatch, dp_size: int = 1) -> StepCounts:
 
 
 def optim_spec(
-    learning_rate: float = 1e-2, average: float | None = None, **flags: object
+    learning_rate: float = 1e-2,
+    average: float | None = None,
+    earlier: float | None = None,
+    **flags: object,
 ) -> OptimSpec:
     """Eight steps from ``learning_rate`` on; ``flags`` are those of OptimizerFlags."""
     fields = {"lr_warmup_steps": 0, "l2": 0.1, "adam_betas": (0.9, 0.95)} | flags
-    return OptimSpec(learning_rate, OptimizerFlags(**fields), 8, average)  # type: ignore[arg-type]
+    options = OptimizerFlags(**fields)  # type: ignore[arg-type]
+    return OptimSpec(learning_rate, options, 8, average, earlier)
 
 
 def column_of(engine: DeepSpeedEngine, *args: object, **how: object) -> torch.Tensor:

@@ -15,12 +15,14 @@ from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.tools.calls import Parse, ParsedReply, message_forms
 from openrl.config.groups.agent import TurnFlags
+from openrl.data.privileged import privileged_chat
 from openrl.types import (
     Completion,
     FinishReason,
     Image,
     Message,
     PlacedImage,
+    PrivilegedContext,
     Prompt,
     RenderedTurn,
     Sampling,
@@ -85,6 +87,7 @@ class _TextRow:
         """Return a row that begins with the tokens of this one, none of which is trained."""
         row = _TextRow(self.text)
         row.segment.observe(self.segment.token_ids, self.segment.images)
+        row.segment.privileged = self.segment.privileged
         return row
 
 
@@ -142,6 +145,8 @@ class Conversation:
         row, rest, ids, placed = self._continuation(messages, tools)
         before = len(row.segment.token_ids) + len(ids)
         sampling = self._sampling(before, max_tokens, stop)
+        if not row.segment.token_ids:
+            row.segment.privileged = self._privileged(messages, tools, len(ids))
         return await self._turn(row, rest, ids, placed, sampling, state)
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas | None = None) -> int:
@@ -159,6 +164,20 @@ class Conversation:
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
         ids, placed = self.chat.place(ids, images[len(row.images) :], len(held))
         return row, rest, ids, placed
+
+    def _privileged(
+        self, messages: Sequence[Message], tools: Schemas | None, length: int
+    ) -> PrivilegedContext | None:
+        """Return what a teacher reads in place of a chat of ``length`` tokens; None if it is told
+        nothing, or if the chat does not hold the prompt."""
+        if self.prompt.privileged is None:
+            return None
+        chat = privileged_chat(messages, self.prompt)
+        if chat is None:
+            return None
+        ids = self.chat.encode(self._render(chat, tools))
+        ids, placed = self.chat.place(ids, self.chat.images_in(chat), 0)
+        return PrivilegedContext(length, ids, placed)
 
     async def reply_to_tokens(
         self,

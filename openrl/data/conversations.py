@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openrl.data.rows import as_text
@@ -202,3 +202,16 @@ def objects_without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: objects_without_nulls(v) for k, v in value.items() if v is not None}
     return [objects_without_nulls(v) for v in value] if isinstance(value, list) else value
+
+
+def with_system(chat: Sequence[Message], said: str) -> list[Message]:
+    """Return the chat with a system message, which joins the one that it begins with, if any."""
+    if not chat or chat[0]["role"] not in SYSTEM:
+        return [{"role": "system", "content": said}, *chat]
+    first, *others = chat
+    content = first["content"]
+    if isinstance(content, str):
+        joined: Any = f"{content}\n\n{said}" if content else said
+    else:
+        joined = [*content, {"type": "text", "text": f"\n\n{said}"}]
+    return [{**first, "content": joined}, *others]

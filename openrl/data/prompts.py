@@ -23,8 +23,9 @@ from openrl.data.conversations import as_chat, as_messages
 from openrl.data.images import RowImages, flatten_parts, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
+from openrl.data.privileged import Hints
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import MISSING, as_number, column, value_of
+from openrl.data.rows import MISSING, as_number, column, require_column, value_of
 from openrl.data.shapes import Columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.data.tokenizer import with_leading
@@ -42,16 +43,20 @@ KEEP: dict[str, Callable[[str, int], str]] = {
 
 
 def load_prompts(
-    builder: PromptBuilder, seed: int, difficulty_key: str | None = None
+    builder: PromptBuilder,
+    seed: int,
+    difficulty_key: str | None = None,
+    hints: Hints | None = None,
 ) -> tuple[list[Prompt], list[str]]:
     """Return the training prompts of --prompt_data, one pass over the blend, unshuffled, and a line
-    on each source. They get the difficulty in the column ``difficulty_key``."""
+    on each source. They get the difficulty in the column ``difficulty_key`` and, for a teacher,
+    what ``hints`` reads."""
     flags = builder.flags
     assert flags.prompt_data is not None
     return load_blend(
         flags.prompt_data,
         flags.prompt_split,
-        partial(builder.build, kind="train", difficulty_key=difficulty_key),
+        partial(builder.build, kind="train", difficulty_key=difficulty_key, hints=hints),
         flag="prompt_data",
         max_samples=flags.max_samples,
         probs=flags.prompt_data_probs,
@@ -83,8 +88,10 @@ class _Draft:
 
     number: int
     prompt: Prompt
+    value: Any  # its text or chat, before templates
     parts: PromptParts
     images: list[Image]
+    hint: str | None  # what only a teacher is told
 
 
 class PromptBuilder:
@@ -106,7 +113,12 @@ class PromptBuilder:
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 
     def build(
-        self, sources: list[RowSource], flag: str, kind: str, difficulty_key: str | None = None
+        self,
+        sources: list[RowSource],
+        flag: str,
+        kind: str,
+        difficulty_key: str | None = None,
+        hints: Hints | None = None,
     ) -> tuple[list[list[Prompt]], list[str]]:
         """Return the prompts of each source and a line on its rows. ``flag`` is the flag that
         gave the sources, for errors.
@@ -119,7 +131,9 @@ class PromptBuilder:
         for source in sources:
             rows, binary = without_binary(source.rows, self.images)
             columns = find_columns(self.flags, rows, source.name)
-            columns = replace(columns, difficulty_key=difficulty_key)
+            columns = replace(columns, difficulty_key=difficulty_key, hints=hints)
+            if hints is not None:
+                require_column(rows, hints.key, "teacher_prompt_key", source.name)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
             chunk = read_rows(rows, reader, self.workers)
@@ -155,7 +169,8 @@ class PromptBuilder:
             try:
                 ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
                 prompt = replace(draft.prompt, token_ids=ids, images=placed)
-                kept = self._fit(prompt, draft.parts)
+                fitted = self._fit(prompt, draft.parts)
+                kept = fitted and self._with_hint(*fitted, draft, columns.hints)
             except BadRow as reason:
                 chunk.bad.append((draft.number, str(reason)))
                 continue
@@ -193,18 +208,38 @@ class PromptBuilder:
             meta=self._meta(row, columns),
         )
         images = self.images.of(row, cells) if self.images else []
-        return _Draft(number, prompt, parts, images)
+        hint = columns.hints.told(row) if columns.hints else None
+        return _Draft(number, prompt, value, parts, images, hint)
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
         tokens = self.tokenizer(texts, add_special_tokens=False).input_ids
         return [with_leading(self.templates.leading, ids) for ids in tokens]
 
-    def _fit(self, prompt: Prompt, parts: PromptParts) -> Prompt | None:
-        """Return the prompt, shortened if it is too long; None if it is left out. A prompt with
-        images is never shortened, because the cut might go through them. Raises BadRow."""
+    def _with_hint(
+        self, prompt: Prompt, content: str, draft: _Draft, hints: Hints | None
+    ) -> Prompt:
+        """Return the prompt with what a teacher reads in its place, if the row has a hint.
+        ``content`` is the prompt's, perhaps shortened. Raises BadRow."""
+        if hints is None or draft.hint is None:
+            return prompt
+        if hints.is_system:
+            said = hints.fill(draft.hint, "")
+            parts = self.templates.prompt(draft.value, prompt.variables, said)
+        else:
+            parts, content = draft.parts, hints.fill(draft.hint, content)
+        text, messages = parts.around(content)
+        (ids,) = self._tokenise([text])
+        ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
+        told = replace(prompt, text=text, messages=tuple(messages), token_ids=ids, images=placed)
+        return replace(prompt, privileged=told)
+
+    def _fit(self, prompt: Prompt, parts: PromptParts) -> tuple[Prompt, str] | None:
+        """Return the prompt and its content, shortened if it is too long; None if it is left out. A
+        prompt with images is never shortened, because the cut might go through them. Raises
+        BadRow."""
         overflow = self.flags.prompt_overflow
         if len(prompt.token_ids) <= self.limit:
-            return prompt
+            return prompt, parts.content
         if overflow == "error":
             raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
         if overflow not in KEEP or prompt.images:
@@ -218,7 +253,8 @@ class PromptBuilder:
             return None
         text, messages = parts.around(content)
         token_ids = self._tokenise([text])[0]
-        return replace(prompt, text=text, messages=tuple(messages), token_ids=token_ids)
+        cut = replace(prompt, text=text, messages=tuple(messages), token_ids=token_ids)
+        return cut, content
 
     def _meta(self, row: dict[str, Any], columns: Columns) -> dict[str, Any]:
         """Return the other columns of a row, as rewards get them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openrl.config.groups.data import PromptDataFlags
+from openrl.data.privileged import Hints
 from openrl.data.rows import MISSING, column, first_row, require_column
 from openrl.extension_points import row_shapes
 from openrl.lazy import datasets
@@ -18,6 +19,7 @@ class Columns:
     label_key: str | None
     note: str = ""  # how they were found, if no flag names them
     difficulty_key: str | None = None
+    hints: Hints | None = None
 
 
 def find_columns(flags: PromptDataFlags, rows: datasets.Dataset, source: str) -> Columns:

@@ -21,6 +21,7 @@ from openrl.data.conversations import (
     keys_nobody_reads,
     kinds_of_content,
     objects_without_nulls,
+    with_system,
 )
 from openrl.data.images import split_into_parts
 from openrl.data.rows import MISSING, as_text, column, text_or_file
@@ -121,13 +122,17 @@ class Templates:
         others = [m for m in messages if m["role"] not in SYSTEM]
         return [{"role": "system", "content": said}, *others]
 
-    def prompt(self, value: Any, variables: dict[str, Any] | None = None) -> PromptParts:
-        """Return the prompt in a cell: text, chat messages, or these as JSON. Raises BadRow."""
+    def prompt(
+        self, value: Any, variables: dict[str, Any] | None = None, system: str | None = None
+    ) -> PromptParts:
+        """Return the prompt in a cell: text, chat messages, or these as JSON. ``system`` is a system
+        message, which joins the chat's own. Raises BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
                 raise BadRow("a chat list needs --apply_chat_template")
             return PromptParts(as_text(value), lambda content: (self.wrap(content), []))
         messages = self.dialogue(value)
+        messages = messages if system is None else with_system(messages, system)
         if messages[-1]["role"] == "assistant":
             raise BadRow("the chat ends with an assistant message, so there is nothing to answer")
         last = _last_user(messages)

@@ -149,6 +149,8 @@ class Trace:
             versions                     of the weights that sampled the token, -1 if unknown
             state, images, kept          as in ``types.Segment``; images as dicts with sha256, kept
                                          as a dict of sizes and ids, or None
+            privileged                   what a teacher read in place of the beginning: a dict of
+                                         length, token_ids and images, or None
             trained                      True where the loss counted the token
             ages                         in syncs, -1 if unknown
             advantages, returns, values, old_logprobs, ref_logprobs, weights

@@ -13,6 +13,7 @@ from openrl.types import (
     Image,
     KeptSets,
     PlacedImage,
+    PrivilegedContext,
     Prompt,
     PromptGroup,
     Score,
@@ -80,7 +81,9 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         versions = [vars(span) for span in segment.versions]
         images = images_to_json(segment.images)
         kept = segment.kept and {name: [*numbers] for name, numbers in vars(segment.kept).items()}
-        plain = {"versions": versions, "images": images, "kept": kept}
+        told = segment.privileged
+        plain: dict[str, Any] = {"versions": versions, "images": images, "kept": kept}
+        plain["privileged"] = told and vars(told) | {"images": images_to_json(told.images)}
         fields["segments"].append(vars(segment) | plain)
     fields["score"] = dict(vars(trajectory.score)) if trajectory.score else None
     fields["tool_uses"] = [vars(use) for use in trajectory.tool_uses]
@@ -98,7 +101,10 @@ def trajectory_from_json(
         images = images_from_json(of_segment["images"], known)
         sets = of_segment.get("kept")  # missing in files from before they were recorded
         kept = sets and KeptSets(**{name: array("i", numbers) for name, numbers in sets.items()})
-        read = {"versions": versions, "images": images, "kept": kept}
+        read: dict[str, Any] = {"versions": versions, "images": images, "kept": kept}
+        if own := of_segment.get("privileged"):
+            shown = images_from_json(own["images"], known)
+            read["privileged"] = PrivilegedContext(**own | {"images": shown})
         segments.append(Segment(**of_segment | read))
     score = Score(**saved["score"]) if saved["score"] else None
     parts = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -54,10 +54,7 @@ def _by_role(group: PromptGroup) -> list[tuple[Role, list[Trajectory]]]:
 def played_row(played: Played) -> dict[str, Any]:
     """Return the row of one trajectory."""
     prompt, fields = played.group.prompt, trajectory_to_json(played.trajectory)
-    fields["segments"] = [
-        segment | {"images": [_named(image) for image in segment["images"]]}
-        for segment in fields["segments"]
-    ]
+    fields["segments"] = [_with_images(segment, _named) for segment in fields["segments"]]
     made = None
     if "seed" in prompt.meta:
         made = {
@@ -154,10 +151,16 @@ _OF_TRAJECTORY = (
 def _trajectory(row: dict[str, Any], prompt: Prompt, known: dict[str, Image]) -> Trajectory:
     fields = {name: row[name] for name in _OF_TRAJECTORY}
     fields["segments"] = [
-        segment | {"images": [list(image.values()) for image in segment["images"]]}
-        for segment in row["segments"]
+        _with_images(segment, lambda image: list(image.values())) for segment in row["segments"]
     ]
     return trajectory_from_json(fields, prompt, known)
+
+
+def _with_images(segment: dict[str, Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the segment with all images in another form."""
+    own = segment.get("privileged")
+    told = own and own | {"images": [form(image) for image in own["images"]]}
+    return segment | {"images": [form(image) for image in segment["images"]], "privileged": told}
 
 
 def _named(image: list[Any]) -> dict[str, Any]:

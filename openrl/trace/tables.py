@@ -29,6 +29,9 @@ _SEGMENT = pa.struct(
         "state": pa.string(),
         "images": pa.list_(_IMAGE),
         "kept": pa.struct({"sizes": _IDS, "ids": _IDS}),
+        "privileged": pa.struct(
+            {"length": pa.int32(), "token_ids": _IDS, "images": pa.list_(_IMAGE)}
+        ),
     }
 )
 _SCORE = pa.struct(

@@ -157,6 +157,8 @@ actor/teacher_kl | nats per token | falling | with a teacher
     KL of policy to teacher, estimated: mean log-prob under the old policy minus the teacher's.
 actor/teacher_loss | nats | falling | --teacher_mode reverse_kl, forward_kl or jsd
     The divergence from the teacher as it enters the loss, before its coefficient.
+actor/untaught_share | share of rows | near 0 | --teacher_prompt_key
+    Rows without a teacher: their data row has no hint, or they do not begin with their prompt.
 kl_coef | coefficient | | --kl_target
     Coefficient of the KL in this step.
 

@@ -76,6 +76,7 @@ class DeepSpeedEngine:
         streamed: bool = False,
     ) -> None:
         self._average: MovingAverage | None = None
+        self._earlier: MovingAverage | None = None
         self.layout = layout
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.sleeper = Sleep(self.device)
@@ -121,7 +122,9 @@ class DeepSpeedEngine:
         self._masters.undo_stage0_effects(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
         if optim.average is not None:
-            self._average = MovingAverage(self._masters.tensors(), optim.average)
+            self._average = MovingAverage(self._masters.tensors(), optim.average, "average")
+        if optim.earlier is not None:
+            self._earlier = MovingAverage(self._masters.tensors(), optim.earlier, "earlier")
 
     def _facts(self, **more: Any) -> EngineFacts:
         return EngineFacts(
@@ -205,6 +208,24 @@ class DeepSpeedEngine:
             raise ValueError("forward needs at least one micro-batch")
         return found
 
+    @needs("param", "optim")
+    def forward_earlier(
+        self, batch: TokenBatch, micro_batches: list[list[int]], *outputs: Output
+    ) -> dict[str, Tensor]:
+        """Run ``forward`` with the weights that ``OptimSpec.earlier`` keeps."""
+        assert self._earlier is not None
+        with self._masters.replaced(self._earlier.tensors):
+            return self.forward(batch, micro_batches, *outputs)
+
+    @needs("optim")
+    def remember(self) -> None:
+        """Keep the present weights for ``forward_earlier``."""
+        assert self._earlier is not None
+        self._earlier.restart(self._masters.tensors())
+
+    def _averages(self) -> list[MovingAverage]:
+        return [average for average in (self._average, self._earlier) if average is not None]
+
     def output(self, *tokens: Tensor) -> Tensor:
         """Return the model's output, on the device. ``tokens`` are right-padded token_ids and
         attention_mask, (b, T) each, optionally followed by group ids (b,)."""
@@ -266,8 +287,8 @@ class DeepSpeedEngine:
         finite = math.isfinite(norm)
         if finite:
             self._scheduler.step()
-            if self._average is not None:
-                self._average.update(self._masters.tensors())
+            for average in self._averages():
+                average.update(self._masters.tensors())
             metrics.append({"grad_norm": Mean(norm, 1.0)})
         if self.layout.rank == 0:  # all ranks agree, so only one counts the step
             metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
@@ -346,7 +367,8 @@ class DeepSpeedEngine:
         average, optimizer, schedule and random state."""
         tensors, values = random_state(self.device) if parts.random else ({}, {})
         tensors |= optimizer_tensors(self._inner, self._masters.tensors(), state=parts.optimizer)
-        tensors |= self._average.named() if self._average else {}
+        for average in self._averages():
+            tensors |= average.named()
         values |= self._shape() | self._division() | {"fragments": self._fragments()}
         if parts.optimizer:
             values["scheduler"] = self._scheduler.state_dict()
@@ -373,8 +395,8 @@ class DeepSpeedEngine:
             tensors = regroup(directory, ranks, masters, self._fragments(), parts.optimizer)
         restore_optimizer_tensors(self._inner, masters, tensors, state=parts.optimizer)
         self._masters.refresh()
-        if self._average:
-            self._average.load(tensors)
+        for average in self._averages():
+            average.load(tensors)
         if parts.optimizer:
             self._scheduler.load_state_dict(values["scheduler"])
             rates = self._scheduler.get_last_lr()
@@ -389,6 +411,7 @@ class DeepSpeedEngine:
         return {
             "--param_dtype": self.dtype,
             "--enable_ema": self._average is not None,
+            "--teacher_self": self._earlier is not None,
             "--ds_tensor_parallel_size": tp,
             "parameters": self.parameter_count(),
             **(self._division() if tp > 1 else {}),

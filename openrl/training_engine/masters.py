@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -146,20 +146,31 @@ class MovingAverage:
     master`` after each optimizer step. It starts as their copy. Each rank averages its own ZeRO
     shards, so ranks need not communicate."""
 
-    def __init__(self, masters: Iterable[Tensor], beta: float) -> None:
-        self.beta = beta
+    def __init__(
+        self, masters: Iterable[Tensor], beta: float, name: Literal["average", "earlier"]
+    ) -> None:
+        """``name`` is that of the tensors in a checkpoint."""
+        self.beta, self.name = beta, name
         self.tensors = [master.detach().to("cpu", torch.float32, copy=True) for master in masters]
 
     @torch.no_grad()
     def update(self, masters: Iterable[Tensor]) -> None:
+        if self.beta == 1:
+            return
         for average, master in zip(self.tensors, masters, strict=True):
             average.lerp_(master.detach().to("cpu", torch.float32), 1 - self.beta)
 
+    @torch.no_grad()
+    def restart(self, masters: Iterable[Tensor]) -> None:
+        """Make the average a copy of the masters again."""
+        for average, master in zip(self.tensors, masters, strict=True):
+            average.copy_(master.detach())
+
     def named(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint stores, by name."""
-        return {f"average.{i}": tensor for i, tensor in enumerate(self.tensors)}
+        return {f"{self.name}.{i}": tensor for i, tensor in enumerate(self.tensors)}
 
     def load(self, named: dict[str, Tensor]) -> None:
         """The inverse of ``named``."""
         for i, average in enumerate(self.tensors):
-            average.copy_(named[f"average.{i}"])
+            average.copy_(named[f"{self.name}.{i}"])

@@ -32,6 +32,9 @@ class OptimSpec:
     total_steps: int
     # beta of a moving average of the weights, which is then exported; None: no average
     average: float | None = None
+    # beta of a copy of the weights that can be evaluated in their place: 1 keeps them as they are
+    # until ``DeepSpeedEngine.remember``, less averages them; None: no copy
+    earlier: float | None = None
 
     @property
     def warmup_steps(self) -> int:

@@ -33,6 +33,8 @@ class StateParts:
 
 
 WHOLE = StateParts()
+COPIES = ("master", "average", "earlier")
+"""Names of the tensors that are weights, not the optimizer's state."""
 
 
 def write_rank_state(
@@ -76,7 +78,7 @@ def check_values(
 ) -> None:
     """Raise UserError if a value differs from the saved one, or if a part was not saved."""
     for name, now in expected.items():
-        if values[name] != now:
+        if values.get(name, False) != now:  # older checkpoints lack switches of later versions
             raise UserError(
                 f"{directory} was saved with {name} {values[name]}, this run has {now}",
                 f"resume with {name} {values[name]}, or start fresh from an exported model",
@@ -115,7 +117,7 @@ def restore_optimizer_tensors(
             optimizer.state.pop(master, None)
     for name, tensor in named.items():
         key, position = name.rsplit(".", 1)
-        if state and key not in ("master", "average", "rng"):
+        if state and key not in (*COPIES, "rng"):
             master = masters[int(position)]
             whole = tensor.dim() == 0 and tensor.dtype == torch.int64
             optimizer.state[master][key] = int(tensor) if whole else tensor.to(master.device)
@@ -169,7 +171,7 @@ def regroup(
 ) -> dict[str, Tensor]:
     """Return the tensors that a rank with these ``masters``, of which ``wanted`` are the fragments,
     would have saved. They come from the files of the first ``ranks`` ranks, which together must
-    hold each element once; without ``state`` masters and averages alone. Raises UserError if
+    hold each element once; without ``state`` masters and their copies alone. Raises UserError if
     elements are missing, or if a tensor of the optimizer has no value for each element, such as the
     moments of ``adamw_8bit``."""
     found: dict[str, Tensor] = {}
@@ -177,7 +179,7 @@ def regroup(
     for rank in range(ranks):
         tensors = read_tensors(directory, rank)
         keys = {name.rpartition(".")[0] for name in tensors} - {"rng"}
-        keys = keys if state else keys & {"master", "average"}
+        keys = keys if state else keys & {*COPIES}
         saved = [Fragment(*values) for values in read_values(directory, rank)["fragments"]]
         for other, own in _overlaps(saved, wanted):
             missing -= own.length

@@ -145,7 +145,10 @@ class PolicyUpdate:
             kl_loss = self._divided(kl, batch, counts)
             terms["kl_loss"] = (self.rl_coef * self.kl_coef, kl_loss)
         if self.teacher_mode is not None:
-            columns["teacher_kl"] = old_logprobs - _needed(batch, "teacher_logprobs")
+            distance = old_logprobs - _needed(batch, "teacher_logprobs")
+            mask, weights = batch.loss_mask, batch.teacher_weights
+            mask = mask if weights is None else mask & (weights != 0)[:, None]
+            metrics |= masked_metrics({"teacher_kl": distance}, mask)
         if self.divergence is not None:
             taught = self._divided(more[self.divergence], batch, counts, batch.teacher_weights)
             terms["teacher_loss"] = (self.teacher_coef, taught)

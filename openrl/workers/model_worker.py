@@ -42,8 +42,9 @@ from openrl.weights.transport import Route, SentBucket, SyncEndpoint, make_sende
 
 ProfileTool = Literal["torch", "memory"]
 ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
-ModelChoice = int | Literal["start"]
-"""A model of a worker: 0 is its own, 1 and up the others, "start" its own before training."""
+ModelChoice = int | Literal["start", "earlier"]
+"""A model of a worker: 0 is its own, 1 and up the others, "start" its own before its adapters were
+trained, "earlier" its own with the weights of ``OptimSpec.earlier``."""
 
 
 def import_training() -> None:
@@ -114,7 +115,13 @@ class ModelWorker:
         of shape (rows, width) or (rows,), and each of ``outputs`` under its own name."""
         if model == "start":
             return self.engine.forward(batch, micro_batches, *outputs, as_reference=True)
+        if model == "earlier":
+            return self.engine.forward_earlier(batch, micro_batches, *outputs)
         return [self.engine, *self.others][model].forward(batch, micro_batches, *outputs)
+
+    def remember(self) -> None:
+        """Keep the present weights as the model "earlier"."""
+        self.engine.remember()
 
     def begin_update(self, *shards: Shard) -> None:
         """Prepare to train on this rank's shard of each batch, with ``advance``. The i-th plans of

@@ -114,7 +114,7 @@ def model_specs(
     own: dict[str, dict[str, Any]] = {
         "actor": {
             "kind": "logprobs",
-            "optim": OptimSpec(rate, config.optim, steps, average),
+            "optim": OptimSpec(rate, config.optim, steps, average, config.teacher.earlier_beta),
             "lora": config.lora,
             "others": {
                 "reference": config.others.ref_pretrain or config.model.pretrain,

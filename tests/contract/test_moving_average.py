@@ -10,7 +10,7 @@ from openrl.experience import StepPlan
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.state import StateParts
 from openrl.training_engine.updates import SupervisedUpdate
-from tests.experience import counts_of, engine_spec, optim_spec
+from tests.experience import column_of, counts_of, engine_spec, optim_spec
 
 BETA = 0.75
 
@@ -149,3 +149,41 @@ def test_what_was_not_saved_is_not_loaded(tmp_path, checkpoint, missing, flag):
     with pytest.raises(UserError, match="was saved with --no_save_") as caught:
         engine.load(tmp_path)
     assert flag in caught.value.remedy
+
+
+@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (2, "bf16"), (3, "fp32")], ids=str)
+def test_an_earlier_self_answers_as_it_did(tmp_path, checkpoint, batch, stage, dtype):
+    """It is the start until the engine is asked to remember. To evaluate it changes no weight, and a
+    resume knows it."""
+    rows = [list(range(8))]
+
+    optim = optim_spec(earlier=1.0)
+    spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
+    engine = build_engine(spec)
+    start = column_of(engine, batch, rows)
+    step(engine, batch)
+    now, before = column_of(engine, batch, rows), weights(engine)
+    assert torch.equal(engine.forward_earlier(batch, rows)["output"], start)
+    assert not torch.allclose(now, start, atol=1e-3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
+    engine.remember()
+    step(engine, batch)
+    assert torch.equal(engine.forward_earlier(batch, rows)["output"], now)
+    engine.save(tmp_path)
+    resumed = build_engine(spec)
+    resumed.load(tmp_path)
+    assert torch.equal(resumed.forward_earlier(batch, rows)["output"], now)
+
+
+def test_an_average_answers_for_the_policy(checkpoint, batch):
+    """0.75 times the start and 0.25 times the weights after a step."""
+    rows = [list(range(8))]
+    engine = build_engine(engine_spec(checkpoint, optim=optim_spec(earlier=BETA)))
+    start = weights(engine)
+    step(engine, batch)
+    found, now = engine.forward_earlier(batch, rows)["output"], weights(engine)
+    with torch.no_grad():
+        for name, parameter in engine.model.named_parameters():
+            name = name.removeprefix("hf.")
+            parameter.copy_(BETA * start[name] + (1 - BETA) * now[name])
+    torch.testing.assert_close(found, column_of(engine, batch, rows), rtol=0, atol=1e-5)

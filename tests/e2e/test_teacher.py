@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
 from tests.marks import full_after
-from tests.tiny import tiny_model_dir
+from tests.tiny import tiny_model_dir, tiny_tokenizer
 
 TAUGHT = {
     "rollout_backend": "hf",
@@ -54,3 +58,60 @@ def test_a_policy_without_rewards_approaches_its_teacher(task, teacher, tmp_path
         "rollout/reward" in step or "rollout/zero_variance_groups" in step for step in steps
     )
     assert sum(distances[-2:]) < 0.9 * sum(distances[:2]), distances
+
+
+SELF = {  # who teaches -> flags, and whether it is another than the policy of the first step
+    "start": {"teacher_self": "start"},
+    "itself": {"teacher_self": "1", "packing_samples": True},
+    "average": {"teacher_self": "ema", "lora_rank": 4},
+    "every second step": {"teacher_self": "2", "zero_stage": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def hints(task):
+    """The prompts with solutions, of which every fourth is missing."""
+    rows = [json.loads(line) for line in (task / "prompts.jsonl").read_text().splitlines()]
+    rows = [row | {"hint": row["label"] * (i % 4 > 0)} for i, row in enumerate(rows)]
+    path = task / "hints.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def logprobs_of(model, ids, first):
+    """Of the tokens from ``first`` on, at the temperature of the run."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1] / TAUGHT["temperature"]
+    found = logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+    return found[first - 1 :]
+
+
+@pytest.mark.parametrize("who", full_after(2, SELF))
+def test_a_policy_that_is_told_more_teaches_itself(task, hints, tmp_path, who):
+    """In the first step all these teachers are the policy with the hint: their distance, by the
+    model itself, is what the run reports. Prompts without a hint have no teacher."""
+    told = {
+        "prompt_data": hints,
+        "teacher_prompt_key": "hint",
+        "teacher_template": "{hint}:{prompt}",
+    }
+    changes = TAUGHT | told | {"max_steps": 3} | SELF[who]
+    assert run_here(ppo_flags(task, tmp_path, **changes), without_ray) == 0
+    steps, tokenizer = metrics(tmp_path), tiny_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(task / "model").eval()
+    labels = {row["input"]: row["hint"] for row in map(json.loads, hints.open())}
+    gaps, untaught, answers = [], 0, [t for t in played(tmp_path) if t["step"] == 1]
+    for answer in answers:
+        (segment,) = answer["segments"]
+        ids, first = segment["token_ids"], segment["loss_mask"].index(True)
+        hint = labels[tokenizer.decode(ids[:first])]
+        untaught += not hint
+        if hint:
+            before = tokenizer(f"{hint}:", add_special_tokens=False).input_ids
+            theirs = logprobs_of(model, [*before, *ids], first + len(before))
+            gaps.append(logprobs_of(model, ids, first) - theirs)
+    assert 0 < untaught < len(answers) and 0 < steps[0]["actor/untaught_share"] < 1
+    assert steps[0]["actor/untaught_share"] == pytest.approx(untaught / len(answers))
+    expected = torch.cat(gaps).mean().item()
+    assert abs(expected) > 1e-3
+    assert steps[0]["actor/teacher_kl"] == pytest.approx(expected, abs=1e-5)

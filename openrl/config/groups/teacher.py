@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from openrl.config.conditions import DIVERGENCE, TEACHER
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import flag, given, group
+
+HINT, PROMPT = "{hint}", "{prompt}"
+"""The places in --teacher_template."""
 
 TeacherMode = Literal["advantage", "reverse_kl", "forward_kl", "jsd"]
 
@@ -16,6 +19,32 @@ class TeacherFlags:
         None,
         "Model that teaches the policy: it gives log-probs of the tokens that the policy sampled."
         " It needs the policy's tokens. Rewards may stand beside it or be left out.",
+    )
+    teacher_self: str | None = flag(
+        None,
+        "The policy as its own teacher. start: with the weights that the run began with; ema: with"
+        " their moving average; a number N: with those of the latest step that N divides, which"
+        " for 1 are the present ones.",
+    )
+    teacher_ema_beta: float = flag(
+        0.99,
+        "The average is beta * average + (1 - beta) * weights after each optimizer step.",
+        bounds="(0, 1)",
+        only_if=given("teacher_self", "ema"),
+    )
+    teacher_prompt_key: str | None = flag(
+        None,
+        "Column with what only the teacher is told, such as a hint or a solution. It reads the"
+        " policy's answers after a prompt that says so; the policy never sees it. A row without it"
+        " has no teacher.",
+        only_if=TEACHER,
+    )
+    teacher_template: str = flag(
+        "{hint}\n\n{prompt}",
+        "How the teacher's prompt says it, as text or file: {hint} stands for the column and"
+        " {prompt} for the row's own text, or that of the last user message. Without {prompt} it is"
+        " a system message, or joins the one that is there.",
+        only_if=given("teacher_prompt_key"),
     )
     teacher_mode: TeacherMode = flag(
         "advantage",
@@ -38,7 +67,21 @@ class TeacherFlags:
 
     @property
     def used(self) -> bool:
-        return self.teacher_pretrain is not None
+        return self.teacher_pretrain is not None or self.teacher_self is not None
+
+    @property
+    def every(self) -> int | None:
+        """The number of training steps after which the teacher is the policy again, if it is an
+        older one."""
+        return int(self.teacher_self) if self.teacher_self not in (None, "start", "ema") else None
+
+    @property
+    def earlier_beta(self) -> float | None:
+        """The beta of the weights to keep for a teacher that is an earlier policy; 1: they do not
+        move by themselves. None: there are none."""
+        if self.teacher_self == "ema":
+            return self.teacher_ema_beta
+        return None if self.teacher_self is None or self.every == 1 else 1.0
 
     @property
     def divergence(self) -> Literal["reverse_kl", "forward_kl", "jsd"] | None:

@@ -16,6 +16,7 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.entropy import keep_uncertain
 from openrl.algorithms.kept import without_unknown_sets
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
+from openrl.algorithms.privileged import PrivilegedRows, privileged_contexts
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -65,6 +66,8 @@ class ForwardRequest:
     model: ModelChoice = 0
     also: tuple[Output, ...] = ()  # further outputs, under their own names
     rows: Tensor | None = None  # (B,) bool, rows that need the output; None: all
+    # the rows as the model reads them; None: as they are
+    reads: PrivilegedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -131,11 +134,13 @@ class Learner:
         stage: Stage,
         point: DropPoint,
     ) -> dict[str, Metric]:
+        await self._remember(step)
         batch = collate(groups, self.pad_id)
+        batch, reads = self._teachers_rows(batch, groups)
         rows = self._rows_before_credit(batch, step)
         if rows is not None:
             with stage("annotate"):
-                batch = await self.compute_log_probs(batch, rows, point)
+                batch = await self.compute_log_probs(batch, rows, point, reads)
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
         batch, sets = without_unknown_sets(batch)
@@ -143,8 +148,9 @@ class Learner:
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
-                batch = await self.compute_log_probs(batch, rows, point)
+                batch = await self.compute_log_probs(batch, rows, point, reads)
         metrics |= self.credit.measure_kl(batch, rows) | self._rows_not_scored(rows)
+        metrics |= self._untaught(batch)
         if self.losses.old_logprobs == "forward":
             batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
@@ -202,10 +208,36 @@ class Learner:
         computed = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
         return (batch.trajectory_sums(computed.long()) > 0) & batch.valid
 
+    async def _remember(self, step: int) -> None:
+        """Make the policy the older self that teaches it, before each step that is due."""
+        every = self.losses.teacher_every
+        if every is not None and (step - 1) % every == 0:
+            async with self.residency.stage("export", self.roles.policy.role):
+                await self.roles.policy.call("remember")
+
+    def _teachers_rows(
+        self, batch: ExperienceBatch, groups: list[PromptGroup]
+    ) -> tuple[ExperienceBatch, PrivilegedRows | None]:
+        """Return the rows as a teacher reads that is told more than the policy, and the batch, in
+        which rows that it is told nothing about have no teacher."""
+        if not self.losses.privileged:
+            return batch, None
+        contexts = privileged_contexts(groups)
+        told = torch.tensor([context is not None for context in contexts])
+        batch = batch.replace(teacher_weights=told.float())
+        return batch, PrivilegedRows.of(batch, contexts, self.pad_id)
+
+    def _untaught(self, batch: ExperienceBatch) -> dict[str, Metric]:
+        """Return the share of rows without a teacher, if some may have none."""
+        if batch.teacher_weights is None:
+            return {}
+        untaught = batch.valid & (batch.teacher_weights == 0)
+        return {"actor/untaught_share": Mean(int(untaught.sum()), int(batch.valid.sum()))}
+
     def _rows_not_scored(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update, if any, left out."""
-        others = (self.roles.reference, self.roles.teacher)
-        if self.losses.old_logprobs != "forward" and others == (None, None):
+        others = (self.roles.reference, self.roles.teacher, self.losses.teacher)
+        if self.losses.old_logprobs != "forward" and others == (None, None, None):
             return {}
         return {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
 
@@ -229,18 +261,21 @@ class Learner:
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
     async def compute_log_probs(
-        self, batch: ExperienceBatch, rows: Tensor, point: DropPoint
+        self,
+        batch: ExperienceBatch,
+        rows: Tensor,
+        point: DropPoint,
+        reads: PrivilegedRows | None = None,
     ) -> ExperienceBatch:
         """Fill the fields that models compute: the critic's values in all rows and, in
         ``rows`` (B,) bool, the log-probs of reference, teacher and the policy before its update.
-        Other rows get 0."""
+        Other rows get 0. ``reads`` are the rows as the teacher reads them."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Output, ...] = ("reference",) if self.losses.full_kl else ()
-        of_teacher: tuple[Output, ...] = ("teacher",) if self.losses.actor.divergence else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
-            ForwardRequest("teacher_logprobs", self.roles.teacher, 0, of_teacher, rows),
+            self._of_teacher(batch, rows, reads),
             ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
@@ -255,6 +290,17 @@ class Learner:
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
         return batch
+
+    def _of_teacher(
+        self, batch: ExperienceBatch, rows: Tensor, reads: PrivilegedRows | None
+    ) -> ForwardRequest:
+        also: tuple[Output, ...] = ("teacher",) if self.losses.actor.divergence else ()
+        group, model = self.roles.teacher, 0 if self.losses.teacher is None else self.losses.teacher
+        if self.losses.teacher is not None:
+            group = self.roles.policy
+        if batch.teacher_weights is not None:
+            rows = rows & (batch.teacher_weights != 0)
+        return ForwardRequest("teacher_logprobs", group, model, also, rows, reads)
 
     async def _filled(
         self, batch: ExperienceBatch, requests: list[ForwardRequest], point: DropPoint
@@ -285,16 +331,20 @@ class Learner:
         assert group is not None
         if rows is not None and not bool(rows.any()) and not request.also:
             return {"output": torch.zeros_like(batch.rollout_logprobs)}
-        async with self.residency.stage("forward", group.role):
-            return await forward_outputs(
+        reads = request.reads
+        # an earlier policy runs in the place of the masters
+        stage = "export" if request.model == "earlier" else "forward"
+        async with self.residency.stage(stage, group.role):
+            found = await forward_outputs(
                 group,
-                batch,
+                batch if reads is None else reads.batch,
                 self.settings.batching,
                 request.model,
                 *request.also,
                 only=rows,
                 point=point,
             )
+        return found if reads is None else {n: reads.back(values) for n, values in found.items()}
 
     async def update(
         self, batch: ExperienceBatch, step: int, point: DropPoint

@@ -220,6 +220,7 @@ def model_memory(
     passing = micro_batch_tokens * shape.passing * size
     activations = saved_bytes(shape, dtype, flags, micro_batch_tokens) + max(passing - logits, 0)
     bucket = min(parameters, REDUCE_BUCKET) * size if stage >= 1 else 0
+    copies = (model.optim.average, model.optim.earlier)
     on_device = Memory(
         weights=weights,
         gradients=parameters * sums // (ranks if stage >= 2 else 1),
@@ -228,7 +229,7 @@ def model_memory(
         moments=shard * MOMENT_BYTES[optimizer],
         logits=logits,
         activations=activations,
-        host=0 if model.optim.average is None else shard * FP32,
+        host=shard * FP32 * sum(kept is not None for kept in copies),
     )
     return moved_to_host(on_device, flags)
 

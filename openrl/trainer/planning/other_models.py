@@ -8,7 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl.config.commands import PPOConfig
 from openrl.errors import UserError, short
-from openrl.models.stored import check_language_model, load_config
+from openrl.models.stored import check_language_model, check_length, load_config
+from openrl.types import Prompt
 from openrl.vision.processor import sees
 
 
@@ -39,6 +40,33 @@ def check_teacher(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None
             f"--teacher_topk 0: the output head of {path} has {theirs} tokens, that of the policy"
             f" {ours}",
             "--teacher_topk 128",
+        )
+
+
+def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
+    """Raise UserError if no prompt has a hint for the teacher, or if an answer after the longest
+    prompt with one would be too long for the model that reads it."""
+    key, told = config.teacher.teacher_prompt_key, [p.privileged for p in prompts if p.privileged]
+    if key is None:
+        return
+    if not told:
+        raise UserError(
+            f"--teacher_prompt_key: {key!r} is empty in every row, so no row has a teacher",
+            "a column with hints",
+        )
+    added = max(len(p.privileged.token_ids) - len(p.token_ids) for p in prompts if p.privileged)
+    longest = config.sampling.lengths.both + max(added, 0)
+    path = config.teacher.teacher_pretrain or config.model.pretrain
+    rows = "--teacher_prompt_key: prompt with the longest hint and response"
+    check_length(path, longest, config.model.trust_remote_code, rows, "shorter hints or answers")
+    dynamic, name = config.dynamic, "rollout_max_tokens_per_gpu"
+    cap = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
+    cap *= config.parallel.sequence_size
+    if dynamic.use_dynamic_batch and cap < longest:
+        raise UserError(
+            f"--teacher_prompt_key: with the longest hint, prompt and answer may have {longest}"
+            f" tokens, more than the {cap} of a micro-batch",
+            f"--{name} {longest}",
         )
 
 

@@ -22,6 +22,7 @@ from openrl.data.answers import SupervisedRow
 from openrl.data.curriculum import check_mix
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import RowImages, image_budget, row_images
+from openrl.data.privileged import Hints
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError
@@ -49,7 +50,11 @@ from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
 from openrl.trainer.planning.memory_estimate import model_shape
-from openrl.trainer.planning.other_models import check_same_tokens, check_teacher
+from openrl.trainer.planning.other_models import (
+    check_privileged,
+    check_same_tokens,
+    check_teacher,
+)
 from openrl.trainer.rollout.evaluation import metric_names
 from openrl.trainer.rollout.replay import check_steps_kept
 from openrl.trainer.saving.checkpoints import find_start, step_of
@@ -126,6 +131,7 @@ def prepare(config: PPOConfig) -> Inputs:
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
     check_teacher(config, inputs.tokenizer)
+    check_privileged(config, inputs.prompts)
     return inputs
 
 
@@ -201,7 +207,8 @@ def training_prompts(config: PPOConfig, builder: PromptBuilder) -> tuple[list[Pr
         return [], []
     rated = shaping.difficulty_loss_weight and shaping.difficulty_key != "auto"
     key = shaping.difficulty_key if rated else None
-    return load_prompts(builder, derived.data_seed(config), key)
+    hints = Hints.of(config.teacher, config.templates.apply_chat_template)
+    return load_prompts(builder, derived.data_seed(config), key, hints)
 
 
 def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:

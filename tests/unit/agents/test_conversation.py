@@ -269,3 +269,31 @@ def test_the_process_of_an_agent_starts_without_heavy_libraries():
     use = f"import openrl.agents.conversation, sys; print(*({{*{heavy}}} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("row_per_turn", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_a_teacher_reads_the_same_turns_after_another_prompt(family, row_per_turn):
+    """With tools in the system message, and in several rows: what differs is only what the teacher
+    is told."""
+    chat, words = chat_of(family), FAMILIES[family]
+    hinted = {**ASKS, "content": "It is 4.\n\nWhat is 2 + 2?"}
+    told = Prompt("train:0", [3], "", messages=(hinted,))
+    prompt = Prompt("train:0", [1, 2], "", messages=(ASKS,), privileged=told)
+    policy = ScriptedPolicy(chat, [words.says + words.end] * 2)
+    config = EpisodeConfig(chat, row_per_turn=row_per_turn)
+    conversation = Conversation(config, prompt, policy, ROOM)
+
+    async def turns():
+        messages = [ASKS]
+        for _ in range(2):
+            reply = await conversation.reply(messages, TOOLS)
+            messages += [reply.message, GOES_ON]
+
+    asyncio.run(turns())
+    asked = chat.encode(chat.render([ASKS], TOOLS))
+    for segment in conversation.trajectory(FinishReason.STOP).segments:
+        assert segment.token_ids[: len(asked)] == asked
+        own = segment.privileged
+        assert own.length == len(asked)
+        assert own.token_ids == chat.encode(chat.render([hinted], TOOLS))
