@@ -142,6 +142,20 @@ def _calling(before: str, call: str, after: str = "", between: str = "") -> str:
 _EACH = "{% for k, v in a.items() %}"
 _VALUE = "{{ v if v is string else v | tojson }}"
 _JSON = '{"name": "{{ f }}", "arguments": {{ a | tojson }}}'
+# as Functionary 3.2, whose prompts end in the mark of the first message
+FUNCTIONARY = """
+{%- for m in messages %}
+{{- "<|im_start|>" ~ m.role ~ "\\n" }}
+{%- if m.role != "assistant" %}
+  {{- m.content }}
+{%- else %}
+  {{- ">>>all\\n" ~ m.content if m.content }}
+  {%- for c in m.tool_calls %}{{- ">>>" ~ c.function.name ~ "\\n" ~ c.function.arguments }}{% endfor %}
+{%- endif %}
+{{- "<|im_end|>" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n>>>" }}{% endif %}"""
+
 CALL_TEMPLATES = {
     "apriel": _calling("\n<tool_calls>[", _JSON, "]</tool_calls>", ", "),
     "granite": _calling("<|tool_call|>[", _JSON, "]", ", "),
@@ -176,6 +190,8 @@ CALL_TEMPLATES = {
         "]<|tool_call_end|>",
         ", ",
     ),
+    "llama_custom": _calling("", "<function={{ f }}>{{ a | tojson }}</function>"),
+    "functionary": FUNCTIONARY,
     "command": COMMAND,
     "gpt_oss": CHANNELS,
     "kimi": KIMI,

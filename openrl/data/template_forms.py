@@ -37,6 +37,7 @@ REASONING_MARKS = {
     "<think>": "</think>",
     "[THINK]": "[/THINK]",
     "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|channel>": "<channel|>",
 }

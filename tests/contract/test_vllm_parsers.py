@@ -229,6 +229,59 @@ def test_vllm_reads_what_no_format_here_reads():
     assert (answer.content, answer.calls, answer.error) == ("It is 4.", (), None)
 
 
+MINIMAX_M3 = """
+{%- set n = "]<]minimax[>[" %}
+{%- for m in messages %}
+{{- "]~b]" ~ {"assistant": "ai"}.get(m.role, m.role) ~ "\\n" ~ m.content }}
+{%- for c in m.tool_calls %}
+  {{- "\\n" ~ n ~ "<tool_call>\\n" if loop.first }}
+  {{- n ~ '<invoke name="' ~ c.function.name ~ '">\\n' }}
+  {%- for key, value in c.function.arguments.items() %}
+    {{- n ~ "<" ~ key ~ ">" ~ value ~ n ~ "</" ~ key ~ ">\\n" }}
+  {%- endfor %}
+  {{- n ~ "</invoke>\\n" }}{{ n ~ "</tool_call>" if loop.last }}
+{%- endfor %}
+{{- "[e~[\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "]~b]ai\\n" }}{% endif %}"""
+IN_MINIMAX_M3 = """<mm:think>I look.</mm:think>Now:
+]<]minimax[>[<tool_call>
+]<]minimax[>[<invoke name="find">
+]<]minimax[>[<text>naïve]<]minimax[>[</text>
+]<]minimax[>[<list>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</list>
+]<]minimax[>[</invoke>
+]<]minimax[>[</tool_call>"""
+GIGACHAT = """
+{%- for m in messages %}
+{{- m.role ~ "<|role_sep|>\\n" ~ m.content ~ "<|message_sep|>\\n\\n" }}
+{%- for c in m.tool_calls %}
+  {{- 'function call<|role_sep|>\\n{"name": "' ~ c.function.name ~ '", "arguments": ' }}
+  {{- c.function.arguments | tojson ~ "}<|message_sep|>\\n\\n" }}
+{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "assistant<|role_sep|>\\n" }}{% endif %}"""
+IN_GIGACHAT = """Now:<|message_sep|>
+
+function call<|role_sep|>
+{"name": "find", "arguments": {"text": "naïve", "list": [1]}}"""
+
+
+@pytest.mark.parametrize(
+    "template, parser, text, content",
+    [
+        (MINIMAX_M3, "vllm_minimax_m3", IN_MINIMAX_M3, "<mm:think>I look.</mm:think>Now:"),
+        # a format that finds the JSON alone would leave the roles in the content
+        (GIGACHAT, "vllm_gigachat3", IN_GIGACHAT, "Now:"),
+    ],
+)
+def test_vllm_reads_what_formats_here_read_in_part_or_not(template, parser, text, content):
+    chat = chat_with(template, "[e~[" if template is MINIMAX_M3 else "<|message_sep|>")
+    assert detect(chat) == parser
+    read = parser_for(None, chat)(text, TOOLS)
+    assert [(c.name, c.arguments) for c in read.calls] == [("find", {"text": "naïve", "list": [1]})]
+    assert (read.content, read.error) == (content, None)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_vllm_has_the_parsers_that_are_named(name):
     from vllm.tool_parsers import ToolParserManager

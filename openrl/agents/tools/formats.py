@@ -198,6 +198,30 @@ def llama(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     return (content, list(objects(rest))) if tag else plain_json(text, schemas)
 
 
+@call_format("llama_custom", "<function=example_function_name>{")
+def llama_custom(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Llama 3.1's custom tools, Functionary 3.1: ``<function=NAME>{..}</function>``."""
+    content, blocks = between(text, "<function=", "</function>")
+    named = [block.partition(">") for block in blocks]
+    return content, [
+        call_in({"name": name.strip(), "arguments": value_of(body)}) for name, _, body in named
+    ]
+
+
+@call_format("functionary", ">>>${recipient}")
+def functionary(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Functionary 3.2: messages that begin with ``>>>``, each with its recipient in its first line.
+    Those for ``all`` are spoken; others are calls, with their arguments below."""
+    spoken, calls = [], []
+    for message in text.removeprefix(">>>").split(">>>"):
+        recipient, line, body = message.partition("\n")
+        if line and recipient != "all" and re.fullmatch(r"[\w.-]+", recipient):
+            calls.append(call_in({"name": recipient, "arguments": value_of(body)}))
+        elif not calls:
+            spoken.append(message)
+    return ">>>".join(spoken), calls
+
+
 # -- arguments as text -----------------------------------------------------------------------------
 
 

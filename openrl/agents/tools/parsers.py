@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.probes import as_sampled
 from openrl.agents.tools.calls import Parse, schema_in_chat
+from openrl.agents.tools.formats import after_reasoning
 from openrl.data.template_forms import ASKS
 from openrl.errors import BadRow, UserError
 from openrl.extension_points import tool_parsers
@@ -50,11 +51,14 @@ def detect(chat: ChatFormat) -> str | None:
     written = _written_call(chat)
     if written is None:
         return _shown_marks(chat)
+    read: dict[str, str] = {}
+    best = None
     for library in (False, True):
-        read = dict(_read_back(chat, written, library))
-        if read:  # a format that leaves marks in the content is more general than one that does not
-            return min(read, key=lambda name: (len(read[name]), name == "json"))
-    return None
+        read |= _read_back(chat, written, library)
+        best = min(read, key=lambda name: (len(read[name]), name == "json"), default=None)
+        if best is not None and not read[best]:
+            break  # a format that leaves marks in the content is more general than the template's
+    return best
 
 
 def _written_call(chat: ChatFormat) -> str | None:
@@ -68,7 +72,7 @@ def _written_call(chat: ChatFormat) -> str | None:
 
 
 def _read_back(chat: ChatFormat, written: str, library: bool) -> Iterator[tuple[str, str]]:
-    """Yield the formats that read the call, each with the content that it leaves."""
+    """Yield the formats that read the call, each with what it leaves beside the reasoning."""
     for entry in tool_parsers.entries():
         if bool(entry.component.library) == library and _is_there(entry):
             try:
@@ -76,7 +80,7 @@ def _read_back(chat: ChatFormat, written: str, library: bool) -> Iterator[tuple[
             except UserError:  # not for this tokenizer
                 continue
             if [(call.name, dict(call.arguments)) for call in parsed.calls] == [(NAME, ARGUMENTS)]:
-                yield entry.name, parsed.content.strip()
+                yield entry.name, after_reasoning(parsed.content)[1].strip()
 
 
 def _is_there(entry: Entry) -> bool:
