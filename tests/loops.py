@@ -50,7 +50,7 @@ class Trackers:
 
     log_samples = log_evaluated = log_played = log_learned = alert = ignore
 
-    def close(self):
+    def close(self, report=None):
         self.closed = True
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Agents on one machine without a GPU: a small model that has seen careless play learns, by GRPO, to cross a frozen lake and
-# to ask a calculator. Everything lands under runs/agents; look at runs/agents/renders before and after.
+# to ask a calculator. Everything lands under runs/agents; runs/agents/grpo/report.html shows episodes before and after.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 SEED=${SEED:-0}
@@ -37,5 +37,5 @@ python -m openrl.cli.train_ppo_ray \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
     --max_steps 80 --logging_steps 5 --exp_name "agents, GRPO" --seed "$SEED" \
     --eval_before_train --eval_steps 40 --eval_max_samples 256 --eval_temperature 1.0 \
-    --eval_n_samples_per_prompt 1 --render_save_dir "$OUT/renders" \
+    --eval_n_samples_per_prompt 1 \
     --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Number Game on one machine without a GPU: a small vision-language model from nothing sees a careless teacher play, then
-# learns by GRPO to answer what it sees. Everything lands under runs/number_game; look at runs/number_game/renders. A run that
+# learns by GRPO to answer what it sees. Everything lands under runs/number_game; its report is grpo/report.html. A run that
 # was interrupted goes on from its newest checkpoint when it is started again; one that has ended is made anew.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -44,7 +44,7 @@ echo "3/4  Reinforcement learning: GRPO on Ray, DeepSpeed and vLLM"
     --max_steps 60 --logging_steps 5 --exp_name "number game, GRPO" --seed "$SEED" \
     --eval_before_train --eval_steps 30 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 \
     --save_steps 10 --max_ckpt_num 2 --load_checkpoint \
-    --render_save_dir "$OUT/renders" --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
+    --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
 
 echo "4/4  The same games with each other's screenshots: who looks at them is right in a third"
 python -m openrl.cli.evaluate \

@@ -19,7 +19,7 @@ exec python -m openrl.cli.train_ppo_ray \
     --actor_learning_rate 1e-6 --l2 0 --lr_scheduler cosine --lr_warmup_steps 10 --temperature 0.99 \
     --colocate_all_models --actor_num_gpus_per_node "$GPUS" --zero_stage 3 \
     --vllm_enable_sleep --deepspeed_enable_sleep --vllm_tensor_parallel_size 1 --vllm_gpu_memory_utilization 0.8 \
-    --eval_steps 10 --eval_before_train --render_save_dir "$OUT/renders" \
+    --eval_steps 10 --eval_before_train \
     --max_steps 1024 --save_steps 100 --max_ckpt_num 2 --seed 42 --use_tensorboard "$OUT/tensorboard" \
     --exp_name "sokoban" --save_path "$OUT" --ckpt_path "$OUT/checkpoints" \
     "${SMALL[@]}" "${SMALL_EVALUATION[@]}" "$@"

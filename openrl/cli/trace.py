@@ -19,6 +19,7 @@ examples:
   python -m openrl.cli.trace RUN --step 50 --sort reward     the worst of step 50 first
   python -m openrl.cli.trace RUN 50/13                       one in full, coloured by advantage
   python -m openrl.cli.trace RUN 50/13 --color_by gap
+  python -m openrl.cli.trace RUN 50/70 --transcript          who said what, in an evaluation
   python -m openrl.cli.trace RUN --text "I cannot" --json    a JSON object per trajectory
   python -m openrl.cli.trace rescore RUN --remote_rm_url new_reward.py
 
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
         default="advantage",
         help="what the colour of a token shows",
     )
+    add("--transcript", action="store_true", help="show who said what, instead of the tokens")
     add("--json", action="store_true", help="print JSON: one object per line, or the whole record")
     return found
 
@@ -119,11 +121,11 @@ def shown(trace: Trace, given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps(found | {"siblings": siblings}))
         return
-    from openrl.trace.show import whole
+    from openrl.trace.show import transcript, whole
     from openrl.tracking.console import PlainConsole
 
     console = PlainConsole()
-    for line in whole(found, siblings, given.color_by):
+    for line in transcript(found) if given.transcript else whole(found, siblings, given.color_by):
         console.print(line, soft_wrap=True)
 
 

@@ -62,7 +62,12 @@ OWN = FlagNames(
             "actor and critic have a learning rate each",
             "--actor_learning_rate",
             ("train_ppo_ray",),
-        )
+        ),
+        "render_save_dir": MissingFlag(
+            "the trace keeps transcripts and frames of evaluations; that of evaluate is"
+            " --rollout_dump_dir",
+            commands=("train_ppo_ray", "evaluate"),
+        ),
     },
 )
 """Names that one of our commands has and another does not, and names in use everywhere."""

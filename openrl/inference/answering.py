@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +27,7 @@ from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError, printable
 from openrl.flags.dump import effective_flags
+from openrl.inference.episodes import open_episodes
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.scoring import ModelScorer, check_reward_model, load_reward_model
 from openrl.models.attention import check_attention
@@ -44,7 +44,6 @@ from openrl.rollout_engines.build import sampling_from_flags
 from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
-from openrl.tracking.renders import save_episodes
 from openrl.types import Prompt
 from openrl.waiting import in_order
 from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
@@ -64,7 +63,7 @@ RUNTIME_FLAGS = [
     "reward_timeout",
     "reward_memory_gb",
     "reward_max_retries",
-    "render_save_dir",
+    "rollout_dump_dir",
     "max_reward_failure_rate",
 ]
 
@@ -212,21 +211,21 @@ async def open_answering(
         scored=bool(inputs.plan.sources) or rewards_itself,
     )
     agents = agent_setup(config)
-    renders = agents.flags.render_save_dir
-    with open_reward_models(config, inputs) as models:
+    kept = config.task.rollout_dump_dir if isinstance(config, EvaluateConfig) else None
+    with open_reward_models(config, inputs) as models, open_episodes(kept, inputs.tokenizer) as to:
         rewards = RewardSetup(config.reward, inputs.plan, bearer_token())
         context = WorkerContext("vllm", plugins=config.debug.plugin)
         worker = RolloutWorker(context, backend, spec, agents, rewards, models=models)
 
         async def work(unit: Unit) -> list[Row]:
-            prompt = replace(unit.rows[0], render=renders is not None)
+            prompt = replace(unit.rows[0], render=to is not None)
             seed = (config.debug.seed, 0, unit.position)
             try:
                 group = await worker.play(prompt, replace(request, seed=seed))
             except WorkerDied as died:
                 raise UserError(died.message) from died
-            if renders is not None:
-                save_episodes(Path(renders), [group])
+            if to is not None:
+                to.add(group)
             return rows_of(unit.id, group, config.data, inputs.tokenizer)
 
         try:

@@ -24,6 +24,7 @@ from openrl.inference.answering import (
     read_inputs,
     run_units,
 )
+from openrl.inference.episodes import check_directory
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.console import PlainConsole
@@ -43,6 +44,7 @@ def prepare(config: EvaluateConfig) -> AnsweringInputs:
         ids, settings = [unit.id for unit in units], output_settings(config, COUNTING)
         count = config.task.n_samples_per_prompt
         output = Output(figures.with_suffix(".jsonl"), ids, count, settings, figures)
+    check_directory(config.task.rollout_dump_dir, continues=output is not None and output.done > 0)
     return replace(read, units=units, output=output)
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Group
 
 from openrl.errors import UserError
 from openrl.report.page import NAME, write_report
 from openrl.tracking.summary import RunSummary, summary_table, write_summary
 
 
-def write_reports(run_dir: Path, summary: RunSummary, console: Console) -> None:
-    """Write what a run leaves for people. A report that cannot be written, such as on a full disk,
-    costs a line."""
+def write_reports(run_dir: Path, summary: RunSummary, note: Callable[[str], None]) -> Path | None:
+    """Write summary.json and the report, and return the latter's path. A report that cannot be
+    written, such as on a full disk, costs a ``note``."""
     write_summary(run_dir / "summary.json", summary)
     try:
         write_report([run_dir], run_dir / NAME)
     except (OSError, UserError) as error:
-        console.print(f"{run_dir / NAME} was not written: {error}")
+        note(f"{run_dir / NAME} was not written: {error}")
+        return None
+    return run_dir / NAME
+
+
+def closing_table(run_dir: Path, summary: RunSummary) -> Group:
+    """Return the figures of a run, and where its files are, for ``Console.print``."""
     artefacts = {
         "report": run_dir / NAME,
         "metrics": run_dir / "metrics.jsonl",
@@ -28,4 +35,4 @@ def write_reports(run_dir: Path, summary: RunSummary, console: Console) -> None:
     if (run_dir / "config.json").is_file():  # --eval_only leaves no model
         artefacts = {"model": run_dir, **artefacts}
     existing = {name: path for name, path in artefacts.items() if path.exists()}
-    console.print(summary_table(summary, existing))
+    return summary_table(summary, existing)

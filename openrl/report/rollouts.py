@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ _FACTS = (
     "shaped",
     "estimate",
     "loss_weight",
+    "rendered",
 )
 _MIME = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 
@@ -232,7 +233,7 @@ def repeated(column: Sequence[Any]) -> dict[str, list[Any]]:
 def _images(trace: Trace, full: Mapping[int, Mapping[int, Any]]) -> dict[str, str]:
     """Return the images of the trajectories in full, as many as a page may hold."""
     records = (record for by_number in full.values() for record in by_number.values())
-    hashes = dict.fromkeys(h for r in records for s in r["segments"] for h in s["images"])
+    hashes = dict.fromkeys(name for record in records for name in images_in(record))
     found: dict[str, str] = {}
     left = MOST_IMAGE_BYTES
     for name in hashes:
@@ -244,6 +245,18 @@ def _images(trace: Trace, full: Mapping[int, Mapping[int, Any]]) -> dict[str, st
             left -= len(data)
             found[name] = data_url(data)
     return found
+
+
+def images_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the hashes of what a trajectory in full shows: what the policy saw, then what its
+    environment drew."""
+    for segment in record["segments"]:
+        yield from segment["images"]
+    for turn in record.get("rendered", ()):
+        for message in turn["messages"]:
+            yield from message["images"]
+        if turn["frame"] is not None:
+            yield turn["frame"]
 
 
 def data_url(data: bytes) -> str:

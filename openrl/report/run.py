@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from openrl.errors import UserError
+from openrl.trace.index import NAME as INDEX
 from openrl.trace.reader import Trace
 from openrl.tracking.jsonl import read_jsonl
 
@@ -59,11 +60,13 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run. Raises UserError if the directory is none, or is not that of a run."""
+    """Read a run, or the trace of an evaluation. Raises UserError if the directory is none, or not
+    that of either."""
     if not directory.is_dir():
         raise UserError(f"no such directory: {directory}", "the --save_path of a run")
     metrics, config = directory / "metrics.jsonl", directory / "config.yaml"
-    if not metrics.is_file() and not config.is_file():
+    files = (metrics, config, directory / INDEX)  # the last is that of a trace alone
+    if not any(path.is_file() for path in files):
         raise UserError(f"{directory} is not the directory of a run", "the --save_path of a run")
     notes: list[str] = []
     records = [*read_jsonl(metrics)] if metrics.is_file() else []

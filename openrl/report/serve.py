@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from openrl.errors import UserError
 from openrl.report.page import build_page, escaped
-from openrl.report.rollouts import Pieces, data_url, in_full
+from openrl.report.rollouts import Pieces, data_url, images_in, in_full
 from openrl.report.run import read_run
 from openrl.trace.reader import Trace
 
@@ -49,8 +49,7 @@ class LiveReport:
             raise UserError(f"there is no run {run}", "one that the page names")
         trace, pieces = Trace(self.directories[run]), Pieces()
         record = in_full(trace.trajectory(step, number), pieces)
-        hashes = {name for segment in record["segments"] for name in segment["images"]}
-        images = {name: data_url(trace.image(name)) for name in hashes}
+        images = {name: data_url(trace.image(name)) for name in {*images_in(record)}}
         return escaped(record | {"pieces": pieces.texts, "image_data": images})
 
 

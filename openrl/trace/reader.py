@@ -139,6 +139,9 @@ class Trace:
         tool_uses         as in ``types.Trajectory``
         score             None, or a dict: reward, passed, parts, attempts, failure, token_rewards,
                           seconds
+        rendered          one dict per turn, for people: messages (dicts of role, text and the
+                          hashes of its images), frame (hash of the picture that the environment
+                          drew, or None), action and reward; [] unless it is of an evaluation
         shaped            the reward after shaping; "estimate": what the estimator made of it,
                           before token rewards and whitening; "loss_weight": factor on its loss
         segments          one dict per token row, whose lists all have L entries:
@@ -275,7 +278,7 @@ class Trace:
         self, step: int, row: dict[str, Any], learned: Mapping[int, Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Return what ``trajectory`` returns. ``learned`` are the rows on its segments."""
-        found = {**row, "step": step, "label": json.loads(row["label"])}
+        found = {"rendered": [], **row, "step": step, "label": json.loads(row["label"])}
         found["meta"] = json.loads(row["meta"])
         del found["made"]
         found |= {name: learned.get(0, {}).get(name) for name in _OF_ROWS}

@@ -13,7 +13,7 @@ from openrl.trace.record import (
     trajectory_from_json,
     trajectory_to_json,
 )
-from openrl.types import Image, Prompt, PromptGroup, Trajectory
+from openrl.types import Image, Message, Prompt, PromptGroup, RenderedTurn, Trajectory
 
 Tag = Literal["train", "filtered", "evaluation"]
 Role = Literal["answer", "greedy", "failed"]
@@ -51,10 +51,17 @@ def _by_role(group: PromptGroup) -> list[tuple[Role, list[Trajectory]]]:
     return [("answer", group.trajectories), ("greedy", greedy), ("failed", group.failed_attempts)]
 
 
-def played_row(played: Played) -> dict[str, Any]:
-    """Return the row of one trajectory."""
+def played_row(played: Played, pictures: dict[str, bytes]) -> dict[str, Any]:
+    """Return the row of one trajectory. Adds the files of the images that it names to
+    ``pictures``, by hash."""
+    rows = [row for s in played.trajectory.segments for row in (s, s.privileged) if row]
+    placed = [image for row in rows for image in row.images]
+    pictures |= {p.image.sha256: p.image.data for p in placed if p.image.data}
     prompt, fields = played.group.prompt, trajectory_to_json(played.trajectory)
-    fields["segments"] = [_with_images(segment, _named) for segment in fields["segments"]]
+    fields["segments"] = [
+        _with_images(segment, _named) | {"state": segment["state"] and _writable(segment["state"])}
+        for segment in fields["segments"]
+    ]
     made = None
     if "seed" in prompt.meta:
         made = {
@@ -76,18 +83,39 @@ def played_row(played: Played) -> dict[str, Any]:
         "prompt": _writable(prompt.text),
         "text": _writable(played.trajectory.text),
         "failure": played.trajectory.failure and _writable(played.trajectory.failure),
+        "rendered": [_turn_row(turn, pictures) for turn in played.trajectory.rendered],
+    }
+
+
+def _turn_row(turn: RenderedTurn, pictures: dict[str, bytes]) -> dict[str, Any]:
+    # readers do not load what opens pictures
+    from openrl.vision.parts import content_text
+    from openrl.vision.pictures import png_image
+
+    def named(image: Image) -> str:
+        pictures[image.sha256] = image.data
+        return image.sha256
+
+    def row(message: Message) -> dict[str, Any]:
+        content = message.get("content") or ""  # none beside calls of tools
+        images = [part.get("image") for part in content if isinstance(part, dict)]
+        return {
+            "role": _writable(message["role"]),
+            "text": _writable(content_text(content)),
+            "images": [named(image) for image in images if isinstance(image, Image)],
+        }
+
+    return {
+        "messages": [*map(row, turn.messages)],
+        "frame": None if turn.frame is None else named(png_image(turn.frame)),
+        "action": None if turn.action is None else _writable(turn.action),
+        "reward": turn.reward,
     }
 
 
 def _writable(text: str) -> str:
     """Return the text with "?" for each half of a surrogate pair, which no file takes."""
     return text.encode(errors="replace").decode()
-
-
-def images_of(trajectories: Iterable[Trajectory]) -> dict[str, bytes]:
-    """Return the images that the trajectories hold, by hash."""
-    placed = (p for t in trajectories for s in t.segments for p in s.images)
-    return {p.image.sha256: p.image.data for p in placed if p.image.data}
 
 
 def groups_of(

@@ -126,6 +126,22 @@ def whole(found: Record, siblings: Sequence[Record], by: str) -> Iterator[Text]:
         yield _coloured(segment, values or [None] * len(segment["token_ids"]), colouring.signed)
 
 
+def transcript(found: Record) -> Iterator[Text]:
+    """Yield the lines of who said what in an evaluated episode."""
+    if not found["rendered"]:
+        yield Text("no transcript: the trace keeps those of evaluations")
+    for turn in found["rendered"]:
+        for message in turn["messages"]:
+            yield from _said(message["role"], message["text"])
+        if turn["action"] is not None:
+            yield from _said(f"policy, reward {figure(turn['reward'])}", turn["action"])
+
+
+def _said(who: str, text: str) -> Iterator[Text]:
+    yield Text(f"--- {printable(who)}", "bold")
+    yield Text(printable(text))
+
+
 def _back(found: Record) -> Iterator[tuple[str, str]]:
     """Yield where a trajectory came from."""
     place = f"group {found['group']}, {found['role']} {found['member']}"

@@ -48,6 +48,15 @@ _SCORE = pa.struct(
 _TOOL_USE = pa.struct(
     {"turn": pa.int32(), "name": pa.string(), "seconds": pa.float64(), "failed": pa.bool_()}
 )
+_MESSAGE = pa.struct({"role": pa.string(), "text": pa.string(), "images": pa.list_(pa.string())})
+_TURN = pa.struct(
+    {
+        "messages": pa.list_(_MESSAGE),  # new in this turn, with hashes of their images
+        "frame": pa.string(),  # hash of the picture that the environment drew, or null
+        "action": pa.string(),
+        "reward": pa.float64(),
+    }
+)
 PLAYED = pa.schema(
     {
         "number": pa.int32(),
@@ -76,6 +85,7 @@ PLAYED = pa.schema(
         "sampling_seed": pa.int64(),
         "seconds": pa.float64(),
         "tool_uses": pa.list_(_TOOL_USE),
+        "rendered": pa.list_(_TURN),  # empty unless the prompt asked for it
     }
 )
 """One trajectory as it was played."""

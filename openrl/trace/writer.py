@@ -25,7 +25,7 @@ from openrl.trace.places import (
     played_path,
     read_pieces,
 )
-from openrl.trace.rows import Played, Tag, images_of, played_in, played_row
+from openrl.trace.rows import Played, Tag, played_in, played_row
 from openrl.trace.tables import LEARNED, PLAYED, write_table
 from openrl.types import PromptGroup
 
@@ -56,8 +56,10 @@ class TraceWriter:
         self._next = {r["step"]: max(r["rows"]["number"], default=-1) + 1 for r in kept}
         if keep_until < 0:
             pieces_path(directory).unlink(missing_ok=True)
+            _delete(images_dir(directory).iterdir())
         self._known = set(read_pieces(directory))
-        self._images = {path.name for path in images_dir(directory).iterdir()}
+        # the last step that needs each
+        self._images = {path.name: keep_until for path in images_dir(directory).iterdir()}
         self._numbers: dict[int, Played] = {}  # of the last step, by the id of the trajectory
         self._bytes = sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
         self._error: Exception | None = None
@@ -78,7 +80,7 @@ class TraceWriter:
         and the first groups in which something failed. ``trained`` are the indices of those that
         the filter let through."""
         failed = [n for n, group in enumerate(groups) if any(t.any_failure for t in group.attempts)]
-        sampled = chosen(groups, self.flags.trace_sample_rate, step)
+        sampled = chosen(_ids(groups), self.flags.trace_sample_rate, step)
         kept = sorted({*sampled, *failed[:MOST_FAILED]})
         for place in kept:
             groups[place].traced = True
@@ -92,7 +94,7 @@ class TraceWriter:
 
     def evaluated(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """Keep the answers of an evaluation, of the same prompts each time."""
-        kept = chosen(groups, self.flags.trace_sample_rate)
+        kept = chosen(_ids(groups), self.flags.trace_sample_rate)
         first = self._next.get(step, 0)
         found = played_in([(n, groups[n]) for n in kept], dict.fromkeys(kept, "evaluation"), first)
         rows = self._numbered(step, found)
@@ -137,14 +139,15 @@ class TraceWriter:
                 self._error = error
 
     def _write_played(self, path: Path, record: dict[str, Any], rows: list[Played]) -> None:
-        for name, data in images_of(p.trajectory for p in rows).items():
+        step, pictures = record["step"], dict[str, bytes]()
+        table = [played_row(p, pictures) for p in rows]
+        for name, data in pictures.items():
             if name not in self._images:
                 write_atomically(images_dir(self.directory) / name, data)
-                self._images.add(name)
                 self._bytes += len(data)
+            self._images[name] = step
         self._name_tokens(s.token_ids for p in rows for s in p.trajectory.segments)
-        size = write_table(path, [played_row(p) for p in rows], PLAYED)
-        self._wrote(record["step"], path, size)
+        self._wrote(step, path, write_table(path, table, PLAYED))
         self._list(record, played_columns(rows))
 
     def _write_learned(self, step: int, learned: LearnedStep, played: dict[int, Played]) -> None:
@@ -181,23 +184,36 @@ class TraceWriter:
         """Delete the oldest steps beyond the bounds. Raises OSError if that is not enough."""
         if most := self.flags.trace_keep_steps:
             for step in sorted(self._files)[:-most]:
-                self._bytes -= _delete(self._files.pop(step))
+                self._drop(step)
         limit = self.flags.trace_max_gb
         while limit and self._bytes > limit * GIB:
             if len(self._files) < 2:
                 message = f"the trace has reached --trace_max_gb {limit:g}"
                 raise OSError(errno.EDQUOT, message, str(self.directory))
-            self._bytes -= _delete(self._files.pop(min(self._files)))
+            self._drop(min(self._files))
+
+    def _drop(self, step: int) -> None:
+        """Delete the oldest step, with the images that no later one needs."""
+        images = [name for name, last in self._images.items() if last <= step]
+        paths = [images_dir(self.directory) / name for name in images]
+        self._bytes -= _delete([*self._files.pop(step), *paths])
+        for name in images:
+            del self._images[name]
 
 
-def chosen(groups: Sequence[PromptGroup], share: float, *key: object) -> list[int]:
-    """Return the places of the groups to keep: a ``share`` of them, but at least FEWEST, chosen by
-    a hash of ``key`` and the prompt, so that equal keys choose equal prompts."""
+def chosen(prompts: Sequence[str], share: float, *key: object) -> list[int]:
+    """Return the places of the prompts, given by id, whose groups are kept: a ``share`` of them,
+    but at least FEWEST, chosen by a hash of ``key`` and the prompt, so that equal keys choose equal
+    prompts."""
     if share >= 1:
-        return list(range(len(groups)))
-    count = max(FEWEST, math.ceil(share * len(groups)))
-    order = sorted(range(len(groups)), key=lambda n: (seed_of(*key, groups[n].prompt.id), n))
+        return list(range(len(prompts)))
+    count = max(FEWEST, math.ceil(share * len(prompts)))
+    order = sorted(range(len(prompts)), key=lambda n: (seed_of(*key, prompts[n]), n))
     return sorted(order[:count])
+
+
+def _ids(groups: Sequence[PromptGroup]) -> list[str]:
+    return [group.prompt.id for group in groups]
 
 
 def _delete(paths: Iterable[Path]) -> int:

@@ -115,10 +115,17 @@ class Trackers:
             if send := getattr(tracker, "alert", None):
                 self._guard(name, send, step, title, text)
 
-    def close(self) -> None:
-        for name, closing in (("jsonl", self.local), ("trace", self.trace), *self.others.items()):
-            if closing:
-                self._guard(name, closing.close)
+    def close(self, report: Callable[[], Path | None] | None = None) -> None:
+        """Close all. In between, once metrics and trace are whole, ``report`` writes the run's
+        report, which each tracker that can shows too."""
+        self._guard("jsonl", self.local.close)
+        if self.trace:
+            self._guard("trace", self.trace.close)
+        path = report() if report else None
+        for name, tracker in self.others.items():
+            if path and (send := getattr(tracker, "log_report", None)):
+                self._guard(name, send, path)
+            self._guard(name, tracker.close)
 
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:

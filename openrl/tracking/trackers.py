@@ -17,8 +17,9 @@ from openrl.tracking.tables import COLUMNS, AnswerTable
 
 
 class Tracker(Protocol):
-    """May also have ``alert(step, title, text)``, which shows a warning about the run, and
-    ``log_table(step, table)``, which shows answers."""
+    """May also have ``alert(step, title, text)``, which shows a warning about the run,
+    ``log_table(step, table)``, which shows answers, and ``log_report(path)``, which keeps the HTML
+    page on the run that has ended."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of one step; steps only rise."""
@@ -73,6 +74,9 @@ class TensorBoardTracker:
             name = f"{table.name}/images/{n}"
             self._writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
 
+    def log_report(self, path: Path) -> None:
+        self._writer.add_text("report", f"    {path.absolute()}")  # it holds no files
+
     def close(self) -> None:
         self._writer.close()
 
@@ -122,6 +126,13 @@ class WandbTracker(RunTracker):
         if table.pictures:
             shown[f"{table.name}/images"] = [wandb.Image(picture) for picture in table.opened()]
         self._run.log({"step": step, **shown})
+
+    def log_report(self, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
 
 
 @trackers.register("swanlab", needs=("swanlab",))
@@ -192,6 +203,9 @@ class MLflowTracker:
         self._client.log_table(self._run_id, columns, f"{folder}.json")
         for n, picture in enumerate(table.opened()):
             self._client.log_image(self._run_id, np.asarray(picture), f"{folder}/{n}.png")
+
+    def log_report(self, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path))
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

@@ -17,15 +17,16 @@ from openrl.algorithms.credit import CreditSettings
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.curriculum_mix import read_mix
+from openrl.config.groups.logging import TraceFlags
 from openrl.data.curriculum import Curriculum
 from openrl.data.order import PromptOrder, SeededStream
 from openrl.data.prompts import prompts_fingerprint
 from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
-from openrl.report.finish import write_reports
+from openrl.report.finish import closing_table
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout_engines.build import sampling_from_flags
-from openrl.trace.writer import TraceWriter
+from openrl.trace.writer import TraceWriter, chosen
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.health import HealthMonitor
 from openrl.tracking.jsonl import read_jsonl
@@ -102,7 +103,7 @@ async def train_once(
         async with start(config, device, optimizer_steps, progress.stage) as roles:
             trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
             summary = await trainer.fit()
-    write_reports(run_dir, summary, console)
+    console.print(closing_table(run_dir, summary))
     return summary
 
 
@@ -152,10 +153,15 @@ def build_trainer(
     )
 
 
+def trace_flags(config: PPOConfig) -> TraceFlags:
+    whole = config.collecting.rollout_dump_dir is not None
+    return replace(config.trace, trace_sample_rate=1.0) if whole else config.trace
+
+
 def build_trace(config: PPOConfig, inputs: Inputs, keep_until: int) -> TraceWriter | None:
-    flags, directory = config.trace, Path(config.checkpoint.save_path) / "trace"
+    flags, directory = trace_flags(config), Path(config.checkpoint.save_path) / "trace"
     if dump := config.collecting.rollout_dump_dir:
-        flags, directory = replace(flags, trace_sample_rate=1.0), Path(dump).expanduser()
+        directory = Path(dump).expanduser()
     if not flags.trace_sample_rate:
         return None
     tokenizer = deepcopy(inputs.tokenizer)  # tokenizers may not be used by two threads at a time
@@ -273,15 +279,13 @@ def build_weight_sync(config: PPOConfig, roles: Roles) -> WeightSync:
 
 
 def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
-    if not inputs.eval_prompts:
+    if not (prompts := [*inputs.eval_prompts]):
         return None
-    return Evaluation(
-        config.evaluation,
-        inputs.eval_prompts,
-        evaluation_sampling(config),
-        config.debug.seed,
-        config.agents.render_save_dir,
-    )
+    if share := trace_flags(config).trace_sample_rate:
+        for place in chosen([prompt.id for prompt in prompts], share):  # the trace keeps these
+            prompts[place] = replace(prompts[place], render=True)
+    sampling = evaluation_sampling(config)
+    return Evaluation(config.evaluation, prompts, sampling, config.debug.seed)
 
 
 def training_sampling(config: PPOConfig) -> Sampling:

@@ -21,6 +21,7 @@ from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.config.groups.health import HealthFlags
 from openrl.errors import UserError
 from openrl.metrics import Last, Metric, to_floats
+from openrl.report.finish import write_reports
 from openrl.tracking.health import Alarm, HealthMonitor
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
@@ -62,6 +63,10 @@ def sample_line(groups: list[PromptGroup]) -> str:
     )
 
 
+class AlarmStop(UserError):
+    """An alarm ends the run, as --on_alarm stop asks for."""
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """What happens between the steps of a run."""
@@ -100,16 +105,26 @@ class RLTrainer:
         self.stop = settings.stop
 
     async def fit(self) -> RunSummary:
-        """Train, evaluate, save, and summarise the run. Raises Interrupted after a signal."""
+        """Train, evaluate, save, and summarise the run. Raises Interrupted after a signal, and
+        AlarmStop if an alarm ends it."""
+        reports = None
         try:
             await self.begin()
             if self.settings.evaluation.eval_only:
                 self.trackers.log(self.step, await self.evaluate())
             else:
                 await self.train()
+            reports = self.write_reports
+        except AlarmStop:
+            reports = self.write_reports
+            raise
         finally:
-            self.trackers.close()
+            self.trackers.close(reports)
         return self.summary()
+
+    def write_reports(self) -> Path | None:
+        run_dir = Path(self.settings.checkpoint.save_path)
+        return write_reports(run_dir, self.summary(), self.progress.note)
 
     async def train(self) -> None:
         """Run the remaining steps and export models. Raises Interrupted after a signal."""
@@ -249,7 +264,7 @@ class RLTrainer:
 
         Before an evaluation or a checkpoint the engines get the weights of this step. The
         evaluation judges those weights, and a resumed run sends the engines the saved ones.
-        Raises UserError if an alarm is to stop the run."""
+        Raises AlarmStop if an alarm is to stop the run."""
         checkpoint, values = self.settings.checkpoint, to_floats(metrics)
         self.step, on_alarm = step, self.settings.health.flags.on_alarm
         alarms = self.settings.health.look(step, values)
@@ -276,11 +291,11 @@ class RLTrainer:
             await self.stop_for(alarms)
 
     async def stop_for(self, alarms: list[Alarm]) -> None:
-        """End the run, whose state is saved. Always raises UserError."""
+        """End the run, whose state is saved. Always raises AlarmStop."""
         await self.checkpoints.finish()
         said = "\n".join(map(str, alarms))
         message = f"stopped after step {self.step} by --on_alarm stop\n{said}"
-        raise UserError(message, f"mend the cause, then {how_to_resume(self.checkpoints)}")
+        raise AlarmStop(message, f"mend the cause, then {how_to_resume(self.checkpoints)}")
 
     async def sync(self) -> dict[str, Metric]:
         """Send the weights if the policy was trained since the last sync. Returns the metrics of
@@ -311,9 +326,7 @@ class RLTrainer:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
-                measured = await self.stop.unless_stopped(
-                    self.evaluation.run(self.rollouts, tell, self.step)
-                )
+                measured = await self.stop.unless_stopped(self.evaluation.run(self.rollouts, tell))
         if measured is None:
             return {}
         values = to_floats(measured)

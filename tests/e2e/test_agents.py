@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from openrl.config.groups.placement import ENGINES
+from openrl.trace.reader import Trace
 from tests.e2e.bench import Bench, started, without_ray
 from tests.e2e.runs import make_task, metrics, played, ppo_flags, run, run_here, start
 from tests.patience import PATIENCE
@@ -116,7 +117,7 @@ def test_turns_are_played_scored_and_trained(bench, tmp_path):
         assert all(sum(s["loss_mask"]) <= 6 * TURNS for e in episodes for s in e["segments"])
 
 
-def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
+def test_evaluation_plays_and_leaves_transcripts(bench, tmp_path):
     if bench.unit == "step":
         pytest.skip("the same for both units")
     evaluated = {
@@ -124,10 +125,14 @@ def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
         "eval_max_samples": 2,
         "eval_steps": 2,
     }
-    steps = bench(tmp_path, **evaluated, render_save_dir=tmp_path / "pages")
+    steps = bench(tmp_path, **evaluated)
     assert steps[-1]["eval/turns"] == TURNS and "eval/env/default/digits" in steps[-1]
-    pages = sorted(path.suffix for path in (tmp_path / "pages/step_2").iterdir())
-    assert pages.count(".html") == pages.count(".txt") == 2 * 4
+    kept = [e for e in Trace(tmp_path).trajectories(2) if e["tag"] == "evaluation"]
+    assert len(kept) == 2 * 4
+    for episode in kept:
+        actions = [turn["action"] for turn in episode["rendered"] if turn["action"] is not None]
+        assert len(actions) == TURNS and all(action in episode["text"] for action in actions)
+    assert not any(e["rendered"] for e in Trace(tmp_path).trajectories(1))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3] if os.environ.get("OPENRL_FULL_MATRIX") else [1])

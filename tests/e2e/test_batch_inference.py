@@ -17,7 +17,10 @@ from openrl.cli.run import command
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.config.groups.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
+from openrl.report.page import build_page
+from openrl.report.run import read_run
 from openrl.rewards.at_k import maj_at_k, vote
+from openrl.trace.reader import Trace
 from tests.e2e.runs import make_task, start
 from tests.patience import PATIENCE
 from tests.tiny import tiny_reward_model_dir
@@ -300,10 +303,10 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
 
 
 def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
-    out, renders = tmp_path / "figures.json", tmp_path / "renders"
+    out, kept = tmp_path / "figures.json", tmp_path / "kept"
     words = flags(
         task, out, rollout_backend="hf", prompt_data=None, label_key=None, env_tags=["bandit", "frozen_lake"],
-        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=400, generate_max_len=96,
+        rollout_dump_dir=kept, n_samples_per_prompt=2, k=[2], prompt_max_len=400, generate_max_len=96,
         max_tokens_per_turn=6, max_turns=2, max_samples=4,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
@@ -311,11 +314,19 @@ def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
     rows = read(out.with_suffix(".jsonl"))
     assert len(rows) == 8 and all(row["reward"] == 0 for row in rows)
     assert all(row["output"] and row["finish"] == "max_turns" for row in rows)
-    pages = [path.name for path in renders.iterdir()]
-    assert sum(name.endswith(".html") for name in pages) == 8
-    assert sum(name.endswith(".txt") for name in pages) == 8
-    assert sum(name.endswith(".gif") for name in pages) == 4
-    assert all("frozen_lake" in name for name in pages if name.endswith(".gif"))
+    episodes = [*Trace(kept).trajectories(0)]
+    assert len(episodes) == 8
+    for episode in episodes:
+        assert [turn["action"] is None for turn in episode["rendered"]] == [False, False, True]
+        drawn = [turn["frame"] is not None for turn in episode["rendered"]]
+        assert drawn == [episode["source"] == "frozen_lake"] * 3
+    page = build_page([read_run(kept)])
+    assert page.count('"action":') == 8 * 3 and "data:image/png" in page
+
+    assert command(*arguments, argv=words) == 0
+    assert len(Trace(kept).index()["step"]) == 8, "all answers are there already"
+    other = [*words, "--output_path", str(tmp_path / "other.json")]
+    assert command(*arguments, argv=other) == 2
 
 
 FRAIL = """

@@ -157,6 +157,9 @@ def test_an_alarm_stops_the_run_which_resumes_behind_it(run, tmp_path, capsys):
     assert "stopped after step 2 by --on_alarm stop\ntruncated at step 2:" in said.err
     assert "--load_checkpoint" in said.err
     assert len(metrics(tmp_path / "out")) == 2
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["steps"] == 2 and [a["name"] for a in summary["alarms"]] == ["truncated"]
+    assert "ended after step 2" in (tmp_path / "out/report.html").read_text()
     found = run("digits", **CUT, on_alarm="stop", load_checkpoint=True)
     assert [*found] == ["truncated"] and found["truncated"]["step"] == 2
     assert len(metrics(tmp_path / "out")) == 4

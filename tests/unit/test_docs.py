@@ -14,10 +14,12 @@ import pytest
 
 from openrl.agents.build import open_agent
 from openrl.agents.setup import AgentSetup
-from openrl.config.commands import PPOConfig
+from openrl.cli import metrics, report, trace
+from openrl.config.commands import PPOConfig, RescoreConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
 from openrl.flags.parser import load
+from openrl.flags.schema import collect_flags
 from openrl.tracking.health import CHECKS
 from openrl.tracking.metric_rows import row_of
 from openrl.types import FinishReason, Prompt, Sampling
@@ -128,7 +130,9 @@ def test_every_block_of_the_page_is_run():
     subprocess.run([*make, "--dry-run"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", re.findall(r"```bash\n(python .*?)```", AGENTS, re.DOTALL))
+@pytest.mark.parametrize(
+    "command", re.findall(r"```bash\n(python -m openrl.cli.train_.*?)```", AGENTS, re.DOTALL)
+)
 def test_the_commands_of_the_page_are_accepted(command, tmp_path):
     words = shlex.split(command.replace("\\\n", " "))
     argv = [*words[words.index("openrl.cli.train_ppo_ray") + 1 :], "--dump_config"]
@@ -159,6 +163,24 @@ def test_blocks_of_code_can_be_read():
             ["bash", "-n"], input=script, check=False, capture_output=True, text=True
         )
         assert done.returncode == 0, (page.name, done.stderr)
+
+
+LOOKS = {"report": report.parser, "trace": trace.parser, "metrics": metrics.parser}
+
+
+def test_commands_that_look_at_a_run_are_accepted():
+    found = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name, rest in re.findall(r"openrl(?:\.cli\.| )(report|trace|metrics)( [^`\n]*)", text):
+            words = shlex.split(rest.replace("STEP/NUMBER", "50/13"), comments=True)
+            if words[:1] == ["rescore"]:
+                flags = {word[2:] for word in words if word.startswith("--")}
+                assert flags <= {spec.name for spec in collect_flags(RescoreConfig)}, rest
+            else:
+                LOOKS[name]().parse_args(words)
+            found.add(name)
+    assert found == LOOKS.keys()
 
 
 def test_the_rewards_of_the_tutorial():

@@ -12,6 +12,7 @@ Methods that are not async block the event loop, so slow ones belong in a separa
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from openrl.flags.settings import read_settings
 from openrl.types import Message, Prompt
 from openrl.vision.parts import Content, as_content
 from openrl.vision.pictures import is_picture
+
+log = logging.getLogger(__name__)
+_undrawn: set[str] = set()  # environments whose ``render`` failed, which is said once
 
 
 def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
@@ -88,9 +92,22 @@ class GymEnvironment(Environment):
         )
 
     async def frame(self) -> Any | None:
+        """Return None too if ``render`` fails, since only people would see the picture."""
         render = getattr(self._game, "render", None)
-        frame = await user_code.result(render()) if render else None
-        return frame if is_picture(frame) else None  # gym's ``render`` may return text
+        # in gym's mode "human" it opens a window, and in others it draws text or fails
+        if render is None or getattr(self._game, "render_mode", "rgb_array") != "rgb_array":
+            return None
+        try:
+            frame = await user_code.result(render())
+        except Exception as error:
+            name = type(self._game).__name__
+            if name not in _undrawn:
+                _undrawn.add(name)
+                log.warning(
+                    "render() of %s failed, so evaluations show no picture: %r", name, error
+                )
+            return None
+        return frame if is_picture(frame) else None
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):

@@ -42,10 +42,6 @@ APART = Condition(
     ),
     "with --env_tags reasoning_gym or one of --plugin",
 )
-EVALUATED = Condition(
-    lambda config: not hasattr(config, "evaluation") or config.evaluation.asked_for,
-    "with --eval_steps, --eval_before_train or --eval_only",
-)
 STEPS = FILE | SERVED | given("env_tags") | given("tools")
 """openrl runs the turn loop for these; programs and some servers run their own."""
 
@@ -165,12 +161,6 @@ class AgentFlags(TurnFlags):
         "What one training row holds: a whole trajectory, or one turn with the turns before it as"
         " context, as gigpo and step_reinforce need it.",
         only_if=AGENT,
-    )
-    render_save_dir: str | None = flag(
-        None,
-        "Directory for evaluated answers and episodes: a transcript, a page with the images that"
-        " the policy saw, and a GIF if the environment draws its state. None: not written.",
-        only_if=EVALUATED,
     )
 
     @property

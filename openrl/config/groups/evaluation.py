@@ -94,3 +94,8 @@ class EvaluateFlags:
         "JSON file for the results; the answers go beside it as .jsonl. None: only print"
         " the table.",
     )
+    rollout_dump_dir: str | None = flag(
+        None,
+        "Keep a trace of every answer in this directory: its tokens and, of episodes, transcript,"
+        " pictures and frames. None: no trace.",
+    )

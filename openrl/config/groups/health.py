@@ -24,7 +24,7 @@ class HealthFlags:
         "warn",
         "What the first warning of each kind does. warn: it is printed, kept in summary.json and"
         " sent to trackers; checkpoint: the run also saves its state; stop: it saves its state and"
-        " ends.",
+        " ends, with summary.json and report.html.",
     )
     alarm_window: int = flag(
         10,

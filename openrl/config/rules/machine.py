@@ -38,7 +38,7 @@ WANDB_LOCAL_MODES = ("offline", "disabled", "dryrun")
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 OUTPUTS = (
     *("save_path", "ckpt_path", "ckpt_upload_dir", "logging_dir", "use_tensorboard", "wandb_dir"),
-    *("render_save_dir", "rollout_dump_dir"),
+    "rollout_dump_dir",
 )
 
 

@@ -497,7 +497,7 @@
       body.append(make("dl", {}, facts(t, row, record)), siblings(run, t, row, rows));
       body.append(make("div", { id: "why" }, make("h3", {}, "Why this advantage"), why(t, row, rows, record, run)));
     }
-    if (record) body.append(...tokens(record));
+    if (record) body.append(...transcript(record), ...tokens(record));
     else if (has) body.append(make("p", { class: "tokens" }, t.get("text", row)),
       make("p", { class: "dim" }, `Its tokens are not in this file, which holds a part of the trajectories in full: python -m openrl.cli.trace ${RUNS[run].path} ${step}/${number} prints them, --serve shows them here.`));
     else body.append(make("p", {}, "The trace has no such trajectory."));
@@ -551,6 +551,22 @@
     return make("table", {}, make("tbody", {}, lines.map(([name, value, words]) => make("tr", {}, make("td", {}, name), make("td", { class: "number" }, figure(value) || "none"), make("td", {}, words)))));
   }
 
+  function picture(record, name) {
+    const data = record.image_data[name], short = `image ${name.slice(0, 12)}`;
+    return data ? make("img", { src: data, alt: short }) : make("p", { class: "dim" }, `The ${short} is in the trace, not in this file.`);
+  }
+
+  // Who said what in an evaluation, turn by turn, beside what the environment drew.
+  function transcript(record) {
+    const turns = record.rendered || [];
+    if (!turns.length) return [];
+    const said = (who, text, images, mine) => make("div", { class: mine ? "mine" : null }, make("h4", {}, who), images.map((name) => picture(record, name)), make("pre", {}, text));
+    const shown = turns.map((turn) => make("article", { class: "turn" }, turn.frame ? picture(record, turn.frame) : null, make("div", {},
+      turn.messages.map((message) => said(message.role, message.text, message.images)),
+      turn.action == null ? null : said(`policy, reward ${figure(turn.reward)}`, turn.action, [], true))));
+    return [make("h3", {}, "Transcript"), make("div", { id: "transcript" }, shown)];
+  }
+
   function tokens(record) {
     const readout = make("p", { id: "token", role: "status", class: "dim" }, "Click a token, or Tab to the text and press the arrow keys, for its figures.");
     const choice = make("select", { id: "colour-by" }, COLOURS.map(([name, words]) => make("option", { value: name, selected: name === by }, words)));
@@ -591,8 +607,7 @@
         span.style.background = v ? `rgba(${style(tone)}, ${(0.1 + 0.6 * Math.abs(v) / most).toFixed(3)})` : "";
       });
     }
-    const images = segment.images.map((name) => record.image_data[name] ? make("img", { src: record.image_data[name], alt: `image ${name.slice(0, 12)}` })
-      : make("p", { class: "dim" }, `Image ${name.slice(0, 12)} is in the trace, not in this file.`));
+    const images = segment.images.map((name) => picture(record, name));
     return { paint, element: make("div", {}, record.segments.length > 1 ? make("h3", {}, `Segment ${n}`) : null, images, scale, text) };
   }
 

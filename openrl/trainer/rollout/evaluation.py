@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.metrics import Last, Mean, Metric, Sum
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.progress import Tell
-from openrl.tracking.renders import save_episodes
 from openrl.trainer.rollout.metrics import agent_metrics, failed_rewards, fault_metrics
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.types import Prompt, PromptGroup, Sampling
@@ -23,26 +20,19 @@ LENGTH = "eval/response_length"
 
 
 class Evaluation:
-    """Plays the same prompts each time, ``--eval_n_samples_per_prompt`` times each. ``renders`` is
-    the directory for rendered episodes, if any."""
+    """Plays the same prompts each time, ``--eval_n_samples_per_prompt`` times each."""
 
     def __init__(
-        self,
-        flags: PromptEvalFlags,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        seed: int,
-        renders: str | None = None,
+        self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
     ) -> None:
-        self.renders = Path(renders) if renders else None
-        self.prompts = [replace(prompt, render=self.renders is not None) for prompt in prompts]
+        self.prompts = prompts
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.answered: list[PromptGroup] = []  # the groups of the last evaluation
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
-    async def run(self, rollouts: Rollouts, tell: Tell, step: int = 0) -> dict[str, Metric]:
-        """Evaluate after training step ``step``. Call it within ``Rollouts.generating``. Raises
-        RuntimeError if the engines' weights changed meanwhile."""
+    async def run(self, rollouts: Rollouts, tell: Tell) -> dict[str, Metric]:
+        """Evaluate. Call it within ``Rollouts.generating``. Raises RuntimeError if the engines'
+        weights changed meanwhile."""
         groups: list[PromptGroup] = []
         while (first := len(groups)) < len(self.prompts):
             some = self.prompts[first : first + self.at_a_time]
@@ -55,8 +45,6 @@ class Evaluation:
         versions = {v for group in groups for t in group.trajectories for v in t.versions}
         if len(versions) > 1:
             raise RuntimeError(f"an evaluation mixes the weights of versions {sorted(versions)}")
-        if self.renders is not None:
-            save_episodes(self.renders / f"step_{step}", groups)
         return eval_metrics(groups) | ({"eval/policy_version": Last(*versions)} if versions else {})
 
 

@@ -34,7 +34,7 @@ from openrl.models.stored import (
     check_length,
     check_tokens,
 )
-from openrl.report.finish import write_reports
+from openrl.report.finish import closing_table
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
@@ -207,7 +207,7 @@ async def train_once(
                 stop=stop,
             )
             summary = await trainer.fit()
-    write_reports(run_dir, summary, console)
+    console.print(closing_table(run_dir, summary))
     return summary
 
 

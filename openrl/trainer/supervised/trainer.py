@@ -14,6 +14,7 @@ from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.data.order import SeededStream
 from openrl.data.supervised import examples_fingerprint
+from openrl.report.finish import write_reports
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.summary import RunSummary
@@ -57,12 +58,21 @@ class SupervisedTrainer:
 
     async def fit(self) -> RunSummary:
         """Train and return a summary of the run. Raises Interrupted after a signal."""
+        reports = None
         try:
             if start := self.checkpoints.resume(self.progress.note):
                 await self.restore(*start)
             await self.train()
+            reports = self.write_reports
         finally:
-            self.trackers.close()
+            self.trackers.close(reports)
+        return self.summary()
+
+    def write_reports(self) -> Path | None:
+        run_dir = Path(self.checkpoint.save_path)
+        return write_reports(run_dir, self.summary(), self.progress.note)
+
+    def summary(self) -> RunSummary:
         summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
         return replace(summary, more=self.measured)
 

@@ -20,12 +20,14 @@ from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.errors import UserError
 from openrl.rewards.combined import read_rows
-from openrl.tracking.renders import page, transcript
+from openrl.trace.reader import Trace
+from openrl.trace.writer import TraceWriter
 from openrl.types import FinishReason, PlacedImage, Prompt, PromptGroup, Sampling
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_vision import picture, png, tiny_vision_dir
+from tests.traces import WHOLE
 
 PROMPT = Prompt("p:0", [], "", source="zoom", meta={"seed": 1}, render=True)
 ROOM = Sampling(max_tokens=10_000)
@@ -100,10 +102,25 @@ def test_rows_of_single_turns_have_the_images_of_the_turns_before(processor):
     assert sum(last.loss_mask) == 2 and last.images[:1] == trajectory.segments[0].images
 
 
-def test_renders_show_what_the_policy_saw(processor):
+def kept_turns(directory, trajectory):
+    """Return the trace of an evaluation that played the trajectory, and its turns there."""
+    writer = TraceWriter(directory, WHOLE)
+    writer.evaluated(0, [PromptGroup(trajectory.prompt, [trajectory])])
+    writer.close()
+    trace = Trace(directory)
+    return trace, trace.trajectory(0, 0)["rendered"]
+
+
+def test_a_transcript_shows_what_the_policy_saw(processor, tmp_path):
     trajectory, _ = play(chat_of(processor), Zoom())
-    assert page(trajectory).count("data:image/png;base64,") == 3
-    assert "nearer:\n[image]" in transcript(trajectory)
+    trace, turns = kept_turns(tmp_path, trajectory)
+    messages = [message for turn in turns for message in turn["messages"]]
+    texts = [message["text"] for message in messages]
+    assert texts == ["[image]", "nearer:\n[image]", "[image]\nstill", "over"]
+    images = [name for message in messages for name in message["images"]]
+    seen = [placed.image for placed in trajectory.segments[0].images]
+    assert images == [image.sha256 for image in seen]
+    assert [trace.image(name) for name in images] == [image.data for image in seen]
 
 
 def test_more_images_than_the_engine_takes_are_named(processor):
@@ -159,7 +176,7 @@ def question(processor):
     return Prompt("p:1", tokens, "u:<image>?<eos>a:", messages=messages, images=placed)
 
 
-def test_renders_show_what_a_single_answer_was_about(processor, question):
+def test_a_transcript_shows_what_a_single_answer_was_about(processor, question, tmp_path):
     agent = SingleTurn(processor.processor.tokenizer.decode)
 
     def play(prompt):
@@ -167,8 +184,10 @@ def test_renders_show_what_a_single_answer_was_about(processor, question):
         return asyncio.run(agent.run(prompt, policy, ROOM))
 
     trajectory = play(replace(question, render=True))
-    assert page(trajectory).count("data:image/png;base64,") == 1
-    assert "[image]\n?" in transcript(trajectory) and "7<eos>" in transcript(trajectory)
+    _, (turn,) = kept_turns(tmp_path, trajectory)
+    (message,) = turn["messages"]
+    assert message["text"] == "[image]\n?" and turn["action"] == "7<eos>"
+    assert message["images"] == [question.images[0].image.sha256]
     assert not play(question).rendered
 
 

@@ -3,10 +3,13 @@
 from threading import Thread
 
 import httpx
+import numpy as np
 import pytest
 
 from openrl.report.page import write_report
 from openrl.report.serve import LiveReport, start_server
+from openrl.types import RenderedTurn
+from openrl.vision.pictures import png_image
 from tests.browser import browser
 from tests.made_runs import HOSTILE, STEPS, write_run
 
@@ -97,6 +100,33 @@ def test_hostile_text_stays_text(window, tmp_path):
     assert window.run("return document.title") == "hostile"
     assert window.run("return document.images.length") == 0
     assert "</script><script>" in window.run("return document.getElementById('look').textContent")
+    assert window.errors() == []
+
+
+def test_an_evaluated_episode_has_a_transcript_with_its_pictures(window, tmp_path):
+    seen = png_image(np.full((2, 3, 3), 7, np.uint8))
+    parts = [{"type": "text", "text": HOSTILE}, {"type": "image", "image": seen}]
+    frames = [np.full((4, 6, 3), shade, np.uint8) for shade in (0, 200)]
+    turns = (
+        RenderedTurn(({"role": "user", "content": parts},), frames[0], "<b>on</b>", 0.25),
+        RenderedTurn(({"role": "user", "content": "bright"},), frames[1]),
+    )
+    directory = write_run(tmp_path / "run", turns=turns)
+    write_report([directory], directory / "report.html")
+    window.open((directory / "report.html").as_uri())
+    window.wait(READY)
+    window.run("location.hash = '#t=0/10/8'")  # eight were trained before it
+    window.wait("return document.querySelectorAll('.turn').length === 2")
+    said = window.run(
+        "return [...document.querySelectorAll('.turn')].map((t) =>"
+        " [...t.querySelectorAll('h4, pre')].map((e) => e.textContent))"
+    )
+    told = HOSTILE.encode(errors="replace").decode() + "\n[image]"
+    assert said == [["user", told, "policy, reward 0.25", "<b>on</b>"], ["user", "bright"]]
+    shown = "return [...document.images].map((i) => [i.naturalWidth, i.naturalHeight])"
+    assert window.wait(f"{shown}.every(([w]) => w > 0) && document.images.length === 3")
+    assert window.run(shown) == [[6, 4], [3, 2], [6, 4]]
+    assert window.run("return document.title") == "run"
     assert window.errors() == []
 
 

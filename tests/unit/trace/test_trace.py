@@ -130,13 +130,11 @@ def test_what_failed_is_kept_beside_the_sample(tmp_path):
 
 
 def test_the_sample_depends_on_step_and_prompt_alone():
-    groups = [group(n) for n in range(100)]
-    first = chosen(groups, 0.2, 1)
-    assert chosen(groups, 0.2, 1) == first and len(first) == 20
-    assert chosen(groups, 0.2, 2) != first
-    assert {groups[n].prompt.id for n in first} == {
-        groups[::-1][n].prompt.id for n in chosen(groups[::-1], 0.2, 1)
-    }
+    ids = [f"train:{n}" for n in range(100)]
+    first = chosen(ids, 0.2, 1)
+    assert chosen(ids, 0.2, 1) == first and len(first) == 20
+    assert chosen(ids, 0.2, 2) != first
+    assert {ids[n] for n in first} == {ids[::-1][n] for n in chosen(ids[::-1], 0.2, 1)}
 
 
 def test_a_step_is_replayed_as_it_was(tmp_path):

@@ -29,7 +29,7 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
     async def check_sync(*args):
         asked.append("check_sync")
 
-    async def run(rollouts, tell, step):
+    async def run(rollouts, tell):
         return {PASS_RATE: Mean(3, 4)}
 
     async def scenario():
