@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The Number Game with Qwen2.5-VL-3B-Instruct and GRPO on two GPUs: EasyR1's configuration flag by flag. Its official 3B and
 # 7B runs differ in the sizes below. The environment variables have EasyR1's names: MAX_STEPS=1 bash number_game_vl.sh is a
-# smoke run, TOTAL_EPOCHS=15 the default. Further flags may follow, e.g. --dry_run.
+# smoke run, TOTAL_EPOCHS=15 the default. TINY=1 trains two steps of a small model on a CPU. Further flags may follow, e.g.
+# --dry_run.
 #
 #                       here                          official 3B      official 7B
 # MODEL_PATH            Qwen/Qwen2.5-VL-3B-Instruct   the same         Qwen/Qwen2.5-VL-7B-Instruct
@@ -14,7 +15,9 @@
 # TENSOR_PARALLEL_SIZE  1                             2                2
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-MODEL=${MODEL_PATH:-Qwen/Qwen2.5-VL-3B-Instruct}
+TINY_MODEL=number_game
+source examples/scripts/tiny.sh
+MODEL=${MODEL:-${MODEL_PATH:-Qwen/Qwen2.5-VL-3B-Instruct}}
 OUT=${OUT:-checkpoints/number_game}
 GPUS=${GPUS_PER_NODE:-2}
 DIVIDED=${TENSOR_PARALLEL_SIZE:-1}
@@ -30,11 +33,18 @@ EPOCHS=${TOTAL_EPOCHS:-15}
 STEPS=${MAX_STEPS:--1}
 SHARE=${GPU_MEMORY_UTIL:-0.6}
 DATA=${DATA:-runs/number_game_vl/data}
+SIDE=512 # pixels of a screenshot, EasyR1's least size
+LARGEST=99
+if [ "${TINY:-}" = 1 ]; then
+    DATA=$OUT/made/games
+    SIDE=56
+    LARGEST=5
+    SMALL+=(--prompt_max_len 256)
+fi
 
-# screenshots of 512 x 512 pixels, EasyR1's least size
 QUESTION="Two numbers are shown. Which is larger? Answer with one digit: 1 the left, 2 the right, 0 neither."
-[ -d "$DATA" ] || python examples/python/number_game/make_data.py --output_dir "$DATA" --side 512 --largest 99 --sft 0 \
-    --question "$QUESTION"
+[ -d "$DATA" ] || python examples/python/number_game/make_data.py --output_dir "$DATA" --side "$SIDE" \
+    --largest "$LARGEST" --sft 0 --question "$QUESTION"
 
 exec python -m openrl.cli.train_ppo_ray \
     --pretrain "$MODEL" --apply_chat_template --max_images_per_prompt 1 \
@@ -57,4 +67,5 @@ exec python -m openrl.cli.train_ppo_ray \
     --num_episodes "$EPOCHS" --max_steps "$STEPS" \
     --eval_steps 5 --eval_before_train --eval_temperature 0.6 --eval_top_p 0.95 --eval_n_samples_per_prompt 1 \
     --eval_generations_to_log 3 --save_steps 5 --max_ckpt_num 3 --load_checkpoint \
-    --exp_name "number game" --save_path "$OUT" --ckpt_path "$OUT/checkpoints" "$@"
+    --exp_name "number game" --save_path "$OUT" --ckpt_path "$OUT/checkpoints" \
+    "${SMALL[@]}" "${SMALL_EVALUATION[@]}" "$@"

@@ -11,7 +11,7 @@ DATA=$OUT/made/rows.jsonl
 EVAL_DATA=$DATA
 GPUS=1
 NODES=1
-python examples/python/make_model.py agents --output_dir "$MODEL" --hidden_size 64 \
+python examples/python/make_model.py "${TINY_MODEL:-agents}" --output_dir "$MODEL" --hidden_size 64 \
     ${TINY_REWARD_MODEL:+--reward_model "$REWARD_MODEL"}
 for n in {1..32}; do # every column that a recipe asks of its data
     printf '{"prompt": "%d + 1?", "problem": "%d + 1?", "label": "%d", "answer": "%d"}\n' $n $n $((n + 1)) $((n + 1))

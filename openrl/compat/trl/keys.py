@@ -19,6 +19,8 @@ AGGREGATIONS = {
     "dr_grpo": "seq-mean-token-sum-norm",
     "cispo": "token-mean",
     "sapo": "seq-mean-token-mean",
+    "vespo": "token-mean",
+    "luspo": "seq-mean-token-sum",
 }
 PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo"}
 MISMATCH = {
@@ -117,16 +119,25 @@ def loss(keys: GivenKeys, command: str) -> Iterator[Computed]:
     kind = kind or "dapo"  # the default there
     level = keys.text("importance_sampling_level")
     gspo = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level, "ppo")
-    policy = kind if kind in ("cispo", "sapo") else gspo
+    policy = kind if kind in ("cispo", "sapo", "vespo", "luspo") else gspo
     yield Computed("policy_loss_type", policy, ("importance_sampling_level", "loss_type"))
     yield Computed("loss_agg_mode", AGGREGATIONS.get(kind, kind), ("loss_type",))
     if kind == "dr_grpo":
         width = keys.whole("max_completion_length")
         yield Computed("loss_agg_norm_const", width, ("loss_type", "max_completion_length"))
-    if policy != "sapo":
+    if policy == "vespo":
+        for flag in ("vespo_pos", "vespo_neg"):
+            names = (flag.replace("_", "_k_"), flag.replace("_", "_lambda_"))
+            yield Computed(flag, [str(keys.number(name)) for name in names], names)
+    elif policy != "sapo":
         low = keys.number("epsilon")
         high = keys.number("epsilon_high", low)
         yield Computed("eps_clip_low_high", [str(low), str(high)], ("epsilon", "epsilon_high"))
+    if keys.on("use_adaptive_entropy"):
+        for flag in ("entropy_target", "entropy_coef_delta"):
+            yield Computed(flag, keys.number(flag), (flag, "use_adaptive_entropy"))
+        ends = ("entropy_coef_min", "entropy_coef_max")
+        yield Computed("entropy_coef_range", [str(keys.number(end)) for end in ends], ends)
     beta = keys.number("beta")
     yield Computed("init_kl_coef", beta, ("beta",), "" if beta else "no reference is loaded")
     if beta:
@@ -160,6 +171,10 @@ def adapters(keys: GivenKeys) -> Iterator[Computed]:
 
 
 def mismatch(keys: GivenKeys) -> Iterator[Computed]:
+    mask = "off_policy_mask_threshold"
+    if keys.given(mask):
+        yield Computed("rollout_rs", ["seq_mean_opsm"], (mask,))
+        yield Computed("rollout_rs_threshold", [str(keys.number(mask))], (mask,))
     prefix = "vllm_importance_sampling_"
     if keys.raw(f"{prefix}correction") is not None and not keys.on(f"{prefix}correction"):
         return

@@ -323,6 +323,49 @@ def test_trl_counts_completions_and_optimizer_steps(tmp_path):
     )
 
 
+LOSSES = [
+    (
+        "loss_type='vespo', vespo_k_neg=4.0",
+        {
+            "policy_loss_type": "vespo",
+            "loss_agg_mode": "token-mean",
+            "vespo_pos": (2.0, 3.0),
+            "vespo_neg": (4.0, 2.0),
+        },
+    ),
+    (
+        "loss_type='luspo', importance_sampling_level='sequence', epsilon=3e-4",
+        {
+            "policy_loss_type": "luspo",
+            "loss_agg_mode": "seq-mean-token-sum",
+            "eps_clip_low_high": (0.0003, 0.0003),
+        },
+    ),
+    (
+        "use_adaptive_entropy=True, entropy_target=0.5, entropy_coef_max=0.1",
+        {
+            "entropy_target": 0.5,
+            "entropy_coef_delta": 0.005,
+            "entropy_coef_range": (0.0, 0.1),
+        },
+    ),
+    (
+        "off_policy_mask_threshold=0.2, top_entropy_quantile=0.2",
+        {
+            "rollout_rs": ("seq_mean_opsm",),
+            "rollout_rs_threshold": ("0.2",),
+            "top_entropy_quantile": 0.2,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), LOSSES, ids=[given for given, _ in LOSSES])
+def test_losses_and_masks_of_trl(given, expected):
+    flags = flags_of(from_python(f"GRPOConfig({given})"))
+    assert {flag: flags[flag] for flag in expected} == expected
+
+
 def test_calls_in_python_are_read_and_not_run():
     flags = flags_of(
         from_python(
