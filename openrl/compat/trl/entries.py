@@ -64,6 +64,13 @@ config_tables.add(
             "LoraConfig": "lora.",
             "GRPOTrainer": "trainer.",
         },
+        launcher={
+            **{key: key for key in ("config_file", "num_processes", "num_machines")},
+            **{key: key for key in ("mixed_precision", "nproc_per_node")},
+            "nnodes": "num_machines",
+            "zero_stage": "deepspeed_config.zero_stage",
+        },
+        negation="no_",
     ),
 )
 

@@ -29,6 +29,10 @@ MISMATCH = {
     "sequence_truncate": ("tis", "sequence"),
     "sequence_mask": ("icepop", "sequence"),
 }
+RANKS = ("num_processes", "nproc_per_node")
+# defaults there that differ by command
+LEARNING_RATES = {"train_sft": 2e-5, "train_rm": 1e-4}
+REWARDS = {"accuracy_reward": "math_verify", "reasoning_accuracy_reward": "math_verify"}
 
 
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
@@ -39,12 +43,15 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from running(keys, command)
     yield from trackers(keys, "report_to")
     if command == RL:
+        yield from rewards(keys)
         yield from mismatch(keys)
         yield from engines(keys)
 
 
 def processes(keys: GivenKeys) -> int:
-    return keys.whole("num_processes", 1)
+    """Of all machines, by accelerate or torchrun."""
+    each = keys.whole("nproc_per_node", 1) * keys.whole("num_machines", 1)
+    return keys.whole("num_processes") or each
 
 
 def accumulated(keys: GivenKeys) -> int:
@@ -60,15 +67,15 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
     size = "per_device_train_batch_size"
     yield Computed("micro_train_batch_size", micro, (size,))
     note = f"{micro} per device x {ranks} processes x {more}"
-    parts = ("gradient_accumulation_steps", size, "num_processes")
+    parts = ("gradient_accumulation_steps", size, *RANKS)
     yield Computed("train_batch_size", micro * ranks * more, parts, note)
     machines = keys.whole("num_machines", 1)
-    yield Computed("num_gpus_per_node", max(1, ranks // machines), ("num_processes",))
+    yield Computed("num_gpus_per_node", max(1, ranks // machines), RANKS)
     yield Computed("num_nodes", machines, ("num_machines",))
     if command != RL:
         return
     yield Computed("micro_rollout_batch_size", micro, (size,))
-    yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), ("num_processes",))
+    yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), RANKS)
     yield Computed("actor_num_nodes", machines, ("num_machines",))
     generated, of = generation(keys), keys.whole("num_generations", 1)
     note = f"{generated} completions / {of} of each prompt"
@@ -76,7 +83,7 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
         "steps_per_generation",
         "generation_batch_size",
         size,
-        "num_processes",
+        *RANKS,
         "num_generations",
     )
     yield Computed("rollout_batch_size", max(1, generated // of), written, note)
@@ -170,6 +177,19 @@ def adapters(keys: GivenKeys) -> Iterator[Computed]:
         )
 
 
+def rewards(keys: GivenKeys) -> Iterator[Computed]:
+    """Functions of TRL's scripts by their names."""
+    named = keys.items("reward_funcs")
+    if found := [REWARDS[name] for name in named if name in REWARDS]:
+        others = [name for name in named if name not in REWARDS]
+        note = f"without {', '.join(others)}: --remote_rm_url FILE.py:FUNCTION" if others else ""
+        yield Computed("reward_funcs", found, ("reward_funcs",), note, "differs")
+        yield Computed("label_key", "solution", ("reward_funcs",), "the column that they read")
+    elif named:
+        note = "--remote_rm_url FILE.py:FUNCTION with the same function"
+        yield Computed("reward_funcs", None, ("reward_funcs",), note, "none")
+
+
 def mismatch(keys: GivenKeys) -> Iterator[Computed]:
     mask = "off_policy_mask_threshold"
     if keys.given(mask):
@@ -192,14 +212,15 @@ def engines(keys: GivenKeys) -> Iterator[Computed]:
         return
     yield Computed("colocate_all_models", True, ("vllm_mode",), "training and engines take turns")
     size = keys.whole("vllm_tensor_parallel_size", 1)
-    yield Computed(
-        "vllm_num_engines", max(1, processes(keys) // size), ("vllm_mode", "num_processes")
-    )
+    yield Computed("vllm_num_engines", max(1, processes(keys) // size), ("vllm_mode", *RANKS))
     if keys.on("vllm_enable_sleep_mode"):
         yield Computed("vllm_enable_sleep", True, ("vllm_enable_sleep_mode",))
 
 
 def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    rate = "actor_learning_rate" if command == RL else "learning_rate"
+    otherwise = LEARNING_RATES.get(command, 1e-6)
+    yield Computed(rate, keys.number("learning_rate", otherwise), ("learning_rate",))
     if name := keys.text("dataset_name"):
         subset = keys.text("dataset_config")
         name = f"{name}@{subset}" if subset else name

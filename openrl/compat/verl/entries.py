@@ -58,6 +58,7 @@ config_tables.add(
             (f"verl.trainer.{name}" for name in OTHERS), "python -m openrl.cli.evaluate --help"
         ),
         together="openrl.compat.verl.keys:together",
+        launcher={"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"},
     ),
 )
 

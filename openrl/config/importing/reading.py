@@ -150,7 +150,13 @@ def from_script(text: str, path: Path) -> NestedKeys:
         ]
         at = next((i for i, name in enumerate(names) if name in marks), None)
         if at is not None:
-            return _from_words(words[at + 1 :], names[at], home)
+            systems = [e.name for e in config_tables.entries() if names[at] in e.component.marks]
+            given = _of_program(words[at + 1 :], systems)
+            source = _read_given(given, names[at], home)
+            above = _read_given(_of_launcher(words[:at], systems), names[at], home)
+            source.tree = merged(above.tree, source.tree)
+            source.problems = above.problems + source.problems
+            return source
     programs = [
         w
         for c in script.commands
@@ -175,23 +181,51 @@ def _unwrapped(words: list[str], marks: set[str]) -> list[str]:
     return words
 
 
-def _from_words(words: Sequence[str], program: str, home: Path) -> NestedKeys:
-    """Return what the arguments of a program say: key=value, --key value and files."""
-    source = NestedKeys({}, (program,))
+def _given(words: Sequence[str]) -> dict[str, Any]:
+    """Return what the arguments of a program say: key=value or --key value. A list holds the words
+    that follow --key."""
     given: dict[str, Any] = {}
-    files: dict[str, str] = {}
     name = ""
     for word in words:
         assigned = re.fullmatch(r"[+~]{0,2}([\w.@/-]+)=(.*)", word, re.S)
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             given[name] = [value] if equals else []
+        elif re.match("-[A-Za-z]", word):
+            name = ""
         elif assigned and not given.get(name) and not name:
             given[assigned[1]] = _value(assigned[2])
         elif assigned and "." in assigned[1]:
             name, given[assigned[1]] = "", _value(assigned[2])
         elif name:
             given[name].append(word)
+    return given
+
+
+def _of_program(words: Sequence[str], systems: Iterable[str]) -> dict[str, Any]:
+    """Return what a program is given, with --no_x as x, which is false, where it is read so."""
+    given = _given(words)
+    for system in systems:
+        keys, negation = keys_of(system), config_tables[system].component.negation
+        for name in [name for name in given if negation and name.startswith(negation)]:
+            if keys.row(name) is None and keys.row(name.removeprefix(negation)):
+                del given[name]
+                given[name.removeprefix(negation)] = "false"
+    return given
+
+
+def _of_launcher(words: Sequence[str], systems: Iterable[str]) -> dict[str, Any]:
+    """Return what torchrun or accelerate launch are given for a program, by the names of the
+    system's keys."""
+    keys = {k: v for name in systems for k, v in config_tables[name].component.launcher.items()}
+    given = {name.replace("-", "_"): value for name, value in _given(words).items()}
+    return {keys[name]: value for name, value in given.items() if name in keys}
+
+
+def _read_given(given: Mapping[str, Any], program: str, home: Path) -> NestedKeys:
+    """Return the keys that arguments give, over those of the files that they name."""
+    source = NestedKeys({}, (program,))
+    files: dict[str, str] = {}
     tree: dict[str, Any] = {}
     for key, value in given.items():
         flag = value[0] if isinstance(value, list) and len(value) == 1 else value

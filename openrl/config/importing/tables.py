@@ -51,6 +51,9 @@ class ConfigTable:
     as_flags: bool = False  # its keys are given as --key value, so our commands take them too
     # of calls in Python: class -> how its arguments' keys begin here
     calls: Mapping[str, str] = field(default_factory=dict)
+    # arguments of what starts its programs (torchrun, accelerate launch) -> the key that they are
+    launcher: Mapping[str, str] = field(default_factory=dict)
+    negation: str = ""  # with "no_", --no_x of a command line says that x is false
 
 
 @dataclass(frozen=True)

@@ -366,6 +366,43 @@ def test_losses_and_masks_of_trl(given, expected):
     assert {flag: flags[flag] for flag in expected} == expected
 
 
+ACCELERATE = "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3}, num_processes: 8}"
+LAUNCHED = [
+    (
+        "accelerate launch --config_file zero3.yaml --num_processes 4 examples/scripts/dpo.py"
+        " --per_device_train_batch_size 2 --no_gradient_checkpointing",
+        {"train_batch_size": 8, "num_gpus_per_node": 4, "zero_stage": 3, "learning_rate": 1e-6}
+        | {"gradient_checkpointing": False},
+    ),
+    (
+        "torchrun --nnodes=2 --nproc-per-node 8 trl/scripts/sft.py --packing"
+        " --per_device_train_batch_size 2",
+        {"train_batch_size": 32, "num_nodes": 2, "num_gpus_per_node": 8, "learning_rate": 2e-5},
+    ),
+    (
+        "trl reward --model_name_or_path m --per_device_train_batch_size 8",
+        {"train_batch_size": 8, "num_gpus_per_node": 1, "learning_rate": 1e-4},
+    ),
+    (
+        "accelerate launch --num_processes 4 trl/scripts/grpo.py --dataset_name math"
+        " --reward_funcs accuracy_reward think_format_reward",
+        {"reward_funcs": ("math_verify",), "label_key": "solution", "actor_num_gpus_per_node": 4},
+    ),
+    (
+        "torchrun --standalone --nnodes=1 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer"
+        " data.train_files=a.parquet",
+        {"num_nodes": 1, "num_gpus_per_node": 4, "dataset": "a.parquet"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), LAUNCHED, ids=[line[:50] for line, _ in LAUNCHED])
+def test_what_starts_a_program_says_how_many_processes_it_has(line, expected, tmp_path):
+    (tmp_path / "zero3.yaml").write_text(ACCELERATE)
+    flags = of_file(tmp_path, line, "run.sh")
+    assert {flag: flags.get(flag) for flag in expected} == expected
+
+
 def test_calls_in_python_are_read_and_not_run():
     flags = flags_of(
         from_python(
