@@ -1,10 +1,21 @@
-"""Lets a run of the tests end in time: those that have not begun at the moment OPENRL_TESTS_UNTIL, in seconds
-since 1970, are skipped with that reason."""
+"""How the tests are collected and run.
+
+Those that have not begun at the moment OPENRL_TESTS_UNTIL, in seconds since 1970, are skipped with
+that reason. A test imports libraries that take a second where it needs them, since each process
+that runs tests imports every file of tests."""
 
 import os
 import time
 
 import pytest
+
+from openrl.lazy import loading
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    with loading():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture starts

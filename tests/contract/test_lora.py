@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +20,7 @@ from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import UserError
 from openrl.experience import StepPlan
+from openrl.lazy import peft
 from openrl.models.lora import keep_differentiable
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.distributed import init_distributed
@@ -86,7 +86,7 @@ def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
     merged = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(hf_logprobs(merged, batch), now, atol=2e-5, rtol=1e-5)
     base = AutoModelForCausalLM.from_pretrained(checkpoint)
-    unmerged = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    unmerged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     torch.testing.assert_close(hf_logprobs(unmerged, batch), now, atol=2e-5, rtol=1e-5)
     stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert stored and all(".lora_A.weight" in name or ".lora_B.weight" in name for name in stored)
@@ -159,7 +159,7 @@ def test_a_critic_keeps_its_head_beside_the_adapter(checkpoint, tmp_path):
     batch = batch_of()
     merged = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
     base = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=1)
-    unmerged = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    unmerged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     ids = batch.token_ids[:1, : int(batch.lengths[0])]
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, unmerged(ids).logits, atol=2e-5, rtol=1e-5)

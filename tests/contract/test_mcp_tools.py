@@ -9,7 +9,6 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from mcp.server import MCPServer
 
 from openrl.agents.base import ToolError
 from openrl.agents.conversation import EpisodeConfig
@@ -40,6 +39,8 @@ async def serve(app):
 
 
 def real_server():
+    from mcp.server import MCPServer
+
     server = MCPServer("arithmetic")
 
     @server.tool()

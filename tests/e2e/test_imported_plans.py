@@ -11,6 +11,7 @@ import pytest
 from openrl.cli import import_config, train_ppo_ray
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
+from tests.marks import full_after
 from tests.tiny import tiny_model_dir
 from tests.unit.config.test_importing import COUNTDOWN, ENVS, GRPO, NUMBER_GAME, SOKOBAN
 
@@ -55,28 +56,28 @@ def place(tmp_path_factory):
     return path, model
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "changes", "numbers"),
-    [
-        # 128 prompts x 5; optimizer steps of 64 prompts x 5
-        (
-            "a.yaml",
-            NUMBER_GAME.replace("limit_images: 1", "limit_images: 0").replace("@", "_"),
-            "",
-            "640 2 320",
-        ),
-        # 64 prompts x 16 in one step; 4 samples on each of 8 GPUs 32 times
-        ("b.sh", COUNTDOWN, "", "1,024 1 1024 32"),
-        # 1024 trajectories in one step; 2 samples on each of 8 GPUs 64 times
-        ("c.yaml", SOKOBAN, "", "1,024 1 1024 64"),
-        # 32 prompts x 8; optimizer steps of 16 prompts x 8; 4 samples on each of 16 GPUs twice
-        ("d.yaml", GRPO, "--input_key question", "256 2 128 2"),
-        # 128 prompts x 8; 128 samples in each optimizer step; 8 on each of 8 GPUs twice
-        ("e.sh", OPENRLHF, "", "1,024 8 128 2"),
-    ],
-    ids=["EasyR1", "verl", "ROLL", "MindSpeed-RL", "OpenRLHF"],
-)
-def test_a_seed_gets_its_plan(name, text, changes, numbers, place, tmp_path, capsys, monkeypatch):
+SEEDS = {
+    # 128 prompts x 5; optimizer steps of 64 prompts x 5
+    "EasyR1": (
+        "a.yaml",
+        NUMBER_GAME.replace("limit_images: 1", "limit_images: 0").replace("@", "_"),
+        "",
+        "640 2 320",
+    ),
+    # 64 prompts x 16 in one step; 4 samples on each of 8 GPUs 32 times
+    "verl": ("b.sh", COUNTDOWN, "", "1,024 1 1024 32"),
+    # 1024 trajectories in one step; 2 samples on each of 8 GPUs 64 times
+    "ROLL": ("c.yaml", SOKOBAN, "", "1,024 1 1024 64"),
+    # 32 prompts x 8; optimizer steps of 16 prompts x 8; 4 samples on each of 16 GPUs twice
+    "MindSpeed-RL": ("d.yaml", GRPO, "--input_key question", "256 2 128 2"),
+    # 128 prompts x 8; 128 samples in each optimizer step; 8 on each of 8 GPUs twice
+    "OpenRLHF": ("e.sh", OPENRLHF, "", "1,024 8 128 2"),
+}
+
+
+@pytest.mark.parametrize("system", full_after(1, SEEDS))
+def test_a_seed_gets_its_plan(system, place, tmp_path, capsys, monkeypatch):
+    name, text, changes, numbers = SEEDS[system]
     path, model = place
     monkeypatch.chdir(path)
     (path / name).write_text(text)

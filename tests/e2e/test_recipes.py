@@ -53,7 +53,7 @@ PLANS = {
 
 ON_GPUS = ["--device", "cuda", "--ray_address", "auto", "--gpu_memory_gb", "80"]
 README = (ROOT / "examples/README.md").read_text()
-TINY = ["weighted_verifiers", *[name for name in PLANS if name != "weighted_verifiers"]]
+NAMES = ["weighted_verifiers", *[name for name in PLANS if name != "weighted_verifiers"]]
 
 
 def words_tokenizer() -> PreTrainedTokenizerFast:
@@ -92,7 +92,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", PLANS)
+@pytest.mark.parametrize("recipe", full_after(1, NAMES))
 def test_the_full_form_gets_its_plan(recipe, folder, monkeypatch):
     name, samples, updates, size = PLANS[recipe]
     model, rows = str(model_of(folder, name)), str(folder / "rows.jsonl")
@@ -107,7 +107,8 @@ def test_the_full_form_gets_its_plan(recipe, folder, monkeypatch):
     assert re.search(rf"optimizer steps per step +{updates} +of {size} samples", plan)
 
 
-@pytest.mark.parametrize("recipe", full_after(1, TINY))
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", [*NAMES, "number_game_vl"])
 def test_the_tiny_form_trains(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     flags = command_of(recipe, tmp_path, TINY="1")

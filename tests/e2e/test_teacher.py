@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.bench import without_ray
 from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
-from tests.marks import full_after
 from tests.tiny import tiny_model_dir, tiny_tokenizer
+
+pytestmark = pytest.mark.full
 
 TAUGHT = {
     "rollout_backend": "hf",
@@ -47,7 +48,7 @@ def teacher(tmp_path_factory):
     return tiny_model_dir(folder, seed=3, initializer_range=0.2)
 
 
-@pytest.mark.parametrize("mode", full_after(1, MODES))
+@pytest.mark.parametrize("mode", MODES)
 def test_a_policy_without_rewards_approaches_its_teacher(task, teacher, tmp_path, mode):
     changes = TAUGHT | {"teacher_pretrain": teacher, "teacher_mode": mode} | MODES[mode]
     assert run_here(ppo_flags(task, tmp_path, **changes), without_ray) == 0

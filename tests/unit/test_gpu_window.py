@@ -51,6 +51,7 @@ def test_a_whole_run_is_planned_without_a_warning(
     assert "no effect" not in plan
 
 
+@pytest.mark.full
 def test_the_floors_run_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.gpu.window.models.HOME", tmp_path)
     words = floor.words_of(floor.Work("cuda", "tiny"), tmp_path / "out")
@@ -81,6 +82,7 @@ child.wait()
 """
 
 
+@pytest.mark.full
 def test_a_step_that_hangs_ends_with_all_that_it_started(window: Window, tmp_path: Path) -> None:
     """Also what has left its process group, as Ray's processes and engines do."""
     pid = tmp_path / "pid"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anthropic
 import pytest
 
 from openrl.types import Sampling
@@ -21,6 +20,8 @@ THEIR_TOOLS = [
 
 
 def client_of(session, **settings):
+    import anthropic
+
     settings = {"api_key": session.key, "base_url": session.root, "timeout": 30} | settings
     return anthropic.AsyncAnthropic(**settings)
 
@@ -76,6 +77,8 @@ def test_tools_and_their_results(stream):
 
 
 def test_what_is_cut_and_what_does_not_fit():
+    import anthropic
+
     policy = policy_of("It is 4.", "It is 4.")
 
     async def talk(session):
@@ -112,6 +115,7 @@ def test_a_stop_sequence_is_told():
 
 def test_a_reply_that_is_prefilled_is_refused():
     """Otherwise its beginning would become a closed turn, and the policy would begin again."""
+    import anthropic
 
     async def talk(session):
         async with client_of(session) as client:
@@ -147,6 +151,8 @@ def test_tokens_are_counted_as_the_policy_gets_them():
 
 
 def test_a_key_that_nobody_has():
+    import anthropic
+
     async def talk(session):
         async with client_of(session, api_key="guessed", max_retries=0) as client:
             with pytest.raises(anthropic.AuthenticationError, match="no rollout has this key"):

@@ -32,6 +32,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not JEMALLOC.exists(), reason="Ray has no jemalloc here")
 def test_models_put_tensors_into_the_holes_of_others_and_keep_all_until_asked(monkeypatch):
     """300 MiB in tensors of 1 MiB, half of them freed and taken again: glibc 2.36 takes 450."""

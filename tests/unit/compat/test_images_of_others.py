@@ -27,6 +27,8 @@ from tests.endpoint import run
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_vision import picture, png, tiny_vision_dir
 
+pytestmark = pytest.mark.full
+
 ROOM = Sampling(max_tokens=10_000, max_len=10_000, seed=7)
 FIRST, SECOND = png(picture(1)), png(picture(2, (40, 90)))
 ASKED = "u:<image>what?<eos>a:"
