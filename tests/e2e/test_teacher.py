@@ -87,7 +87,7 @@ def logprobs_of(model, ids, first):
     return found[first - 1 :]
 
 
-@pytest.mark.parametrize("who", full_after(2, SELF))
+@pytest.mark.parametrize("who", SELF)
 def test_a_policy_that_is_told_more_teaches_itself(task, hints, tmp_path, who):
     """In the first step all these teachers are the policy with the hint: their distance, by the
     model itself, is what the run reports. Prompts without a hint have no teacher."""
