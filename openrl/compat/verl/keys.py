@@ -11,6 +11,8 @@ from openrl.config.importing.values import put
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 REF, MODEL = "actor_rollout_ref.ref.", "actor_rollout_ref.model."
+DISTILLS, LOSS = "distillation.enabled", "distillation.distillation_loss."
+TEACHER = "distillation.teacher_model"
 KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 RL = "train_ppo_ray"
 # its own scores by data source, told by the names of files
@@ -37,6 +39,7 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from memory(keys)
     yield from engines(keys)
     yield from rewards(keys)
+    yield from teacher(keys)
     yield from correction(keys)
     yield from evaluation(keys)
 
@@ -198,7 +201,37 @@ def engines(keys: GivenKeys) -> Iterator[Computed]:
         yield Computed("oversample_ratio", round(1 / (1 - min(rate, 0.9)), 3), (key,))
 
 
+def teacher(keys: GivenKeys) -> Iterator[Computed]:
+    """On-policy distillation."""
+    if not keys.on(DISTILLS):
+        return
+    paths = [key for key in keys.values if key.startswith(TEACHER) and key.endswith(".model_path")]
+    if paths:
+        several = "several teachers there; this is the first" if paths[1:] else ""
+        verdict = "differs" if several else "converted"
+        path = keys.text(paths[0])
+        yield Computed("teacher_pretrain", path, (*paths, DISTILLS), several, verdict)
+    mode, by_gradient = f"{LOSS}loss_mode", f"{LOSS}use_policy_gradient"
+    kind = keys.text(mode)
+    if keys.on(by_gradient):
+        note = "log q - log p of the sampled token" if kind != "k1" else ""
+        verdict = "differs" if note else "converted"
+        yield Computed("teacher_mode", "advantage", (mode, by_gradient), note, verdict)
+    else:
+        topk = "topk" in kind
+        note = "" if topk else "of distributions instead of an estimate from the sampled token"
+        name = "forward_kl" if topk else "reverse_kl"
+        verdict = "converted" if topk else "differs"
+        yield Computed("teacher_mode", name, (mode, by_gradient), note, verdict)
+        yield Computed("teacher_topk", keys.whole(f"{LOSS}topk", 128), (f"{LOSS}topk",))
+    if keys.on(f"{LOSS}use_task_rewards"):
+        weight = f"{LOSS}distillation_loss_coef"
+        yield Computed("teacher_coef", keys.number(weight), (weight,))
+
+
 def rewards(keys: GivenKeys) -> Iterator[Computed]:
+    if keys.on(DISTILLS) and not keys.on(f"{LOSS}use_task_rewards"):
+        return  # the teacher alone
     functions = ("reward.custom_reward_function.path", "custom_reward_function.path")
     models = ("reward.reward_model.model_path", "reward_model.model.path")
     if not any(map(keys.given, (*functions, *models))):

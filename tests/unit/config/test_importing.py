@@ -366,6 +366,36 @@ def test_losses_and_masks_of_trl(given, expected):
     assert {flag: flags[flag] for flag in expected} == expected
 
 
+DISTILLS = """python3 -m verl.trainer.main_ppo data.train_files=gsm8k.parquet
+  distillation.enabled=True distillation.teacher_models.teacher_model.model_path=big
+  distillation.distillation_loss.use_task_rewards={rewards} {loss}"""
+TAUGHT = [
+    # the policy gradient of k1 is the advantage log q - log p
+    (
+        "False",
+        "distillation.distillation_loss.loss_mode=k1",
+        {"teacher_mode": "advantage", "reward_funcs": None, "teacher_coef": None},
+    ),
+    (
+        "True",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk"
+        " distillation.distillation_loss.use_policy_gradient=False"
+        " distillation.distillation_loss.topk=64"
+        " distillation.distillation_loss.distillation_loss_coef=0.5",
+        {"teacher_mode": "forward_kl", "teacher_topk": 64, "teacher_coef": 0.5}
+        | {"reward_funcs": ("gsm8k",)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("rewards", "loss", "expected"), TAUGHT, ids=["gradient", "loss"])
+def test_teachers_of_verl(rewards, loss, expected, tmp_path):
+    text = " ".join(DISTILLS.format(rewards=rewards, loss=loss).split())
+    flags = of_file(tmp_path, text, "run.sh")
+    assert flags["teacher_pretrain"] == "big"
+    assert {flag: flags.get(flag) for flag in expected} == expected
+
+
 ACCELERATE = "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3}, num_processes: 8}"
 LAUNCHED = [
     (
