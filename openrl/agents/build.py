@@ -42,7 +42,7 @@ Open = Callable[[AgentSetup, EpisodeConfig, Serve], AbstractAsyncContextManager[
 class AgentKind:
     """A way to choose an agent by flag."""
 
-    asked: Callable[[AgentSetup], object]  # whether the flags choose it
+    chosen: Callable[[AgentSetup], object]  # whether the flags choose it
     open: Open
     check: Check
 
@@ -144,4 +144,4 @@ KINDS = (
 
 
 def kind_of(setup: AgentSetup) -> AgentKind:
-    return next(kind for kind in KINDS if kind.asked(setup))
+    return next(kind for kind in KINDS if kind.chosen(setup))

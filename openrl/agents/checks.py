@@ -175,13 +175,13 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
         )
     remedy = "--tokenizer_chat_template FILE with a template that does"
     try:
-        asked = chat.render([_ASKS], tools)
+        question = chat.render([_ASKS], tools)
     except TemplateError as error:
         raise UserError(
             f"--tools: a question with tools cannot be shown: {error}", remedy
         ) from error
     for schema in tools:
-        if schema["function"]["name"] not in asked:
+        if schema["function"]["name"] not in question:
             name = schema["function"]["name"]
             raise UserError(f"--tools: the chat template does not describe {name}", remedy)
     why = "the chat template leaves out the results of tools"

@@ -31,7 +31,7 @@ class FirstReply:
         ) -> Completion:
             few = replace(sampling, max_tokens=min(self.max_tokens, sampling.max_tokens))
             try:
-                said = await generate(token_ids, few, images)
+                completion = await generate(token_ids, few, images)
             except Exception as error:
                 if not first.done():
                     first.set_exception(error)
@@ -39,13 +39,13 @@ class FirstReply:
             if not first.done():
                 row = Segment.answer(
                     [*token_ids],
-                    said.token_ids,
-                    said.logprobs,
-                    said.versions,
+                    completion.token_ids,
+                    completion.logprobs,
+                    completion.versions,
                     tuple(images),
-                    said.kept,
+                    completion.kept,
                 )
-                first.set_result(Trajectory(prompt, [row], said.finish_reason))
+                first.set_result(Trajectory(prompt, [row], completion.finish_reason))
             return await asyncio.Future()  # until the episode is cancelled, which is at once
 
         episode = asyncio.ensure_future(self.agent.run(prompt, sample, sampling))

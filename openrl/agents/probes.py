@@ -21,11 +21,11 @@ def as_sampled(chat: ChatFormat, message: Message, tools: Schemas) -> str:
     templates = Templates(flags, chat.tokenizer)
     (marked,) = mark_turns(templates, [ASKS, message], {"tools": [*tools]})
     start, end = marked.spans[-1]
-    said = marked.text[start:end]
+    answer = marked.text[start:end]
     ends = chat.special_texts()
-    while last := next((mark for mark in ends if said.rstrip().endswith(mark)), None):
-        said = said.rstrip().removesuffix(last)
-    return said
+    while last := next((mark for mark in ends if answer.rstrip().endswith(mark)), None):
+        answer = answer.rstrip().removesuffix(last)
+    return answer
 
 
 def require_history(chat: ChatFormat) -> None:
@@ -39,18 +39,18 @@ def require_history(chat: ChatFormat) -> None:
     except TemplateError:
         return  # it refuses even a question, which is another fault than this one
     form, opened = chat.forms.reply, chat.opened(before)
-    said = form.write(THOUGHT, ANSWER).removeprefix(opened)
+    answer = form.write(THOUGHT, ANSWER).removeprefix(opened)
     closed = (*REASONING_MARKS.values(), form.closing.strip() or None)
     if any(mark and before.rstrip().endswith(mark) for mark in closed):
-        said = ANSWER  # the prompt says that there is no reasoning
-    sampled: Message = {"role": "assistant", "content": said}
-    for shown in message_forms(sampled, ParsedReply(said), form, opened):
+        answer = ANSWER  # the prompt says that there is no reasoning
+    sampled: Message = {"role": "assistant", "content": answer}
+    for shown in message_forms(sampled, ParsedReply(answer), form, opened):
         try:
             text = chat.render([ASKS, shown, _FOLLOWS])
         except TemplateError as error:
             why = str(error)
             continue
-        kept = _letters(text).startswith(_letters(before + said))
+        kept = _letters(text).startswith(_letters(before + answer))
         if kept or (ANSWER in text and THOUGHT not in text):
             return
     raise UserError(

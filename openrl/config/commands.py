@@ -327,8 +327,6 @@ class CheckModelConfig:
     options: dict[str, Any]
 
 
-SUPERVISED = (SFTConfig, RMConfig, DPOConfig)
-TRAINING = (PPOConfig, *SUPERVISED)
 TrainingConfig = PPOConfig | SupervisedConfig
 COMMANDS: dict[str, type] = {
     "train_ppo_ray": PPOConfig,

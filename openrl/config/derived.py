@@ -317,11 +317,11 @@ def outputs_before(config: PPOConfig) -> tuple[Literal["entropy", "squares"], ..
 def compared_top_k(config: PPOConfig) -> dict[Literal["reference", "teacher"], int]:
     """Return the models whose whole distributions enter a loss or the reward, with how many of
     their likeliest tokens do; 0: all."""
-    asked: dict[Literal["reference", "teacher"], int | None] = {
+    top_ks: dict[Literal["reference", "teacher"], int | None] = {
         "reference": config.kl.full_top_k,
         "teacher": config.teacher.top_k,
     }
-    return {other: top_k for other, top_k in asked.items() if top_k is not None}
+    return {other: top_k for other, top_k in top_ks.items() if top_k is not None}
 
 
 def corrects_early(config: PPOConfig) -> bool:

@@ -64,7 +64,7 @@ class RewardPlan:
     watched: tuple[RewardSource, ...] = ()  # judge all rows and are no part of the reward
 
     @property
-    def asked(self) -> tuple[RewardSource, ...]:
+    def all_sources(self) -> tuple[RewardSource, ...]:
         """All sources that judge answers, whether or not training reads what they say."""
         return (*self.sources, *self.watched)
 
@@ -99,10 +99,10 @@ def reward_plan(
 ) -> RewardPlan:
     """Return the plan of the flags, ``models`` (--reward_pretrain) and ``watched`` (--watch_funcs).
     Raises UserError."""
-    asked = reward_sources(flags, models, watched)
-    sources = asked[: len(asked) - len(watched)]
+    all_sources = reward_sources(flags, models, watched)
+    sources = all_sources[: len(all_sources) - len(watched)]
     routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
-    return RewardPlan(sources, source_weights(flags, sources), routes, asked[len(sources) :])
+    return RewardPlan(sources, source_weights(flags, sources), routes, all_sources[len(sources) :])
 
 
 def reward_sources(

@@ -190,8 +190,8 @@ class ExampleBuilder(ABC, Generic[Example]):
             if isinstance(answer, str):
                 answer = {"role": "assistant", "content": answer}
             # of a dialogue, the answer alone is learned, whatever the row says of its message
-            said = {key: value for key, value in answer.items() if key != TRAIN}
-            (marked,) = mark_turns(self.templates, [*messages, said], variables, len(messages))
+            message = {key: value for key, value in answer.items() if key != TRAIN}
+            (marked,) = mark_turns(self.templates, [*messages, message], variables, len(messages))
             return marked
         if not isinstance(answer, str):
             answer = as_text(answer["content"])

@@ -118,21 +118,21 @@ class Curriculum:
         """Take note of the groups that a training step has got. Raises UserError if no answer
         so far has a verdict, although the band asks for solve rates."""
         self.step += 1
-        scored = told = 0
+        scored = judged = 0
         for group in groups:
             scores = [t.score for t in group.trajectories if t.score and not t.failed]
             verdicts = [score.passed for score in scores if score.passed is not None]
             scored += len(scores)
-            told += len(verdicts)
+            judged += len(verdicts)
             if verdicts:
                 self._add(group.prompt, sum(verdicts), len(verdicts))
-        if self.flags.curriculum_band is None or told or not scored or self._told:
+        if self.flags.curriculum_band is None or judged or not scored or self._has_verdicts:
             return
         problem = "--curriculum_band: no answer so far has a verdict"
         raise UserError(problem, "a reward with verdicts (scores in [0, 1]), such as a verifier")
 
     @property
-    def _told(self) -> bool:
+    def _has_verdicts(self) -> bool:
         return any(record.solved or record.failed for record in self.records.values())
 
     def _add(self, prompt: Prompt, solved: float, verdicts: int) -> None:

@@ -113,14 +113,14 @@ class Templates:
     def with_system(self, value: Any, row: dict[str, Any]) -> Any:
         """Return a row's chat, or text for one, behind the text in its column "system", unless it
         has a system message that says something. Raises BadRow."""
-        said = column(row, "system")
-        if not self.chat or not isinstance(said, str) or not said.strip():
+        instruction = column(row, "system")
+        if not self.chat or not isinstance(instruction, str) or not instruction.strip():
             return value
         messages = as_messages(value)
         if any(m["role"] in SYSTEM and m["content"] for m in messages):
             return messages
         others = [m for m in messages if m["role"] not in SYSTEM]
-        return [{"role": "system", "content": said}, *others]
+        return [{"role": "system", "content": instruction}, *others]
 
     def prompt(
         self, value: Any, variables: dict[str, Any] | None = None, system: str | None = None
@@ -181,8 +181,12 @@ class Templates:
         self.unread_keys |= keys_nobody_reads(messages, str(self.tokenizer.chat_template))
         text = self._apply(messages, generate, variables)
         for message in messages:  # templates may leave out what has a role that they do not know
-            role, said = message["role"], message["content"]
-            if role not in ANY_TEMPLATE and isinstance(said, str) and said.strip() not in text:
+            role, written = message["role"], message["content"]
+            if (
+                role not in ANY_TEMPLATE
+                and isinstance(written, str)
+                and written.strip() not in text
+            ):
                 raise BadRow(f"the chat template does not show a message of the role {role!r}")
         return text
 

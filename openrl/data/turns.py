@@ -36,8 +36,8 @@ class _Turn:
     """A turn of the assistant, after the text that sampling would show."""
 
     before: str
-    said: str
-    ends: bool  # ``said`` ends with a text that engines stop at
+    answer: str
+    ends: bool  # ``answer`` ends with a text that engines stop at
 
 
 def mark_turns(
@@ -54,7 +54,7 @@ def mark_turns(
         turn = _turn(templates, [*messages], i, variables)
         at = next((n for n, row in enumerate(rows) if _goes_on(row, turn, templates)), None)
         spans = () if at is None else rows[at].spans
-        text = turn.before + turn.said
+        text = turn.before + turn.answer
         spans = (*spans, (len(turn.before), len(text)))
         row = MarkedText(text, spans, ends=not turn.ends, stands_in=not turn.ends)
         if at is None:
@@ -77,18 +77,18 @@ def _turn(
     before = templates.render(messages[:i], generate=True, variables=variables)
     after = templates.render(messages[: i + 1], generate=False, variables=variables)
     if after.startswith(before):
-        said = after[len(before) :]
+        answer = after[len(before) :]
     else:
-        said = _said_otherwise(templates, messages, i, variables, before, after)
-    ends = [said.rfind(stop) + len(stop) for stop in templates.stops if stop in said]
+        answer = _answer_otherwise(templates, messages, i, variables, before, after)
+    ends = [answer.rfind(stop) + len(stop) for stop in templates.stops if stop in answer]
     if ends:
-        return _Turn(before, said[: max(ends)], True)
+        return _Turn(before, answer[: max(ends)], True)
     if mark := _next_mark(templates, messages, i, variables, after):
-        return _Turn(before, said + mark, True)
-    return _Turn(before, said.rstrip(), False)
+        return _Turn(before, answer + mark, True)
+    return _Turn(before, answer.rstrip(), False)
 
 
-def _said_otherwise(
+def _answer_otherwise(
     templates: Templates,
     messages: list[Message],
     i: int,
@@ -107,12 +107,12 @@ def _said_otherwise(
         opened = templates.render([*messages[:i], other], generate=False, variables=variables)
         written = after
     common = common_length(opened, written)
-    said = written[common:]
+    answer = written[common:]
     thought = messages[i].get(REASONING[0])
     tag = OPEN_THINK.search(opened[common:])
-    if thought and tag and thought not in said:
-        said = f"{thought}\n</{tag[1]}>\n\n{said}"
-    return said
+    if thought and tag and thought not in answer:
+        answer = f"{thought}\n</{tag[1]}>\n\n{answer}"
+    return answer
 
 
 def _next_mark(

@@ -77,7 +77,7 @@ def _components(spec: FlagSpec, width: int) -> str:
     column = max(len(entry.name) for entry in entries) + 2
     room = width - column - 2
     phrases = [textwrap.shorten(summary(e.component), room, placeholder=" ...") for e in entries]
-    lines = [f"{e.name:<{column}}{said}" for e, said in zip(entries, phrases, strict=True)]
+    lines = [f"{e.name:<{column}}{phrase}" for e, phrase in zip(entries, phrases, strict=True)]
     return "\n".join(map(str.rstrip, lines))
 
 

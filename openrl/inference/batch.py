@@ -92,9 +92,9 @@ def require_responses(prompts: list[Prompt], key: str) -> None:
         )
 
 
-def add_target_reward(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
+def add_target_reward(prompt: Prompt, target: str, builder: PromptBuilder) -> Prompt:
     """Return the prompt followed by the desired reward."""
-    text = f"{prompt.text}{wish.strip()} "
+    text = f"{prompt.text}{target.strip()} "
     ids = builder.tokenizer(text, add_special_tokens=False).input_ids
     ids, images = with_leading(builder.templates.leading, ids), prompt.images
     if builder.images is not None:

@@ -89,11 +89,11 @@ class LogprobHead(nn.Module):
             kept: the sets that these N tokens were drawn from, where sampling was cut.
         """
         states, compared = hidden[predicts], compared or {}
-        asked = [name for name in outputs if name in COMPARISONS]
+        wanted = [name for name in outputs if name in COMPARISONS]
         comparisons: list[Comparison] = []
-        for other, kind in map(COMPARISONS.__getitem__, asked):
-            theirs = distributions(compared[other], self.frozen_heads.get(other), kept)
-            comparisons.append((kind, theirs))
+        for other, kind in map(COMPARISONS.__getitem__, wanted):
+            target = distributions(compared[other], self.frozen_heads.get(other), kept)
+            comparisons.append((kind, target))
         head = Projection(self.weight, self.bias, self.transform)
         logprobs, entropies, divergences = token_logprobs(
             states,
@@ -104,7 +104,7 @@ class LogprobHead(nn.Module):
             comparisons,
             kept,
         )
-        found = {"entropy": entropies} | dict(zip(asked, divergences, strict=True))
+        found = {"entropy": entropies} | dict(zip(wanted, divergences, strict=True))
         if "squares" in outputs:
             found["squares"] = squared_probabilities(states, head, self.chunk_size, kept)
         for other, top_k in self.top_k.items():
@@ -146,7 +146,7 @@ def token_logprobs(
         logprobs, entropies, *found = _Chunked.apply(states, *head, *rest)
         return logprobs, entropies if entropy else None, found
     logits = cut_(head.logits(states), kept)
-    found = [divergence(kind, logits, *theirs(slice(None))) for kind, theirs in comparisons]
+    found = [divergence(kind, logits, *target(slice(None))) for kind, target in comparisons]
     return *_score(logits, targets, entropy)[:2], found
 
 
@@ -188,8 +188,8 @@ class _Chunked(torch.autograd.Function):
             for own, inside in _blocks(rows, len(logits)):
                 cut_(logits[inside], kept, own)
                 parts.append(_score(logits[inside], targets[own], entropy))
-                for found, (kind, theirs) in zip(compared, comparisons, strict=True):
-                    found.append(divergence(kind, logits[inside], *theirs(own)))
+                for found, (kind, target) in zip(compared, comparisons, strict=True):
+                    found.append(divergence(kind, logits[inside], *target(own)))
             del logits  # otherwise they would coexist with the next chunk's
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
@@ -220,9 +220,9 @@ class _Chunked(torch.autograd.Function):
                 gradient = _score_gradient(
                     block, targets[own], log_partition[own, None], entropies[own, None], *up
                 )
-                for (kind, theirs), grad in zip(ctx.comparisons, grad_compared, strict=True):
+                for (kind, target), grad in zip(ctx.comparisons, grad_compared, strict=True):
                     if grad is not None:
-                        slopes = divergence_gradient(kind, block, *theirs(own))
+                        slopes = divergence_gradient(kind, block, *target(own))
                         gradient += slopes * grad[own, None]
                 block.copy_(ctx.transform.backward(gradient, block))
             of_raw = logits.to(states.dtype)

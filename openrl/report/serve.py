@@ -73,8 +73,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, "text/plain", self.report.stamp())
             elif url.path == "/trajectory":
                 query = parse_qs(url.query)
-                asked = [int(query[name][0]) for name in ("run", "step", "number")]
-                self._answer(200, "application/json", self.report.trajectory(*asked))
+                place = [int(query[name][0]) for name in ("run", "step", "number")]
+                self._answer(200, "application/json", self.report.trajectory(*place))
             else:
                 self._answer(404, "text/plain", "there is nothing here")
         except (UserError, OSError, KeyError, ValueError) as error:

@@ -55,7 +55,7 @@ def build_reward(
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
     sources: dict[str, Source] = {
-        **process_sources(flags, plan.asked, plugins, executor, size),
+        **process_sources(flags, plan.all_sources, plugins, executor, size),
         **(models or {}),
     }
     for s in plan.sources:
@@ -149,19 +149,19 @@ def check_labels(
     than may fail. It judges empty responses to the first ``LOOKED_AT`` rows."""
     watched, labelled = {s.name for s in plan.watched}, comparing(flags, plan)
     for name, options in reading_rows(flags, plan).items():
-        asked = [p for p in prompts if name in watched or name in plan.of(p.source)][:LOOKED_AT]
+        tried = [p for p in prompts if name in watched or name in plan.of(p.source)][:LOOKED_AT]
         target = VerifierTarget({name: options}, plugins)
         try:
             with ChildProcess(target, limits(flags), "reward") as process:
-                scores = process.call((name, rows_without_response(asked)))
+                scores = process.call((name, rows_without_response(tried)))
         except CallFailed:
             continue  # a few slow rows are left to the run itself
-        bad = [(p, s.failure) for p, s in zip(asked, scores, strict=True) if s.failure is not None]
-        if len(bad) > flags.max_reward_failure_rate * len(asked):
+        bad = [(p, s.failure) for p, s in zip(tried, scores, strict=True) if s.failure is not None]
+        if len(bad) > flags.max_reward_failure_rate * len(tried):
             first, failure = bad[0]
             raise UserError(
                 f"--{'watch' if name in watched else 'reward'}_funcs {name} cannot use"
-                f"{' the label of' if name in labelled else ''} {len(bad)} of {len(asked)} rows,"
+                f"{' the label of' if name in labelled else ''} {len(bad)} of {len(tried)} rows,"
                 f" e.g. of {first.id}: {failure}",
                 "--label_key COLUMN, or another verifier",
             )
@@ -169,10 +169,10 @@ def check_labels(
 
 def reading_rows(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:
     """Return the verifiers that need a label or another part of a row, each with its options."""
-    options = source_kwargs(flags, plan.asked)
+    options = source_kwargs(flags, plan.all_sources)
     reading = {
         s.name: options[s.name]
-        for s in plan.asked
+        for s in plan.all_sources
         if s.kind == "verifier" and "row" in verifiers[s.address].needs
     }
     return comparing(flags, plan) | reading
@@ -180,10 +180,10 @@ def reading_rows(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, An
 
 def comparing(flags: RewardFlags, plan: RewardPlan) -> dict[str, dict[str, Any]]:
     """Return the verifiers that need a label, each with its options."""
-    options = source_kwargs(flags, plan.asked)
+    options = source_kwargs(flags, plan.all_sources)
     return {
         s.name: options[s.name]
-        for s in plan.asked
+        for s in plan.all_sources
         if s.kind == "verifier" and needs_label(verifiers[s.address].component, options[s.name])
     }
 

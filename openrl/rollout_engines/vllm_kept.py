@@ -40,8 +40,8 @@ def read_logprobs(
     logprobs = np.array(found.logprobs).reshape(shape)
     inside = np.isfinite(logprobs[:, 1:])
     sizes = inside.sum(-1, dtype=np.int32)
-    asked = inside.shape[1]
-    whole = (sizes <= kept_ids) & ((sizes < asked) | (asked == vocabulary))
+    width = inside.shape[1]
+    whole = (sizes <= kept_ids) & ((sizes < width) | (width == vocabulary))
     sets = KeptSets(
         array("i", np.where(whole, sizes, KeptSets.UNKNOWN).tobytes()),
         array("i", ids[:, 1:][inside & whole[:, None]].tobytes()),

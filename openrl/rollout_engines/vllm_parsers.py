@@ -61,8 +61,8 @@ def make(name: str, tokenizer: PreTrainedTokenizerBase) -> Parse:
 
     def parse(text: str, schemas: Schemas = ()) -> ParsedReply:
         thought, rest = after_reasoning(text)
-        asked = [{"role": "user", "content": ""}]
-        request = ChatCompletionRequest(model="", messages=asked, tools=[*schemas] or None)
+        chat = [{"role": "user", "content": ""}]
+        request = ChatCompletionRequest(model="", messages=chat, tools=[*schemas] or None)
         try:
             found = parser(tokenizer, request.tools).extract_tool_calls(rest, request)
             calls = [

@@ -158,9 +158,9 @@ def read_lines(directory: Path) -> Lines:
 def _check_format(directory: Path, first: Any) -> None:
     form = first.get("format") if isinstance(first, dict) else None
     if form != FORMAT:
-        said = "no format" if form is None else f"format {form}"
+        kind = "no format" if form is None else f"format {form}"
         raise UserError(
-            f"{directory} is a trace of {said}; this version of openrl reads format {FORMAT}",
+            f"{directory} is a trace of {kind}; this version of openrl reads format {FORMAT}",
             "the version of openrl that wrote it",
         )
 

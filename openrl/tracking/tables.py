@@ -50,8 +50,8 @@ def _row(trajectory: Trajectory) -> list[Any]:
     judged = (score.reward, score.passed) if score and not score.dropped else (None, None)
     label = None if prompt.label is None else str(prompt.label)
     ended = trajectory.finish_reason.value
-    told = (prompt.text, trajectory.text, label, *judged)
-    return [*told, ended, trajectory.response_length, trajectory.any_failure]
+    cells = (prompt.text, trajectory.text, label, *judged)
+    return [*cells, ended, trajectory.response_length, trajectory.any_failure]
 
 
 def _as_text(cell: Any) -> str:

@@ -293,8 +293,8 @@ class RLTrainer:
     async def stop_for(self, alarms: list[Alarm]) -> None:
         """End the run, whose state is saved. Always raises AlarmStop."""
         await self.checkpoints.finish()
-        said = "\n".join(map(str, alarms))
-        message = f"stopped after step {self.step} by --on_alarm stop\n{said}"
+        reasons = "\n".join(map(str, alarms))
+        message = f"stopped after step {self.step} by --on_alarm stop\n{reasons}"
         raise AlarmStop(message, f"mend the cause, then {how_to_resume(self.checkpoints)}")
 
     async def sync(self) -> dict[str, Metric]:
@@ -360,7 +360,7 @@ class RLTrainer:
         """Restore weights, optimizers, random state, prompts and their answers, KL controller."""
         await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
         self.rollouts.load_state(state["rollouts"])
-        if any(slot.get("recorded") for slot in state["rollouts"].get("slots", ())):
+        if any(prompt.get("recorded") for prompt in state["rollouts"].get("slots", ())):
             self.progress.note(
                 "the checkpoint holds turns of unfinished episodes, which are no longer used: these"
                 " episodes start over, with their seeds"

@@ -285,6 +285,15 @@ def test_what_only_compat_reads_is_in_compat():
     assert not offences, "\n" + "\n".join(offences)
 
 
+def test_no_two_classes_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "openrl").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
 def test_every_library_that_is_imported_is_pinned():
     pins = [
         line

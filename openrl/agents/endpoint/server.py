@@ -152,8 +152,8 @@ class AgentEndpoint:
 
     async def _count_tokens(self, request: Request, dialect: Dialect, fixed: Json) -> Response:
         session = self._session(request)
-        asked = dialect.read(_parse(await read_body(request)))
-        return _json({**fixed, "input_tokens": await session.count_tokens(asked)})
+        parsed = dialect.read(_parse(await read_body(request)))
+        return _json({**fixed, "input_tokens": await session.count_tokens(parsed)})
 
     async def _reward(self, request: Request) -> Response:
         self._session(request).reward(_parse(await read_body(request)))

@@ -54,9 +54,9 @@ class Adapter:
         self._class = made
         self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
 
-    def call(self, asked: MethodCall, ask: AskParent) -> Any:
+    def call(self, request: MethodCall, ask: AskParent) -> Any:
         self.ask = ask
-        return self.result(getattr(self, asked.method)(*asked.arguments))
+        return self.result(getattr(self, request.method)(*request.arguments))
 
     def result(self, value: Any) -> Any:
         """Return the result of a coroutine, and any other value as it is. Outside of a coroutine,

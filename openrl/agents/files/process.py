@@ -30,8 +30,8 @@ class ProcessEnvironment(Environment):
         return await self._call_process("step", action)
 
     async def _call_process(self, method: str, *arguments: Any) -> Any:
-        told, self.reductions = await self._process.call(MethodCall(method, arguments))
-        return told
+        answer, self.reductions = await self._process.call(MethodCall(method, arguments))
+        return answer
 
     async def frame(self) -> Any | None:
         return await self._process.call(MethodCall("frame"))

@@ -100,7 +100,7 @@ class ToolEpisode(TurnEpisode):
         if self.parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
             forms = self.conversation.message_forms(reply)
-            return [[form, *said] for said in (after, [as_user]) for form in forms]
+            return [[form, *following] for following in (after, [as_user]) for form in forms]
         return [[form, *after] for form in self.conversation.message_forms(reply, self.parsed)]
 
     async def trajectory(self, finish_reason: FinishReason) -> Trajectory:

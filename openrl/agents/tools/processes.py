@@ -40,8 +40,8 @@ class FunctionFile:
         install_stand_ins()
         module = load_module(self.path, "tool_file")
 
-        def call(asked: FunctionCall, ask: AskParent) -> Content:
-            return shown(getattr(module, asked.name)(**asked.arguments))
+        def call(request: FunctionCall, ask: AskParent) -> Content:
+            return shown(getattr(module, request.name)(**request.arguments))
 
         return Loaded(call)
 
@@ -64,9 +64,9 @@ class ToolProcesses:
                 process.interrupt()
 
 
-def _call_once(process: ChildProcess, asked: FunctionCall) -> Content:
+def _call_once(process: ChildProcess, request: FunctionCall) -> Content:
     with process:
-        return process.call(asked)
+        return process.call(request)
 
 
 def names_signals(function: Callable[..., Any]) -> bool:

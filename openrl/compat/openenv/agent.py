@@ -100,8 +100,8 @@ class OpenEnvEnvironment(Environment):
 
     async def reset(self, seed: int, prompt: Prompt) -> str:
         row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
-        told = await _ask(self._socket, "reset", row)  # a server takes the fields it knows
-        return observation_text(told["observation"])
+        reply = await _ask(self._socket, "reset", row)  # a server takes the fields it knows
+        return observation_text(reply["observation"])
 
     async def step(self, action: str) -> Step:
         try:
@@ -109,24 +109,26 @@ class OpenEnvEnvironment(Environment):
         except ValueError as invalid:
             return Step(str(invalid), valid=False)
         try:
-            told = await _ask(self._socket, "step", fields)
+            reply = await _ask(self._socket, "step", fields)
         except ServerError as error:
             if error.code != INVALID:
                 raise
             return Step(f"This is no valid action: {error.message}", valid=False)
-        reward = told.get("reward")
+        reward = reply.get("reward")
         return Step(
-            observation_text(told["observation"]),
+            observation_text(reply["observation"]),
             reward=0.0 if reward is None else scalar(reward, "the reward"),
-            done=bool(told["done"]),
+            done=bool(reply["done"]),
         )
 
 
 def observation_text(observation: Any) -> str:
     """Return an observation as text: itself, its only field that says something, or JSON."""
     if isinstance(observation, Mapping):
-        said = [v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})]
-        observation = said[0] if len(said) == 1 and isinstance(said[0], str) else observation
+        values = [
+            v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})
+        ]
+        observation = values[0] if len(values) == 1 and isinstance(values[0], str) else observation
     return observation if isinstance(observation, str) else json.dumps(observation, default=str)
 
 
@@ -240,12 +242,12 @@ def _connect(root: str) -> websockets.connect:
 
 async def _ask(socket: websockets.ClientConnection, kind: str, data: Mapping[str, Any]) -> Json:
     """Send a message of an episode and return the "data" of its answer. Raises ServerError."""
-    asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
+    request = {"type": kind} if kind == "state" else {"type": kind, "data": data}
     with suppress(websockets.ConnectionClosed):  # its last message may still be unread
-        await socket.send(json.dumps(asked, default=str))
+        await socket.send(json.dumps(request, default=str))
     answer = json.loads(await socket.recv())
-    told = answer["data"]
+    reply = answer["data"]
     if answer["type"] == "error":
-        what = told.get("errors") or told.get("message", "")
-        raise ServerError(str(told.get("code")), str(what))
-    return told
+        what = reply.get("errors") or reply.get("message", "")
+        raise ServerError(str(reply.get("code")), str(what))
+    return reply

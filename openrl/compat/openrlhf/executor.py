@@ -96,13 +96,13 @@ class Engine:
         **kwargs: Any,
     ) -> Any:
         stop = getattr(sampling_params, "stop", None) or ()
-        asked = GenerateRequest(
+        request = GenerateRequest(
             [int(i) for i in prompt_token_ids],
             getattr(sampling_params, "max_tokens", None),
             (stop,) if isinstance(stop, str) else tuple(stop),
             None if multi_modal_data is None else list(map(self._named, _shown(multi_modal_data))),
         )
-        sampled, text = await asyncio.wrap_future(self._ask(asked))
+        sampled, text = await asyncio.wrap_future(self._ask(request))
         pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
         completion = SimpleNamespace(
             index=0,
@@ -116,7 +116,7 @@ class Engine:
         )
         return SimpleNamespace(
             request_id=str(next(self._ids)),
-            prompt_token_ids=asked.token_ids,
+            prompt_token_ids=request.token_ids,
             outputs=[completion],
             finished=True,
         )

@@ -55,15 +55,15 @@ class ExecutorAgent:
             raise
         return trajectory(prompt, played, self.replies, self.config.chat)
 
-    async def _answer(self, asked: Any) -> Any:
+    async def _answer(self, request: Any) -> Any:
         chat = self.config.chat
-        if isinstance(asked, TokenizerRequest):
+        if isinstance(request, TokenizerRequest):
             return chat.tokenizer
-        assert isinstance(asked, GenerateRequest)
+        assert isinstance(request, GenerateRequest)
         try:
-            images = self._images(asked)
+            images = self._images(request)
             reply = await self.conversation.reply_to_tokens(
-                asked.token_ids, asked.max_tokens, asked.stop, images
+                request.token_ids, request.max_tokens, request.stop, images
             )
         except EpisodeOver as over:
             self.over = over.finish_reason
@@ -74,16 +74,16 @@ class ExecutorAgent:
             self.failure = error
             raise
         self.replies.append(reply)
-        said = reply.completion
-        return said, chat.decode_after(asked.token_ids, said.token_ids)
+        completion = reply.completion
+        return completion, chat.decode_after(request.token_ids, completion.token_ids)
 
-    def _images(self, asked: GenerateRequest) -> list[Image]:
+    def _images(self, request: GenerateRequest) -> list[Image]:
         """Return the images of a request. Raises BadRow for one that cannot be used."""
         chat, own = self.config.chat, [placed.image for placed in self.conversation.prompt.images]
-        if asked.images is None:
+        if request.images is None:
             processor = chat.images and chat.images.processor
-            return own[: processor.places(asked.token_ids)] if processor else []
-        return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
+            return own[: processor.places(request.token_ids)] if processor else []
+        return [own[i] if isinstance(i, int) else chat.read_image(i) for i in request.images]
 
 
 def trajectory(
@@ -131,12 +131,12 @@ def _turns(
             raise NotSampled(
                 f"action_ranges {ranges} must be ascending ranges of {len(token_ids)} tokens"
             )
-        before, said, last = token_ids[:start], token_ids[start:end], end
+        before, trained, last = token_ids[:start], token_ids[start:end], end
         fitting = (
             reply
             for reply in replies
             if unexpanded(reply.prompt_ids, reply.images) == before
-            and reply.completion.token_ids[: len(said)] == said
+            and reply.completion.token_ids[: len(trained)] == trained
         )
         reply = next(fitting, None)
         if reply is None:

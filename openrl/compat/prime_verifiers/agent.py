@@ -168,20 +168,20 @@ class EnvironmentServer:
         async with time_limit(PATIENCE, gone):
             await self._ask(_new_id(), self._wire.health)
 
-    async def _ask(self, id_: bytes, asked: list[bytes]) -> tuple[Json, list[Json]]:
+    async def _ask(self, id_: bytes, sent: list[bytes]) -> tuple[Json, list[Json]]:
         """Send a request. Return its reply, and the deltas that came before it."""
         replies = self._replies[id_] = asyncio.Queue()
         deltas: list[Json] = []
         try:
-            await self._socket.send_multipart([id_, *asked])
+            await self._socket.send_multipart([id_, *sent])
             while True:
                 frames = await replies.get()
                 with _reading():
                     *kind, data = frames
-                    told = msgpack.unpackb(data, raw=False, strict_map_key=False)
+                    content = msgpack.unpackb(data, raw=False, strict_map_key=False)
                 if kind != [b"delta"]:
-                    return told, deltas
-                deltas.append(told)
+                    return content, deltas
+                deltas.append(content)
         finally:
             del self._replies[id_]
 

@@ -35,10 +35,10 @@ class ProcessTools(Toolset):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Raises ToolError, and CallFailed once the process has ended."""
-        said, failed = await self._ask("use", name, dict(arguments))
+        result, failed = await self._ask("use", name, dict(arguments))
         if failed:
-            raise ToolError(said)
-        return said
+            raise ToolError(result)
+        return result
 
     async def reward(self) -> float | None:
         return await self._ask("reward")
@@ -46,6 +46,6 @@ class ProcessTools(Toolset):
     async def _ask(self, method: str, *arguments: Any) -> Any:
         async with self._turn:
             if not self._process.is_alive:
-                said = "the agent's process has ended, and with it the state of the episode"
-                raise CallFailed(said, "crash")
+                message = "the agent's process has ended, and with it the state of the episode"
+                raise CallFailed(message, "crash")
             return await self._process.call(MethodCall(method, arguments))

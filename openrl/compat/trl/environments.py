@@ -36,11 +36,11 @@ class ToolAdapter(Adapter):
     def start(self, prompt: Prompt) -> str:
         """Make the episode's object and return what its ``reset`` says."""
         self._object = self._call(self._class)
-        said = self._call(self._object.reset, **_row(prompt, self._object.reset))
-        if not isinstance(said, str | None):
+        opening = self._call(self._object.reset, **_row(prompt, self._object.reset))
+        if not isinstance(opening, str | None):
             name = self._class.__name__
-            raise TypeError(f"{name}.reset must return text or None, not {type(said).__name__}")
-        return said or ""
+            raise TypeError(f"{name}.reset must return text or None, not {type(opening).__name__}")
+        return opening or ""
 
     def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
         """Call a tool. Return what it says, and whether it failed."""
@@ -62,6 +62,6 @@ class ToolAdapter(Adapter):
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
     """Return the columns of the prompt's row that ``reset`` takes."""
-    asked = user_code.chat_for_clients(prompt) if prompt.messages else prompt.text
-    row = {**prompt.meta, "prompt": asked, "label": prompt.label}
+    chat = user_code.chat_for_clients(prompt) if prompt.messages else prompt.text
+    row = {**prompt.meta, "prompt": chat, "label": prompt.label}
     return {name: value for name, value in row.items() if takes(reset, name)}

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.flags.schema import Condition, flag, given, group
-
-CURRICULUM = Condition(
-    lambda config: config.curriculum.chooses,
-    "with --curriculum_band, --curriculum_wait or --curriculum_mix",
-)
+from openrl.flags.schema import flag, given, group
 
 
 @group("Curriculum")

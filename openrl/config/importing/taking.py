@@ -24,7 +24,7 @@ def take_over(
     command: type, specs: Sequence[FlagSpec], settings: Sequence[Setting]
 ) -> tuple[list[Setting], list[UserError]]:
     """Return the settings of a command in our own words, and what was found on the way."""
-    ours = {n: s for s in specs for n in (s.name, *s.alias, *s.shorthands)}
+    known_flags = {n: s for s in specs for n in (s.name, *s.alias, *s.shorthands)}
     name = next((name for name, config in COMMANDS.items() if config is command), "")
     if not name:
         return list(settings), []
@@ -33,8 +33,8 @@ def take_over(
     for file, group in groupby(settings, key=lambda s: s.file):
         written = list(group)
         if not file:
-            found, wrong = _flags(name, specs, written, ours)
-        elif _is_foreign(written, ours):
+            found, wrong = _flags(name, specs, written, known_flags)
+        elif _is_foreign(written, known_flags):
             found, wrong = _file(name, specs, written)
         else:
             found, wrong = written, []
@@ -46,15 +46,16 @@ def take_over(
 TRANSLATORS.append(take_over)
 
 
-def _is_foreign(settings: Sequence[Setting], ours: dict[str, FlagSpec]) -> bool:
+def _is_foreign(settings: Sequence[Setting], known_flags: dict[str, FlagSpec]) -> bool:
     """Whether a file is of another system: one that knows more of its keys than we do."""
     strange = [
         s
         for s in settings
-        if s.name not in ours or (isinstance(s.raw, dict) and not is_mapping(ours[s.name].type))
+        if s.name not in known_flags
+        or (isinstance(s.raw, dict) and not is_mapping(known_flags[s.name].type))
     ]
     nested = any(isinstance(s.raw, dict) for s in strange)
-    if nested and not any(s.name in ours for s in settings):
+    if nested and not any(s.name in known_flags for s in settings):
         return True  # flags of ours are not nested
     own = 0 if nested else len(settings) - len(strange)
     return bool(strange) and max(known_keys(from_settings(settings)).values()) > own
@@ -87,14 +88,17 @@ def _file(
 
 
 def _flags(
-    command: str, specs: Sequence[FlagSpec], settings: list[Setting], ours: dict[str, FlagSpec]
+    command: str,
+    specs: Sequence[FlagSpec],
+    settings: list[Setting],
+    known_flags: dict[str, FlagSpec],
 ) -> tuple[list[Setting], list[UserError]]:
     """Take over those flags of a command line that systems write with dots."""
     values: dict[str, dict[str, Written]] = {}
     for s in settings:
         for entry in config_tables.entries():
             dotted = entry.component.as_flags and "." in s.name
-            if dotted and s.name not in ours and keys_of(entry.name).row(s.name):
+            if dotted and s.name not in known_flags and keys_of(entry.name).row(s.name):
                 raw = s.raw[0] if len(s.raw) == 1 else s.raw or "true"
                 values.setdefault(entry.name, {})[s.name] = Written(raw)
     kept, problems = list(settings), []

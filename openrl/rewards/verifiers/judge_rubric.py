@@ -65,7 +65,7 @@ def judge_rubric(answer: Answer, options: RubricOptions) -> Score:
     criteria = read_rubric(answer.label if key is None else answer.meta.get(key))
     if not answer.text:
         return Score(0.0, float(options.pass_at == 0))
-    wish = options.render(
+    question = options.render(
         TEMPLATE,
         prompt=answer.prompt,
         response=answer.text,
@@ -73,7 +73,7 @@ def judge_rubric(answer: Answer, options: RubricOptions) -> Score:
         criteria="\n".join(f"{n}. {criterion}" for n, (criterion, _) in enumerate(criteria, 1)),
     )
     judge = Judge(options)
-    met = judge.run(judge.ask(wish, lambda reply: read_verdicts(reply, len(criteria))))
+    met = judge.run(judge.ask(question, lambda reply: read_verdicts(reply, len(criteria))))
     best = sum(weight for _, weight in criteria if weight > 0)
     earned = sum(weight for (_, weight), yes in zip(criteria, met, strict=True) if yes)
     reward = min(max(earned / best, 0.0), 1.0)
@@ -109,7 +109,7 @@ def _criterion(item: Any) -> tuple[str, float]:
 
 def read_verdicts(reply: str, count: int) -> list[bool]:
     """Return whether each criterion is met; the last line on each counts. Raises ValueError."""
-    said = {int(number): verdict.lower() == "yes" for number, verdict in _LINE.findall(reply)}
-    if missing := [n for n in range(1, count + 1) if n not in said]:
+    verdicts = {int(number): verdict.lower() == "yes" for number, verdict in _LINE.findall(reply)}
+    if missing := [n for n in range(1, count + 1) if n not in verdicts]:
         raise ValueError(f'it has no line "{missing[0]}: yes" or "{missing[0]}: no"')
-    return [said[n] for n in range(1, count + 1)]
+    return [verdicts[n] for n in range(1, count + 1)]

@@ -134,9 +134,9 @@ class Judge:
                 if again == options.repeats:
                     message = f"the judge gave no verdict: {error}; it ended in {reply[-200:]!r}"
                     raise Unavailable(message) from None
-                said = [{"role": "assistant", "content": reply}] if reply.strip() else []
-                wish = f"This cannot be read: {error}. Answer again, in the form asked for."
-                body["messages"] = [*messages, *said, {"role": "user", "content": wish}]
+                before = [{"role": "assistant", "content": reply}] if reply.strip() else []
+                remark = f"This cannot be read: {error}. Answer again, in the form asked for."
+                body["messages"] = [*messages, *before, {"role": "user", "content": remark}]
                 continue
             if kept is not None:
                 await asyncio.to_thread(keep, kept, reply[-LAST:])
@@ -148,8 +148,8 @@ def cached_reply(options: ServiceOptions, body: dict[str, Any]) -> Path | None:
     """Return where the reply to a request is kept; None without a cache."""
     if options.cache_dir is None:
         return None
-    asked = json.dumps([options.url, body], sort_keys=True).encode()
-    name = hashlib.blake2b(asked, digest_size=16).hexdigest()
+    key = json.dumps([options.url, body], sort_keys=True).encode()
+    name = hashlib.blake2b(key, digest_size=16).hexdigest()
     return expanded(options.cache_dir) / name[:2] / f"{name}.json"
 
 

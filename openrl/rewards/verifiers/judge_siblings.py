@@ -105,7 +105,7 @@ class Outcomes:
 
     texts: list[str]
     # share that the lower number won, for each order in which the pair was shown
-    said: dict[Pair, list[float]] = field(default_factory=dict)
+    shares: dict[Pair, list[float]] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)  # share that the text shown first won
     lost: int = 0  # comparisons without a verdict
     why: str = ""  # of the last one
@@ -113,28 +113,30 @@ class Outcomes:
     def add(self, shown_first: int, shown_second: int, won: float) -> None:
         """Note the share that the one shown first won."""
         low, high = sorted((shown_first, shown_second))
-        self.said.setdefault((low, high), []).append(won if low == shown_first else 1 - won)
+        self.shares.setdefault((low, high), []).append(won if low == shown_first else 1 - won)
         self.first.append(won)
 
     def won(self, one: int, other: int) -> float | None:
         """Return the share that one text won against another; equal texts tie."""
         if one == other:
             return 0.5
-        said = self.said.get((min(one, other), max(one, other)))
-        return None if said is None else mean(said) if one < other else 1 - mean(said)
+        shares = self.shares.get((min(one, other), max(one, other)))
+        return None if shares is None else mean(shares) if one < other else 1 - mean(shares)
 
     def unjudged(self, text: int) -> bool:
         """Whether nothing was said of a text, although there are others. That it equals another
         text then tells nothing."""
-        return len(self.texts) > 1 and not any(text in pair for pair in self.said)
+        return len(self.texts) > 1 and not any(text in pair for pair in self.shares)
 
     def parts(self, of: int) -> dict[str, float]:
         """Return what is measured of the comparisons of one text."""
-        mine = [said for pair, said in self.said.items() if of in pair]
-        parts = {"judge/ties": mean(float(mean(said) == 0.5) for said in mine)} if mine else {}
-        both = [said for said in mine if len(said) == 2]
+        mine = [shares for pair, shares in self.shares.items() if of in pair]
+        parts = {"judge/ties": mean(float(mean(shares) == 0.5) for shares in mine)} if mine else {}
+        both = [shares for shares in mine if len(shares) == 2]
         if both:
-            parts["judge/order_disagreement"] = mean(float(said[0] != said[1]) for said in both)
+            parts["judge/order_disagreement"] = mean(
+                float(shares[0] != shares[1]) for shares in both
+            )
         if self.first:
             parts["judge/first_wins"] = mean(self.first)
         return parts
@@ -259,7 +261,7 @@ def _beaten(ranks: list[int]) -> Iterator[tuple[int, int, float]]:
 
 
 async def _all(
-    asked: list[Coroutine[Any, Any, Verdict]], options: ComparingOptions
+    requests: list[Coroutine[Any, Any, Verdict]], options: ComparingOptions
 ) -> list[Verdict | Unavailable]:
     places = asyncio.Semaphore(options.parallel)
 
@@ -270,7 +272,7 @@ async def _all(
             except Unavailable as error:
                 return error
 
-    return await asyncio.gather(*map(one, asked))
+    return await asyncio.gather(*map(one, requests))
 
 
 def _all_or_none(outcomes: Outcomes, verdicts: list[Verdict | Unavailable]) -> list[Verdict]:

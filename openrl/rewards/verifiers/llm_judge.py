@@ -81,8 +81,8 @@ def judge(answer: Answer, options: JudgeOptions) -> Score:
     if own and "{label}" in own and answer.label is None:
         raise BadRow(f"{options.prompt_file} shows the label, and there is none")
     label = shown(answer.label)
-    wish = options.render(TEMPLATE, prompt=answer.prompt, response=answer.text, label=label)
-    asked = Judge(options)
-    score = asked.run(asked.ask(wish, options.score))
+    question = options.render(TEMPLATE, prompt=answer.prompt, response=answer.text, label=label)
+    service = Judge(options)
+    score = service.run(service.ask(question, options.score))
     reward = (score - options.low) / (options.high - options.low)
-    return Score(reward, float(reward >= options.pass_at), asked.counts())
+    return Score(reward, float(reward >= options.pass_at), service.counts())

@@ -145,9 +145,9 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
     if marked is not None:
         return _letter(marked, options.letters)
     text, letters = after_thinking(text), f"[{options.letters}]"
-    said = rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])"
-    if re.search(said, text):
-        return _last_alone(said, text, letters)
+    phrase = rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])"
+    if re.search(phrase, text):
+        return _last_alone(phrase, text, letters)
     last = _letter(text.strip().rpartition("\n")[2], options.letters)
     if last is None and options.loose:
         return _last_alone(rf"(?<![\w'])({letters})(?![\w'])", text, letters)

@@ -15,16 +15,16 @@ class StepDropped(Exception):
 
 class DropPoint:
     """The point of one training step up to which it can be dropped: its first optimizer step.
-    ``asked`` returns whether the run is asked to stop."""
+    ``stops`` returns whether the run is asked to stop."""
 
-    def __init__(self, asked: Callable[[], Awaitable[bool]]) -> None:
-        self._asked = asked
+    def __init__(self, stops: Callable[[], Awaitable[bool]]) -> None:
+        self._stops = stops
         self._passed_at: float | None = None
 
     async def check(self) -> None:
         """Raise StepDropped if the run is asked to stop and the step can still be dropped. Call it
         before each piece of work."""
-        if not self.passed and await self._asked():
+        if not self.passed and await self._stops():
             raise StepDropped
 
     @property

@@ -184,16 +184,16 @@ def sync(subject: Subject) -> str:
             for prompt, done in zip(prompts(subject), completions, strict=True)
         ]
         own = [scored(model, [row], None)[0] for row in rows]
-        theirs = torch.tensor([x for done in completions for x in done.logprobs])
-        ours = torch.cat(
+        of_engine = torch.tensor([x for done in completions for x in done.logprobs])
+        of_trainer = torch.cat(
             [x[0, -len(d.token_ids) :].cpu() for x, d in zip(own, completions, strict=True)]
         )
-        gap = check_gap(theirs, ours, subject.flags.param_dtype, 1)
+        gap = check_gap(of_engine, of_trainer, subject.flags.param_dtype, 1)
     finally:
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(before[name])
-    return f"{tensors} tensors synced; largest gap {gap:.1g} over {len(theirs)} sampled tokens"
+    return f"{tensors} tensors synced; largest gap {gap:.1g} over {len(of_engine)} sampled tokens"
 
 
 def prompts(subject: Subject) -> list[list[int]]:
@@ -207,8 +207,8 @@ async def sampled(subject: Subject, model: CausalLM) -> tuple[int, list[Completi
     try:
         tensors = await synced(engine, model, subject.device)
         wanted = [Sampling(LONGEST // 2, seed=i, ignore_eos=True) for i in range(2)]
-        asked = zip(prompts(subject), wanted, strict=True)
-        done = await asyncio.gather(*(engine.generate(p, s) for p, s in asked))
+        requests = zip(prompts(subject), wanted, strict=True)
+        done = await asyncio.gather(*(engine.generate(p, s) for p, s in requests))
         return tensors, list(done)
     finally:
         await engine.close()

@@ -66,8 +66,8 @@ def _print(
     console: Console, title: str, row: SupervisedRow, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     text = Text(f"\n{title}\n")
-    for said, learned in stretches(row, tokenizer):
-        shown = printable(_without_middle(said))
+    for stretch, learned in stretches(row, tokenizer):
+        shown = printable(_without_middle(stretch))
         if learned and not _has_colours(console):
             shown = shown.join(MARKS)
         text.append(shown, style="green" if learned else "")

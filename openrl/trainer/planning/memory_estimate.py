@@ -50,8 +50,6 @@ class ModelShape:
     backbone: int  # parameters without the output head
     hidden: int
     layers: int
-    kv_heads: int
-    head_dim: int
     vocabulary: int
     # numbers per token that each layer saves for the backward pass; ``of_norms`` more in half
     # precision, since norms compute in fp32
@@ -122,8 +120,6 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
         backbone=sum(p.numel() for p in model.base_model.parameters()),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
         vocabulary=text.vocab_size,
         **saved_numbers(text, (heads + kv_heads) * head_dim, norms),
     )

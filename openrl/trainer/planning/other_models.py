@@ -25,20 +25,20 @@ def check_teacher(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None
     if config.vision.max_images_per_prompt and not sees(load_config(path, trusted)):
         message = f"--teacher_pretrain: {path} reads only text, but prompts have images"
         raise UserError(message, "a vision-language teacher")
-    theirs, ours = (
+    teacher_size, policy_size = (
         load_config(name, trusted).get_text_config().vocab_size
         for name in (path, config.model.pretrain)
     )
-    if (highest := max(tokenizer.get_vocab().values())) >= theirs:
+    if (highest := max(tokenizer.get_vocab().values())) >= teacher_size:
         raise UserError(
-            f"--teacher_pretrain: {path} knows {theirs} tokens, but the policy's tokenizer has"
-            f" token {highest}",
+            f"--teacher_pretrain: {path} knows {teacher_size} tokens, but the policy's tokenizer"
+            f" has token {highest}",
             fix,
         )
-    if config.teacher.top_k == 0 and theirs != ours:
+    if config.teacher.top_k == 0 and teacher_size != policy_size:
         raise UserError(
-            f"--teacher_topk 0: the output head of {path} has {theirs} tokens, that of the policy"
-            f" {ours}",
+            f"--teacher_topk 0: the output head of {path} has {teacher_size} tokens, that of the"
+            f" policy {policy_size}",
             "--teacher_topk 128",
         )
 

@@ -101,7 +101,7 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_engine, path, config.engine, device, trusted)
     with collector:
         rewards = derived.rewards(config)
-        check_reward_sources(config.reward, rewards.asked, config.debug.plugin)
+        check_reward_sources(config.reward, rewards.all_sources, config.debug.plugin)
         check_reward_models(config)
     with collector:
         check_address(config.placement.address)

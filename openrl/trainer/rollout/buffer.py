@@ -1,7 +1,7 @@
 """Decides when rollouts happen: which prompts may start now, and which answers a step trains on.
 
-    slot = await buffer.admit()     waits until another prompt may start
-    buffer.put(slot, group)         stores its scored answers; if the filter rejects them, the next
+    pending = await buffer.admit()  waits until another prompt may start
+    buffer.put(pending, group)      stores its scored answers; if the filter rejects them, the next
                                     prompt may start instead
     taken = await buffer.take()     returns the groups of the next training step
     buffer.set_policy_version(version)
@@ -119,44 +119,44 @@ class RolloutBuffer:
 
     @property
     def _running(self) -> int:
-        return len(self._slots) - len(self._complete) - len(self._waiting)
+        return len(self._pending) - len(self._complete) - len(self._waiting)
 
-    def _arrange(self, slots: Iterable[PendingPrompt]) -> None:
-        """Set the slots that are admitted but not yet taken, in the order of admission, and keep
+    def _arrange(self, prompts: Iterable[PendingPrompt]) -> None:
+        """Set the prompts that are admitted but not yet taken, in the order of admission, and keep
         apart those that are complete and those that have to start again."""
-        self._slots = list(slots)
-        self._complete = [slot for slot in self._slots if slot.group is not None]
-        self._waiting = deque(s for s in self._slots if not s.running and s.group is None)
+        self._pending = list(prompts)
+        self._complete = [pending for pending in self._pending if pending.group is not None]
+        self._waiting = deque(s for s in self._pending if not s.running and s.group is None)
 
     # -- playing -----------------------------------------------------------------------------------
 
     async def admit(self) -> PendingPrompt:
         """Return the next prompt to play, once the limits allow it."""
-        slot = await self._until(self._admissible)
-        if slot.draw is None:
-            slot.draw = (self.steps + 1, self._draws)
+        pending = await self._until(self._admissible)
+        if pending.draw is None:
+            pending.draw = (self.steps + 1, self._draws)
             self._draws += 1
-        slot.version = self.version
-        slot.running = True
+        pending.version = self.version
+        pending.running = True
         if self._idle_since is not None:
             self._idle_seconds += asyncio.get_running_loop().time() - self._idle_since
             self._idle_since = None
-        return slot
+        return pending
 
-    def put(self, slot: PendingPrompt, group: PromptGroup) -> None:
-        """Store the scored answers to a slot's prompt, or discard the slot if the filter rejects
-        them and another prompt may be tried."""
-        slot.running = False
+    def put(self, pending: PendingPrompt, group: PromptGroup) -> None:
+        """Store the scored answers to a prompt, or discard it if the filter rejects them and
+        another prompt may be tried."""
+        pending.running = False
         if self.filter is not None and not self.filter.accepts(group):
             if self._tried_again < self.filter.spare:
                 self._tried_again += 1
-                self._filtered.append((slot.index, group))
-                del self._slots[_place(self._slots, slot.index)]
+                self._filtered.append((pending.index, group))
+                del self._pending[_place(self._pending, pending.index)]
                 self._changed()
                 return
-            slot.kept = False
-        slot.group = group
-        self._complete.insert(_place(self._complete, slot.index), slot)
+            pending.kept = False
+        pending.group = group
+        self._complete.insert(_place(self._complete, pending.index), pending)
         self._changed()
 
     def fail(self, error: BaseException) -> None:
@@ -165,11 +165,11 @@ class RolloutBuffer:
         self._changed()
 
     def _admissible(self) -> PendingPrompt | None:
-        """Return the slot that may start now: one that has to start again, otherwise that of the
-        next prompt. None if the limits allow neither."""
+        """Return the prompt that may start now: one that has to start again, otherwise the next.
+        None if the limits allow neither."""
         limits = self.limits
         waiting = self._waiting[0] if self._waiting else None
-        position = _place(self._slots, waiting.index) if waiting else len(self._slots)
+        position = _place(self._pending, waiting.index) if waiting else len(self._pending)
         if limits.in_waves:
             self._wave_open = (self._wave_open or not self._running) and position < limits.capacity
         allowed = (
@@ -182,9 +182,9 @@ class RolloutBuffer:
         if not allowed:
             return None
         if waiting is None:
-            self._slots.append(PendingPrompt(self._admitted, self.prompts.take(1)[0]))
+            self._pending.append(PendingPrompt(self._admitted, self.prompts.take(1)[0]))
             self._admitted += 1
-            return self._slots[-1]
+            return self._pending[-1]
         return self._waiting.popleft()
 
     def _in_time(self, position: int, version: int) -> bool:
@@ -216,7 +216,7 @@ class RolloutBuffer:
         generated = [group for _, group in sorted(came, key=lambda item: item[0])]
         self.prompts.learn(generated)
         taken = RolloutBatch(
-            groups=[slot.group for slot in chosen if slot.group and slot.kept],
+            groups=[pending.group for pending in chosen if pending.group and pending.kept],
             generated=generated,
             version=self.version,
             counts=self._counts(asked_at)
@@ -232,46 +232,46 @@ class RolloutBuffer:
         return taken
 
     def _selected(self) -> list[PendingPrompt] | None:
-        """Return the slots of the next step, or None if it has to wait."""
+        """Return the prompts of the next step, or None if it has to wait."""
         limits = self.limits
         if self.complete < limits.wanted:
             return None
-        candidates = self._slots[: limits.wanted + limits.surplus]
+        candidates = self._pending[: limits.wanted + limits.surplus]
         complete = self._complete[: _place(self._complete, candidates[-1].index + 1)]
         if len(complete) < limits.wanted:
             return None
-        # a slot that was dropped once goes first, or others might overtake it forever
-        dropped = [slot for slot in candidates if slot.drops]
-        if any(slot.group is None for slot in dropped[: limits.wanted]):
+        # a prompt that was dropped once goes first, or others might overtake it forever
+        dropped = [pending for pending in candidates if pending.drops]
+        if any(pending.group is None for pending in dropped[: limits.wanted]):
             return None
-        complete.sort(key=lambda slot: not slot.drops)
-        chosen = sorted(complete[: limits.wanted], key=lambda slot: slot.index)
+        complete.sort(key=lambda pending: not pending.drops)
+        chosen = sorted(complete[: limits.wanted], key=lambda pending: pending.index)
         if not limits.carries_over:
             return chosen
-        behind = limits.wanted  # the slots left behind are trained one step later
+        behind = limits.wanted  # the prompts left behind are trained one step later
         in_time = all(
-            self._in_time(behind + place, slot.version)
-            for place, slot in enumerate(self._without(chosen))
-            if slot.version >= 0
+            self._in_time(behind + place, pending.version)
+            for place, pending in enumerate(self._without(chosen))
+            if pending.version >= 0
         )
         return chosen if in_time else None
 
     def _without(self, chosen: list[PendingPrompt]) -> list[PendingPrompt]:
         leaving = set(chosen)
-        return [slot for slot in self._slots if slot not in leaving]
+        return [pending for pending in self._pending if pending not in leaving]
 
     def set_policy_version(self, version: int) -> list[PendingPrompt]:
         """Record that the last step is over and that the engines hold weights ``version``. Returns
-        the slots that are now too old: new ones replace them, and nobody needs their answers."""
+        the prompts that are now too old: new ones replace them, and nobody needs their answers."""
         # a step that has not sent its weights may still send them, before an evaluation
         self._unsent = self._unsent and version == self.version
         self.version = version
         again: dict[PendingPrompt, PendingPrompt] = {}
         if self.limits.policy == "drop":
             oldest = version - self.limits.max_staleness
-            too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
+            too_old = [pending for pending in self._pending if 0 <= pending.version < oldest]
             again = {s: PendingPrompt(s.index, s.prompt, drops=s.drops + 1) for s in too_old}
-        self._arrange(again.get(slot, slot) for slot in self._slots)
+        self._arrange(again.get(pending, pending) for pending in self._pending)
         self._dropped += len(again)
         self._changed()
         return list(again)
@@ -320,7 +320,7 @@ class RolloutBuffer:
     @property
     def unfinished(self) -> int:
         """Number of prompts that have started and are not complete."""
-        return sum(slot.draw is not None and slot.group is None for slot in self._slots)
+        return sum(pending.draw is not None and pending.group is None for pending in self._pending)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs to train on the same prompts in the same order.
@@ -333,7 +333,7 @@ class RolloutBuffer:
             "tried_again": self._tried_again,
             "dropped": self._dropped,
             "filtered": [(n, group_to_json(group)) for n, group in self._filtered],
-            "slots": [_slot_to_json(slot) for slot in self._slots],
+            "slots": [_pending_to_json(pending) for pending in self._pending],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -348,30 +348,30 @@ class RolloutBuffer:
         self.steps, self._admitted = state["steps"], state["admitted"]
         self._draws, self._tried_again = state["draws"], state["tried_again"]
         self._dropped = state["dropped"]
-        # older checkpoints have other names: turned_down, and ordinal in a slot
+        # older checkpoints have other names: turned_down, and ordinal in a prompt
         filtered = state["filtered"] if "filtered" in state else state["turned_down"]
         self._filtered = [(n, group_from_json(g, known)) for n, g in filtered]
-        self._arrange(_slot_from_json(slot, known) for slot in state["slots"])
+        self._arrange(_pending_from_json(pending, known) for pending in state["slots"])
 
 
-def _place(slots: list[PendingPrompt], index: int) -> int:
-    """Return how many of the slots, in the order of admission, come before ``index``."""
-    return bisect_left(slots, index, key=lambda slot: slot.index)
+def _place(prompts: list[PendingPrompt], index: int) -> int:
+    """Return how many of the prompts, in the order of admission, come before ``index``."""
+    return bisect_left(prompts, index, key=lambda pending: pending.index)
 
 
-def _slot_to_json(slot: PendingPrompt) -> dict[str, Any]:
+def _pending_to_json(pending: PendingPrompt) -> dict[str, Any]:
     return {
-        "index": slot.index,
-        "prompt": slot.prompt.id,
-        "draw": slot.draw,
-        "version": slot.version if slot.group else -1,
-        "group": group_to_json(slot.group) if slot.group else None,
-        "kept": slot.kept,
-        "drops": slot.drops,
+        "index": pending.index,
+        "prompt": pending.prompt.id,
+        "draw": pending.draw,
+        "version": pending.version if pending.group else -1,
+        "group": group_to_json(pending.group) if pending.group else None,
+        "kept": pending.kept,
+        "drops": pending.drops,
     }
 
 
-def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> PendingPrompt:
+def _pending_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> PendingPrompt:
     return PendingPrompt(
         index=saved["index"] if "index" in saved else saved["ordinal"],
         prompt=known[saved["prompt"]],

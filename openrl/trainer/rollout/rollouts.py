@@ -65,23 +65,23 @@ class Rollouts:
     async def _produce(self) -> None:
         try:
             while True:
-                slot = await self.buffer.admit()
-                task = asyncio.create_task(self._play_slot(slot))
-                self._playing[slot] = task
+                pending = await self.buffer.admit()
+                task = asyncio.create_task(self._play_pending(pending))
+                self._playing[pending] = task
         except Exception as error:
             self._fail(error)
 
-    async def _play_slot(self, slot: PendingPrompt) -> None:
+    async def _play_pending(self, pending: PendingPrompt) -> None:
         request = self.request
-        if request.seed is not None and slot.draw is not None:
-            request = replace(request, seed=(request.seed[0], *slot.draw))
+        if request.seed is not None and pending.draw is not None:
+            request = replace(request, seed=(request.seed[0], *pending.draw))
         try:
             monitors = self._failures, self._unplayed
-            self.buffer.put(slot, await self.play(slot.prompt, request, *monitors))
+            self.buffer.put(pending, await self.play(pending.prompt, request, *monitors))
         except Exception as error:
             self._fail(error)
         finally:
-            del self._playing[slot]
+            del self._playing[pending]
         self._tell(self.buffer.complete, self.buffer.limits.wanted)
 
     def _fail(self, error: Exception) -> None:
@@ -90,9 +90,9 @@ class Rollouts:
             self.failure.set_exception(error)
             self.failure.exception()  # marks it as retrieved: perhaps nobody awaits it
 
-    async def _stop(self, slots: list[PendingPrompt]) -> None:
-        """Cancel the playing of slots whose answers nobody needs any more."""
-        await cancel_all(self._playing[slot] for slot in slots if slot in self._playing)
+    async def _stop(self, prompts: list[PendingPrompt]) -> None:
+        """Cancel the playing of prompts whose answers nobody needs any more."""
+        await cancel_all(self._playing[pending] for pending in prompts if pending in self._playing)
 
     # -- one prompt, many prompts ------------------------------------------------------------------
 

@@ -275,8 +275,8 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     with its value then and now."""
     differ = [name for name in sorted(now) if before.get(name) != now[name]]
     values = {name: tuple(show(flags.get(name)) for flags in (before, now)) for name in differ}
-    told = [f"--{name} {then} -> {value}" for name, (then, value) in values.items()]
-    return f"flags that differ: {', '.join(told)}" if told else "same flags"
+    changes = [f"--{name} {then} -> {value}" for name, (then, value) in values.items()]
+    return f"flags that differ: {', '.join(changes)}" if changes else "same flags"
 
 
 def step_of(checkpoint: Path | None) -> int:

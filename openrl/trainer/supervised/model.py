@@ -90,7 +90,7 @@ class SupervisedModel:
 
     async def _planned(self, batch: TokenBatch) -> tuple[TokenBatch, TrainingPlan]:
         """Return the batch with all columns that the task needs, and the plan of a single step."""
-        batch, spec = await self.task.annotate(batch, self.forward), self.batching
+        batch, spec = await self.task.prepare_batch(batch, self.forward), self.batching
         return batch, self.task.plan(batch, data_ranks(self.group), spec.train, spec.cost)
 
     async def add_reference(

@@ -37,7 +37,7 @@ def plan_rows(
     return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
 
-async def no_annotation(batch: TokenBatch, forward: Forward) -> TokenBatch:
+async def unchanged(batch: TokenBatch, forward: Forward) -> TokenBatch:
     return batch
 
 
@@ -52,8 +52,8 @@ class Task:
     columns: tuple[Column, ...]  # shown next to the loss
     collate: Callable[[Sequence[Any], int], TokenBatch] = collate_rows
     plan: Callable[[TokenBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
-    # completes the batch before each update or evaluation
-    annotate: Callable[[Any, Forward], Awaitable[TokenBatch]] = no_annotation
+    # computes what the update needs beside the rows, before each update or evaluation
+    prepare_batch: Callable[[Any, Forward], Awaitable[TokenBatch]] = unchanged
     # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
     reference_lora: LoRAFlags | None = None  # for the reference model
@@ -124,7 +124,7 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         columns=(Column("accuracy", "accuracy {:.3f}"), Column("rewards/margin", "margin {:.3f}")),
         collate=collate_preferences,
         plan=plan_rows if rated else plan_pairs,
-        annotate=add_kl_estimate if rated else no_annotation,
+        prepare_batch=add_kl_estimate if rated else unchanged,
         reference=config.reference_pretrain,
         reference_lora=derived.reference_lora(config),
     )

@@ -62,7 +62,7 @@ def test_watched_sources_are_no_part_of_the_reward():
     plan = reward_plan(flags, watched=("numeric", "lib/mine.py:judge"))
     assert [(s.kind, s.name) for s in plan.watched] == [("verifier", "numeric"), ("file", "mine")]
     assert [s.name for s in plan.sources] == ["exact"] and plan.of("any") == {"exact": 2.0}
-    assert [s.name for s in plan.asked] == ["exact", "numeric", "mine"]
+    assert [s.name for s in plan.all_sources] == ["exact", "numeric", "mine"]
     with pytest.raises(UserError, match="--watch_funcs: exact is trained on"):
         reward_plan(flags, watched=("exact",))
     with pytest.raises(UserError, match="numeric is given twice"):

@@ -64,9 +64,9 @@ class Table:
 
     async def play(self) -> None:
         while True:
-            slot = await self.buffer.admit()
-            self.playing[int(slot.prompt.id)] = slot
-            self.follows.append(f"start {slot.prompt.id}")
+            pending = await self.buffer.admit()
+            self.playing[int(pending.prompt.id)] = pending
+            self.follows.append(f"start {pending.prompt.id}")
 
     async def train(self) -> None:
         taken = await self.buffer.take()
@@ -74,7 +74,7 @@ class Table:
         self.follows.append(f"train {', '.join(trained)}")
         left_out = [g.prompt.id for g in taken.generated if g.prompt.id not in trained]
         self.follows += [f"leave out {number}" for number in left_out]
-        self.follows += [f"give up {slot.prompt.id}" for slot in taken.aborted]
+        self.follows += [f"give up {pending.prompt.id}" for pending in taken.aborted]
 
     async def row(self, event: str) -> str:
         self.follows = []
@@ -89,7 +89,7 @@ class Table:
             case [*no, "publish"]:
                 self.version += not no
                 old = self.buffer.set_policy_version(self.version)
-                self.follows += [f"too old {slot.prompt.id}" for slot in old]
+                self.follows += [f"too old {pending.prompt.id}" for pending in old]
             case ["leave"]:
                 state = json.dumps(self.buffer.state())
                 await self.stop()
@@ -325,9 +325,9 @@ def test_waits_are_measured():
         await asyncio.sleep(1)
         step = asyncio.create_task(buffer.take())
         await asyncio.sleep(2)
-        slot = await buffer.admit()
+        pending = await buffer.admit()
         await asyncio.sleep(2)
-        buffer.put(slot, answers(0))
+        buffer.put(pending, answers(0))
         first = (await step).counts
         await asyncio.sleep(3)
         buffer.set_policy_version(2)
@@ -400,12 +400,12 @@ def test_a_resumed_buffer_with_a_curriculum_starts_the_same_prompts():
     async def play(table, count):
         started = []
         while len(started) < count:
-            slot = await table.admit()
-            started.append(slot.prompt.id)
-            number = int(slot.prompt.id)
+            pending = await table.admit()
+            started.append(pending.prompt.id)
+            number = int(pending.prompt.id)
             group = answers(number, float(number % 3 > 0))
             group.trajectories[0].score = Score(float(number % 3 > 0), float(number % 2))
-            table.put(slot, group)
+            table.put(pending, group)
             if table.complete >= 8:
                 counts.append((await table.take()).counts)
                 table.set_policy_version(len(counts))

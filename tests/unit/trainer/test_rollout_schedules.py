@@ -265,7 +265,7 @@ class Engines(WeightSync):
 
 
 def numbers(played):
-    """Of the prompts of groups or slots."""
+    """Of groups or of pending prompts."""
     return [int(one.prompt.id) for one in played]
 
 
@@ -303,7 +303,7 @@ def check_prompts(run: Run, takes: list[RolloutBatch]) -> None:
     stream = SeededStream(run.stream.items, schedule.seed)
     order = [int(prompt.id) for prompt in stream.take(admitted)]
     gone = [n for t in takes for n in numbers(t.generated) + numbers(t.aborted)]
-    left = numbers(run.buffer._slots) + numbers(g for _, g in run.buffer._filtered)
+    left = numbers(run.buffer._pending) + numbers(g for _, g in run.buffer._filtered)
     assert Counter(gone) + Counter(left) == Counter(order)
 
     for taken in takes:

@@ -83,17 +83,17 @@ def test_a_stopped_run_says_how_many_episodes_start_over_and_saves_their_seeds(
             await trainer.save_and_stop()
         resumed = RolloutBuffer(numbered_prompts(), BufferLimits(1, steps_ahead=1))
         resumed.load_state(json.loads(json.dumps(state)))
-        slot = await resumed.admit()
-        return slot, state, trainer.progress.console.file.getvalue()
+        pending = await resumed.admit()
+        return pending, state, trainer.progress.console.file.getvalue()
 
-    slot, state, output = asyncio.run(scenario())
+    pending, state, output = asyncio.run(scenario())
     assert "3 unfinished episodes start over" in output
     (saved,) = state["slots"]
-    assert (slot.prompt.id, slot.draw) == (saved["prompt"], (1, 0))
+    assert (pending.prompt.id, pending.draw) == (saved["prompt"], (1, 0))
 
 
 def test_recorded_turns_of_earlier_checkpoints_are_ignored_and_that_is_said_once(tmp_path):
-    """Such a slot had the version of its first turn; it starts under the weights of its start."""
+    """Such a prompt had the version of its first turn; it starts under the weights of its start."""
 
     async def scenario():
         trainer = await stopped(tmp_path, steps_ahead=1)
@@ -104,9 +104,9 @@ def test_recorded_turns_of_earlier_checkpoints_are_ignored_and_that_is_said_once
         saved = {"step": 0, "version": 3, "rollouts": state, "learner": {}, "totals": {}}
         await trainer.restore(Path("unused"), json.loads(json.dumps(saved)))
         trainer.rollouts.buffer.set_policy_version(2)
-        slot = await trainer.rollouts.buffer.admit()
-        return slot, trainer.progress.console.file.getvalue()
+        pending = await trainer.rollouts.buffer.admit()
+        return pending, trainer.progress.console.file.getvalue()
 
-    slot, output = asyncio.run(scenario())
-    assert slot.version == 2 and slot.draw == (1, 0)
+    pending, output = asyncio.run(scenario())
+    assert pending.version == 2 and pending.draw == (1, 0)
     assert output.count("turns of unfinished episodes, which are no longer used") == 1

@@ -1,4 +1,4 @@
-"""What the supervised commands annotate before a step, and how an evaluation ends early."""
+"""What the supervised commands compute before a step, and how an evaluation ends early."""
 
 import asyncio
 from types import SimpleNamespace
