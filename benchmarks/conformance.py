@@ -19,6 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from benchmarks import conformance_trl
 from openrl.algorithms.kl import KLCoefficient, kl_estimate
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import importance_weights
@@ -66,12 +67,12 @@ def estimators() -> dict[str, Numbers]:
     }
 
 
-def losses(**given: Any) -> dict[str, Numbers]:
-    """The loss of each token of two answers, of two and of three tokens."""
+def two_answers() -> LossInputs:
+    """Two answers, of two and of three tokens."""
     mask = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1]]).bool()
     old = torch.full(mask.shape, -1.0, dtype=torch.float64)
     new = old.masked_scatter(mask, torch.tensor(RATIOS).double().log() - 1)
-    inputs = LossInputs(
+    return LossInputs(
         logprobs=new,
         old_logprobs=old,
         rollout_logprobs=old,
@@ -81,11 +82,16 @@ def losses(**given: Any) -> dict[str, Numbers]:
         rewards=torch.tensor([1.0, -1.0]).double(),
         selected=torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]).bool(),
     )
+
+
+def losses(**given: Any) -> dict[str, Numbers]:
+    """The loss of each token of two answers."""
+    inputs = two_answers()
     needed = {"dro": {"dro_beta": 0.1}}
 
     def of(entry: Any) -> Numbers:
         options = entry.options(**(needed.get(entry.name, {}) | given)) if entry.options else None
-        return entry.component(inputs, options).per_token[mask].tolist()
+        return entry.component(inputs, options).per_token[inputs.loss_mask].tolist()
 
     names = ["ppo"] if given else policy_losses.names()
     return {name: of(policy_losses[name]) for name in names}
@@ -178,11 +184,18 @@ def edges() -> dict[str, Numbers]:
     }
 
 
+@cache
+def beside_trl() -> list[tuple[str, float, float]]:
+    """(name, our loss, TRL's loss) of a step over the two answers."""
+    return list(conformance_trl.rows(two_answers()))
+
+
 SECTIONS: dict[str, Callable[[], dict[str, Numbers]]] = {
     "estimators": estimators,
     "norms": norms,
     "losses": losses,
     "dual clip": lambda: losses(dual_clip=1.4),
+    "whole losses": lambda: {name: [ours] for name, ours, _ in beside_trl()},
     "aggregation": aggregation,
     "kl": kl,
     "kl slope": kl_slope,
@@ -230,7 +243,18 @@ HOMES = {
 
 @cache
 def facts() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "benchmarks/conformance.yaml").read_text())
+    """What is known of others: conformance.yaml, and what the installed TRL computes."""
+    found = yaml.safe_load((ROOT / "benchmarks/conformance.yaml").read_text())
+    trl = conformance_trl.installed()
+    found["commits"][trl] = "PyPI"
+    found["facts"]["whole losses"] = {
+        name: [{"systems": [trl], "how": "run", "numbers": f"{theirs:.6g}"}]
+        for name, _, theirs in beside_trl()
+    }
+    for name, setting in conformance_trl.SETTINGS.items():
+        formula = f"`{setting.ours}`, `{setting.mode}`"
+        found["formulas"].setdefault("whole losses", {})[name] = formula
+    return found
 
 
 def show(numbers: Numbers) -> str:

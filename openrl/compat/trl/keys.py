@@ -136,6 +136,9 @@ def loss(keys: GivenKeys, command: str) -> Iterator[Computed]:
         for flag in ("vespo_pos", "vespo_neg"):
             names = (flag.replace("_", "_k_"), flag.replace("_", "_lambda_"))
             yield Computed(flag, [str(keys.number(name)) for name in names], names)
+    elif policy == "cispo":  # its epsilon_high caps the ratio itself, and nothing bounds it below
+        cap = keys.number("epsilon_high", keys.number("epsilon"))
+        yield Computed("eps_clip_low_high", ["1.0", str(max(cap - 1, 0.0))], ("epsilon_high",))
     elif policy != "sapo":
         low = keys.number("epsilon")
         high = keys.number("epsilon_high", low)

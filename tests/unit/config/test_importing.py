@@ -341,6 +341,10 @@ LOSSES = [
             "eps_clip_low_high": (0.0003, 0.0003),
         },
     ),
+    (  # min(rho, 5)
+        "loss_type='cispo', epsilon_high=5.0",
+        {"policy_loss_type": "cispo", "eps_clip_low_high": (1.0, 4.0)},
+    ),
     (
         "use_adaptive_entropy=True, entropy_target=0.5, entropy_coef_max=0.1",
         {
