@@ -42,6 +42,9 @@ class ChatFormat:
         self._leading = [] if chat else leading_ids(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in added.items() if token.special}
+        swallow = {i for i in self._special if added[i].rstrip}
+        anchors = [i for i in (tokenizer.eos_token_id, *added) if i in self._special - swallow]
+        self._anchor = next(iter(anchors), tokenizer.eos_token_id)
 
     def render(
         self,
@@ -49,10 +52,12 @@ class ChatFormat:
         tools: Schemas | None = None,
         to_reply: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        continued: bool = False,
     ) -> str:
         """Return the text of a chat up to where the assistant begins to write or, without
-        ``to_reply``, up to the end of the last message. ``variables`` are those of a row, which
-        stand before the run's. Raises TemplateError."""
+        ``to_reply``, up to the end of the last message; if that is to be ``continued``, without
+        what ends its turn. ``variables`` are those of a row, which stand before the run's. Raises
+        TemplateError."""
         if not self.chat:  # messages mark their images themselves
             return _whole("".join(map(message_text, messages)))
         try:
@@ -60,7 +65,8 @@ class ChatFormat:
                 without_images(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
-                add_generation_prompt=to_reply,
+                add_generation_prompt=to_reply and not continued,
+                continue_final_message=continued,
                 **{**self.kwargs, **variables},
             )
         except Exception as error:  # templates raise anything, e.g. because roles must alternate
@@ -141,7 +147,7 @@ class ChatFormat:
         start of a text in a special way, so a special token is put in front of it: the last one of
         ``before`` if that is special, because some special tokens swallow the spaces that
         follow."""
-        special = before[-1] if before[-1] in self._special else self.tokenizer.eos_token_id
+        special = before[-1] if before[-1] in self._special else self._anchor
         anchor = self.tokenizer.convert_ids_to_tokens(special)
         return self.tokenizer(anchor + text, add_special_tokens=False).input_ids[1:]
 
@@ -159,6 +165,14 @@ class ChatFormat:
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+def with_row_tools(tools: Schemas | None, of_row: Schemas) -> Schemas:
+    """Return an agent's schemas and, behind them, those of a row whose names no tool of the agent
+    has."""
+    own = list(tools or ())
+    names = {schema["function"]["name"] for schema in own}
+    return [*own, *(schema for schema in of_row if schema["function"]["name"] not in names)]
 
 
 def _whole(text: str) -> str:

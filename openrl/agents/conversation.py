@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.agents.base import Generate
-from openrl.agents.chat import ChatFormat, Schemas, TemplateError
+from openrl.agents.chat import ChatFormat, Schemas, TemplateError, with_row_tools
+from openrl.agents.text_row import TextRow
 from openrl.agents.tools.calls import Parse, ParsedReply, message_forms
 from openrl.config.groups.agent import TurnFlags
 from openrl.data.privileged import privileged_chat
@@ -63,40 +64,7 @@ class Reply:
     completion: Completion
     images: tuple[PlacedImage, ...] = ()  # in their order in ``prompt_ids``
     opened: str = ""  # the tag at the end of the prompt that begins the reasoning
-
-
-@dataclass(eq=False)
-class _TextRow:
-    """A segment that grows, and its text."""
-
-    text: str = ""
-    segment: Segment = field(default_factory=Segment)
-    rewards: dict[int, float] = field(default_factory=dict)  # by index of a turn's last token
-    busy: bool = False  # a reply that continues the row is being sampled
-
-    @property
-    def images(self) -> list[Image]:
-        return [placed.image for placed in self.segment.images]
-
-    def is_continued_by(self, text: str, images: Sequence[Image]) -> bool:
-        """Whether a chat with this text and these images continues the row."""
-        known = self.images
-        return text.startswith(self.text) and list(images[: len(known)]) == known
-
-    def as_context(self) -> _TextRow:
-        """Return a row that begins with the tokens of this one, none of which is trained."""
-        row = _TextRow(self.text)
-        row.segment.observe(self.segment.token_ids, self.segment.images)
-        row.segment.privileged = self.segment.privileged
-        return row
-
-
-def with_row_tools(tools: Schemas | None, of_row: Schemas) -> Schemas:
-    """Return an agent's schemas and, behind them, those of a row whose names no tool of the agent
-    has."""
-    own = list(tools or ())
-    names = {schema["function"]["name"] for schema in own}
-    return [*own, *(schema for schema in of_row if schema["function"]["name"] not in names)]
+    begun: str = ""  # what the prompt holds of the reply, if another has begun it
 
 
 class Conversation:
@@ -124,8 +92,8 @@ class Conversation:
         self.turns, self.forks = 0, 0
         self.rendered: list[RenderedTurn] = []
         self._asking = 0  # turns that are being sampled
-        self._rows: list[_TextRow] = []
-        self._last: _TextRow | None = None  # the row of the last turn
+        self._rows: list[TextRow] = []
+        self._last: TextRow | None = None  # the row of the last turn
         self._longest = sampling.max_len or 2**31  # most tokens of a row
 
     async def reply(
@@ -135,30 +103,48 @@ class Conversation:
         state: str | None = None,
         max_tokens: int | None = None,
         stop: tuple[str, ...] = (),
+        continued: bool = False,
     ) -> Reply:
-        """Return the policy's reply to a chat that ends with somebody else's message. ``state`` is
-        the key of what the policy sees, used if the turn starts a row. ``max_tokens`` and ``stop``
-        are further limits of this turn.
+        """Return the policy's reply to a chat that ends with somebody else's message or, if that is
+        to be ``continued``, with the beginning of the reply. ``state`` is the key of what the
+        policy sees, used if the turn starts a row. ``max_tokens`` and ``stop`` are further limits
+        of this turn.
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         self._require_turn()
-        row, rest, ids, placed = self._continuation(messages, tools)
+        row, rest, ids, placed = self._continuation(messages, tools, continued)
         before = len(row.segment.token_ids) + len(ids)
         sampling = self._sampling(before, max_tokens, stop)
         if not row.segment.token_ids:
-            row.segment.privileged = self._privileged(messages, tools, len(ids))
-        return await self._turn(row, rest, ids, placed, sampling, state)
+            row.segment.privileged = self._privileged(messages, tools, len(ids), continued)
+        shown = row.text + rest
+        reply = await self._turn(row, rest, ids, placed, sampling, state)
+        return self._with_beginning(reply, shown, messages, tools) if continued else reply
 
-    def count_tokens(self, messages: Sequence[Message], tools: Schemas | None = None) -> int:
+    def _with_beginning(
+        self, reply: Reply, shown: str, messages: Sequence[Message], tools: Schemas | None
+    ) -> Reply:
+        """Return a reply as the end of the last message, which the text ``shown`` ends with."""
+        begun, opened = str(messages[-1]["content"]), ""
+        with suppress(TemplateError):
+            prompt = self._render(messages[:-1], tools)
+            if shown.startswith(prompt):  # with what a template writes before the content
+                begun, opened = shown[len(prompt) :], self.chat.opened(prompt)
+        whole = {**reply.message, "content": f"{begun}{reply.message['content']}"}
+        return replace(reply, message=whole, begun=begun, opened=opened)
+
+    def count_tokens(
+        self, messages: Sequence[Message], tools: Schemas | None = None, continued: bool = False
+    ) -> int:
         """Count the tokens that the policy would be given for a chat. Raises TemplateError."""
-        row, _, ids, _ = self._continuation(messages, tools)
+        row, _, ids, _ = self._continuation(messages, tools, continued)
         return len(row.segment.token_ids) + len(ids)
 
     def _continuation(
-        self, messages: Sequence[Message], tools: Schemas | None
-    ) -> tuple[_TextRow, str, list[int], tuple[PlacedImage, ...]]:
+        self, messages: Sequence[Message], tools: Schemas | None, continued: bool
+    ) -> tuple[TextRow, str, list[int], tuple[PlacedImage, ...]]:
         """Return the row that a chat continues, and what it adds: text, tokens and images."""
-        text, images = self._render(messages, tools), self.chat.images_in(messages)
+        text, images = self._render(messages, tools, continued), self.chat.images_in(messages)
         row = self._row_for(lambda row: row.is_continued_by(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
@@ -166,7 +152,7 @@ class Conversation:
         return row, rest, ids, placed
 
     def _privileged(
-        self, messages: Sequence[Message], tools: Schemas | None, length: int
+        self, messages: Sequence[Message], tools: Schemas | None, length: int, continued: bool
     ) -> PrivilegedContext | None:
         """Return what a teacher reads in place of a chat of ``length`` tokens; None if it is told
         nothing, or if the chat does not hold the prompt."""
@@ -175,7 +161,7 @@ class Conversation:
         chat = privileged_chat(messages, self.prompt)
         if chat is None:
             return None
-        ids = self.chat.encode(self._render(chat, tools))
+        ids = self.chat.encode(self._render(chat, tools, continued))
         ids, placed = self.chat.place(ids, self.chat.images_in(chat), 0)
         return PrivilegedContext(length, ids, placed)
 
@@ -192,7 +178,7 @@ class Conversation:
         images = self.chat.check_image_count(list(images))
         token_ids, placed = self.chat.place(token_ids, images, 0)
 
-        def is_held(row: _TextRow) -> bool:
+        def is_held(row: TextRow) -> bool:
             held, known = row.segment.token_ids, row.images
             return token_ids[: len(held)] == held and images[: len(known)] == known
 
@@ -206,7 +192,7 @@ class Conversation:
 
     async def _turn(
         self,
-        row: _TextRow,
+        row: TextRow,
         text: str,
         token_ids: list[int],
         images: tuple[PlacedImage, ...],
@@ -266,37 +252,43 @@ class Conversation:
         return True
 
     def choose(
-        self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
+        self,
+        chats: Sequence[Sequence[Message]],
+        tools: Schemas | None = None,
+        continued: bool = False,
     ) -> list[Message]:
         """Return the chat that continues the longest row, the first among equals; if none can be
-        rendered, the last."""
+        rendered, the last. ``continued`` says whether their last message is to be continued."""
         best, most = chats[-1], -1
         longest = max((len(row.text) for row in self._rows), default=0)
         for chat in chats:
             if most == longest or len(chats) == 1:
                 break
             with suppress(TemplateError):
-                text, images = self._render(chat, tools), self.chat.images_in(chat)
+                text = self._render(chat, tools, continued)
+                images = self.chat.images_in(chat)
                 rows = (row for row in self._rows if row.is_continued_by(text, images))
                 if (held := max((len(row.text) for row in rows), default=0)) > most:
                     best, most = chat, held
         return list(best)
 
-    def _render(self, messages: Sequence[Message], tools: Schemas | None) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Schemas | None, continued: bool = False
+    ) -> str:
         """Render a chat with what the prompt's row gives to the template. A client of the endpoint
         says itself which tools there are. Raises TemplateError."""
         shown = tools if self.any_prompt else with_row_tools(tools, self._row_tools)
-        return self.chat.render(messages, shown, variables=self._variables)
+        return self.chat.render(messages, shown, variables=self._variables, continued=continued)
 
     def _require_turn(self) -> None:
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):
             raise EpisodeOver(FinishReason.MAX_TURNS)
 
-    def _row_for(self, is_held: Callable[[_TextRow], bool]) -> _TextRow:
+    def _row_for(self, is_held: Callable[[TextRow], bool]) -> TextRow:
         """Return the longest row that the turn continues, or a new one."""
         fitting = [row for row in self._rows if not row.busy and is_held(row)]
         if not fitting:
-            return _TextRow()
+            return TextRow()
         row = max(fitting, key=lambda row: len(row.text))
         return row.as_context() if self.row_per_turn else row
 
@@ -361,7 +353,7 @@ class Conversation:
         """Return the episode as a trajectory. After several turns, ``score`` also gets the rewards
         credited to them, as token rewards."""
         nothing = Segment.answer(self.prompt.token_ids, [], images=self.prompt.images)
-        rows = self._rows or [_TextRow("", nothing)]
+        rows = self._rows or [TextRow("", nothing)]
         if score is not None and any(row.rewards for row in rows) and self.turns > 1:
             earned = [
                 row.rewards.get(at, 0.0) for row in rows for at in range(len(row.segment.token_ids))

@@ -20,7 +20,7 @@ from openrl.types import Message
 
 _TOOLS = "send 'tools', 'tool_calls' and messages of the role tool"
 _UNSUPPORTED = {"functions": _TOOLS, "function_call": _TOOLS}
-_PREFILLS = ("prefix", "partial")  # fields of a last message that the reply is to continue
+_PREFILLS = ("prefix", "partial")  # DeepSeek's and Moonshot's marks of a message to continue
 
 
 def read(body: Json) -> CompletionRequest:
@@ -29,16 +29,17 @@ def read(body: Json) -> CompletionRequest:
         raise Refusal(400, "'n' must be 1: send one request per reply")
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else fields.objects(body, "tools", [])
-    messages = fields.objects(body, "messages")
-    last = messages[-1] if messages else {}
-    continued = [body.get("continue_final_message"), *map(last.get, _PREFILLS)]
+    given = fields.objects(body, "messages")
+    last = given[-1] if given else {}
+    continued = any([body.get("continue_final_message"), *map(last.get, _PREFILLS)])
+    messages, prefilled = fields.with_beginning([read_message(one) for one in given], continued)
     return CompletionRequest(
-        [read_message(message) for message in messages],
+        messages,
         tools=[fields.tool(fields.get(tool, "function", dict)) for tool in tools] or None,
         max_tokens=fields.max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=fields.stop_texts(body),
         distribution=fields.distribution(body, choice, body.get("response_format")),
-        prefilled=any(continued),
+        prefilled=prefilled,
     )
 
 

@@ -112,6 +112,17 @@ def message(given: Json) -> Message:
     return {"role": "system" if role == "developer" else role, "content": shown}
 
 
+def with_beginning(messages: list[Message], wanted: bool) -> tuple[list[Message], bool]:
+    """Return a chat, and whether its last message is the beginning of the reply, if the client
+    wants it so: an empty one begins nothing. Raises Refusal."""
+    if not wanted:
+        return messages, False
+    last = messages[-1] if messages else {"role": "none"}
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise Refusal(400, "only a last message of the assistant, without calls, can be continued")
+    return (messages, True) if last["content"] else (messages[:-1], False)
+
+
 def _image(part: Json) -> Json:
     """Return {"type": "image", "image": URL}. Raises Refusal for anything but a URL, because a path
     would be one of this machine."""

@@ -32,7 +32,8 @@ def read(body: Json) -> CompletionRequest:
     messages = [
         read for message in fields.objects(body, "messages") for read in read_message(message)
     ]
-    prefilled = messages[-1:] != [] and messages[-1]["role"] == "assistant"
+    ends = messages[-1]["role"] if messages else ""
+    messages, prefilled = fields.with_beginning(messages, ends == "assistant")
     if system := fields.text(body.get("system")):
         messages = [{"role": "system", "content": system}, *messages]
     return CompletionRequest(

@@ -22,11 +22,11 @@ class SampledMessages:
         self._forms: dict[str, list[Message]] = {}  # best first; only one once it is chosen
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
-    def keep(self, answer: EndpointReply, forms: Sequence[Message]) -> Message:
+    def keep(self, answer: EndpointReply, forms: Sequence[Message], begun: str) -> Message:
         """Remember an answer and the forms that it may have in the chat, best first. Return it as
-        clients send it back."""
+        clients send it back, behind what they have ``begun`` of it."""
         self._tools |= {call.id: call.name for call in answer.calls}
-        shown: Message = {"role": "assistant", "content": answer.content}
+        shown: Message = {"role": "assistant", "content": begun + answer.content}
         if calls := [call_in_chat(c.id, c.name, dict(c.arguments)) for c in answer.calls]:
             shown["tool_calls"] = calls
         self._forms |= {name: [*forms] for name in _names(shown)}

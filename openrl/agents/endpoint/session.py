@@ -71,9 +71,6 @@ class Session:
         """Begin to sample the answer, or find it, as ``Exchanges.take`` says. Raises Refusal."""
         if self._closed:  # the session ended while the request was read
             raise session_ended()
-        if request.prefilled:
-            message = "a reply cannot be prefilled: the conversation must end with a user message"
-            raise Refusal(400, message)
         return self.exchanges.take(name, repeats, self._answer(request, name))
 
     async def _answer(self, request: CompletionRequest, name: str) -> EndpointReply:
@@ -94,12 +91,13 @@ class Session:
         if reply.completion.finish_reason.is_failure:
             raise self._refuse(reply.completion.finish_reason)
         answer = self._read(reply, request)
-        parsed = ParsedReply(answer.content, answer.calls)
+        parsed = ParsedReply(reply.begun + answer.content, answer.calls)
         forms = self.conversation.message_forms(reply, parsed)
-        self._chats[answer.id] = [*messages, self._sampled.keep(answer, forms)]
+        begun = messages.pop()["content"] if request.prefilled else ""
+        self._chats[answer.id] = [*messages, self._sampled.keep(answer, forms, begun)]
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         new = messages[replies[-1] + 1 :] if replies else messages
-        self.conversation.render_turn(new, action=reply.text)
+        self.conversation.render_turn(new, action=reply.begun + reply.text)
         return answer
 
     async def _load_images(self, messages: list[Message]) -> list[Message]:
@@ -119,13 +117,16 @@ class Session:
         limits: dict[str, Any] = {"max_tokens": request.max_tokens, "stop": request.stop}
         if request.token_ids is not None:
             return await self.conversation.reply_to_tokens(request.token_ids, **limits)
-        return await self.conversation.reply(self._chat(request, messages), request.tools, **limits)
+        chat = self._chat(request, messages)
+        limits["continued"] = request.prefilled
+        return await self.conversation.reply(chat, request.tools, **limits)
 
     def _chat(self, request: CompletionRequest, messages: list[Message]) -> list[Message]:
         """Return a request's messages as the policy is shown them."""
         if request.instructions:
             messages = [{"role": "system", "content": request.instructions}, *messages]
-        choose = partial(self.conversation.choose, tools=request.tools)
+        tools, continued = request.tools, request.prefilled
+        choose = partial(self.conversation.choose, tools=tools, continued=continued)
         return self._sampled.restore(messages, choose)
 
     def _refuse(self, reason: FinishReason) -> Refusal:
@@ -144,13 +145,16 @@ class Session:
         ends = [(at, stop) for stop in request.stop if (at := reply.text.find(stop)) >= 0]
         end, stop_text = min(ends, default=(None, None))
         text = reply.text[:end]
-        parsed = ParsedReply(text)
+        parsed = ParsedReply(reply.begun + text)
         if request.tools and self.config.parse is not None:
-            parsed = self.config.parse(text, request.tools).numbered(self._calls)
+            parsed = self.config.parse(parsed.content, request.tools).numbered(self._calls)
         self.without_parser += bool(request.tools) and self.config.parse is None
         self.unreadable += parsed.error is not None
         self._calls += len(parsed.calls)
-        content = text if parsed.error is not None else parsed.content
+        content = text
+        if parsed.calls:  # perhaps the client has begun them
+            begun, said = reply.begun, parsed.content
+            content = said[len(begun) :] if said.startswith(begun) else ""
         return EndpointReply(
             id=secrets.token_hex(16),
             created=int(time.time()),
@@ -165,7 +169,8 @@ class Session:
         """Count the tokens that the policy would be given. Raises Refusal."""
         messages = [*self._earlier_chat(request.after), *await self._load_images(request.messages)]
         try:
-            return self.conversation.count_tokens(self._chat(request, messages), request.tools)
+            chat = self._chat(request, messages)
+            return self.conversation.count_tokens(chat, request.tools, request.prefilled)
         except (TemplateError, BadRow) as error:
             raise Refusal(400, str(error)) from error
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.conversation import with_row_tools
+from openrl.agents.chat import with_row_tools
 from openrl.agents.setup import AgentSetup, episode_config
 from openrl.agents.tools.build import open_toolbox
 from openrl.data.answers import SupervisedRow

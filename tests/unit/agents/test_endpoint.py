@@ -241,6 +241,9 @@ def test_an_agent_that_waited_for_no_reply_has_not_played():
         session.check_played()
 
 
+CALLS = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "remedy"),
     [
@@ -249,9 +252,10 @@ def test_an_agent_that_waited_for_no_reply_has_not_played():
          "the role 'function' is not supported: send 'tools'"),
         (PATH, {**BODY, "messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
          "'function_call' is not supported: send 'tools'"),
-        (PATH, {**BODY, "continue_final_message": True}, "cannot be prefilled"),
-        (PATH, {**BODY, "messages": [ASKS, {"role": "assistant", "content": "{", "prefix": True}]},
-         "cannot be prefilled"),
+        (PATH, {**BODY, "continue_final_message": True}, "only a last message of the assistant"),
+        (PATH, {**BODY, "messages": [ASKS, {"role": "assistant", "tool_calls": [CALLS], "prefix": True}]},
+         "without calls, can be continued"),
+        (PATH, {"messages": [], "continue_final_message": True}, "only a last message"),
         ("/v1/responses", {"input": "?", "conversation": "conv_1"}, "send 'previous_response_id'"),
         ("/v1/responses", {"input": "?", "prompt": {"id": "p"}}, "no prompts are stored here"),
         ("/v1/responses", {"input": "?", "background": True}, "wait for the reply"),

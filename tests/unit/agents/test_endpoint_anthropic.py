@@ -113,19 +113,29 @@ def test_a_stop_sequence_is_told():
     run(talk, policy)
 
 
-def test_a_reply_that_is_prefilled_is_refused():
-    """Otherwise its beginning would become a closed turn, and the policy would begin again."""
-    import anthropic
+def test_a_reply_that_its_client_has_begun_is_continued():
+    """The beginning is not the policy's; the turn is one, also when it comes back."""
+    policy = policy_of("is 4.", "Nothing.")
 
     async def talk(session):
         async with client_of(session) as client:
-            begun = [ASKS, {"role": "assistant", "content": "{"}]
-            with pytest.raises(anthropic.BadRequestError, match="must end with a user message"):
-                await client.messages.create(model="policy", max_tokens=9, messages=begun)
+            settings = {"model": "policy", "max_tokens": 99}
+            begun = [ASKS, {"role": "assistant", "content": [{"type": "text", "text": "It "}]}]
             counted = await client.messages.count_tokens(model="policy", messages=begun)
-            assert counted.input_tokens > 0
+            said = await client.messages.create(messages=begun, **settings)
+            assert said.content[0].text == "is 4."
+            assert counted.input_tokens == said.usage.input_tokens == len(policy.asked[0])
+            back = {"role": "assistant", "content": f"It {said.content[0].text}"}
+            more = {"role": "user", "content": "And then?"}
+            await client.messages.create(messages=[ASKS, back, more], **settings)
+            empty = {"role": "assistant", "content": ""}
+            await client.messages.count_tokens(model="policy", messages=[ASKS, empty])
 
-    assert run(talk, policy_of()).conversation.turns == 0
+    session = run(talk, policy)
+    (row,) = session.trajectory().segments
+    assert [Row.of(row)] == rows_of(policy)
+    shown = session.conversation.chat.tokenizer.decode(policy.asked[0])
+    assert shown.endswith("What is 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt ")
 
 
 def test_tokens_are_counted_as_the_policy_gets_them():

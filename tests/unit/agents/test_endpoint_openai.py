@@ -11,7 +11,7 @@ import pytest
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.tools.parsers import parser_for
-from tests.chat_templates import FAMILIES, TOOLS, family_tokenizer
+from tests.chat_templates import FAMILIES, TOOLS, chat_with, family_tokenizer
 from tests.endpoint import CALL, ROOM, Row, policy_of, rows_of, run
 from tests.scripted_policy import ScriptedPolicy
 
@@ -263,3 +263,82 @@ def test_calls_and_results_in_the_templates_of_families(family, rows):
     session = run(talk, policy, config=config)
     trained_as_sampled(session, policy, rows)
     assert "4" in chat_format.tokenizer.decode(policy.asked[1])
+
+
+def beginning(text):
+    return {"role": "assistant", "content": text}
+
+
+CONTINUES = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_that_its_client_has_begun_is_continued(family):
+    """The prompt ends with the beginning, which is not trained, and the turn that comes back
+    continues the row where the template keeps replies as they are."""
+    words, begun, rest = FAMILIES[family], "It", " is 4."
+    format_ = ChatFormat(family_tokenizer(family), chat=True, kwargs={})
+    policy = ScriptedPolicy(format_, [f"{rest}{words.end}", f"Nothing.{words.end}"])
+
+    async def talk(session):
+        async with client_of(session) as client:
+            said = await chat(client, [ASKS, beginning(begun)], **CONTINUES)
+            assert said.choices[0].message.content == rest
+            assert said.usage.prompt_tokens == len(policy.asked[0])
+            await chat(client, [ASKS, beginning("It is 4."), GOES_ON])
+
+    session = run(talk, policy, config=EpisodeConfig(format_))
+    # Qwen 3's template shows no reasoning of earlier turns, not even its empty block
+    (first, *_) = trained_as_sampled(session, policy, rows=2 if family == "qwen3" else 1)
+    shown = format_.tokenizer.decode(policy.asked[0])
+    assert shown.endswith(begun)
+    assert first.loss_mask[: len(policy.asked[0])] == [False] * len(policy.asked[0])
+
+
+def test_a_call_that_its_client_has_begun():
+    begun = CALL[:20]
+    policy = policy_of(CALL[20:], "It is 4.")
+
+    async def talk(session):
+        async with client_of(session) as client:
+            prefix = {**beginning(f"So:\n{begun}"), "prefix": True}
+            said = (await chat(client, [ASKS, prefix], tools=TOOLS)).choices[0].message
+            (call,) = said.tool_calls
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                "add",
+                {"a": 2, "b": 2},
+            )
+            assert said.content is None
+            result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
+            back = {**beginning(f"So:\n{begun}"), "tool_calls": [call.model_dump()]}
+            await chat(client, [ASKS, back, result], tools=TOOLS)
+
+    trained_as_sampled(run(talk, policy), policy)
+
+
+def test_a_reply_that_was_cut_is_continued_in_its_row():
+    """As clients do with replies that end at max_tokens: both parts are the policy's."""
+    policy = policy_of("It is 4.", "5.", "Nothing.")
+
+    async def talk(session):
+        async with client_of(session) as client:
+            cut = (await chat(client, [ASKS], max_tokens=6)).choices[0]
+            assert (cut.finish_reason, cut.message.content) == ("length", "It is ")
+            said = await chat(client, [ASKS, beginning("It is ")], **CONTINUES)
+            assert said.choices[0].message.content == "5."
+            await chat(client, [ASKS, beginning("It is 5."), GOES_ON])
+
+    (row,) = trained_as_sampled(run(talk, policy), policy)
+    assert sum(row.loss_mask) == sum(map(len, policy.given))
+
+
+def test_a_template_that_loses_what_is_begun_is_told():
+    lost = "{% for m in messages %}{{ m.role }}: {{ m.content if m.role == 'user' }}\n{% endfor %}"
+    format_ = chat_with(lost)
+
+    async def talk(session):
+        async with client_of(session) as client:
+            with pytest.raises(openai.BadRequestError, match="does not appear in the chat"):
+                await chat(client, [ASKS, beginning("It ")], **CONTINUES)
+
+    run(talk, policy_of(), config=EpisodeConfig(format_))

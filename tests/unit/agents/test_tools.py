@@ -310,7 +310,7 @@ def test_the_calls_of_the_page_are_read_as_it_says():
     own = [entry.name for entry in tool_parsers.entries() if not entry.component.library]
     assert sorted(name for name, _ in rows) == own
     for name, written in rows:
-        for text in re.findall(r"`([^`]+)`", written.replace("\\|", "|")):
+        for text in re.findall(r"`([^`]+)`", written.replace("\\|", "|").replace("⏎", "\n")):
             parsed = parser_for(name, chat_of("qwen2.5"))(text, [])
             calls = [(call.name, call.arguments) for call in parsed.calls]
             assert calls == [("add", {"a": 2})], (name, text, parsed)
