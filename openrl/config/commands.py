@@ -88,6 +88,7 @@ from openrl.config.groups.rollout_engine import (
 from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
 from openrl.config.groups.teacher import TeacherFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
+from openrl.config.teacher_plan import teacher_plan
 from openrl.flags.schema import absent, given, part
 
 
@@ -148,7 +149,7 @@ class PPOConfig:
             "critic": self.algorithm.needs_critic,
             "reference": self.kl.needs_reference and not self.policy_is_reference,
             "reward": self.others.reward_pretrain is not None and not self.collecting.replays,
-            "teacher": self.teacher.teacher_pretrain is not None,
+            "teacher": bool(teacher_plan(self.teacher).of("model")),
         }
         return tuple(role for role, needed in wanted.items() if needed)
 

@@ -126,10 +126,21 @@ def from_yaml(text: str) -> Any:
         raise UserError(f"{text[:60]!r} is not YAML") from error
 
 
+class _NothingTwice(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        named = (key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
+        keys = [self.construct_object(key, deep=True) for key in named]
+        if twice := next((key for n, key in enumerate(keys) if key in keys[:n]), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is there twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_table(path: str, flag: str) -> Any:
     """Return the content of a YAML or JSON file. Raises UserError, which names ``flag``."""
     try:
-        return yaml.safe_load(read_text(path))
+        return yaml.load(read_text(path), _NothingTwice)
     except RecursionError:
         reason = "its values are nested too deeply"
     except OSError as error:

@@ -110,8 +110,15 @@ class JsonClient:
     event loop."""
 
     def __init__(
-        self, endpoints: ServiceUrls, *, timeout: float, attempts: int, token: str | None = None
+        self,
+        endpoints: ServiceUrls,
+        *,
+        timeout: float,
+        attempts: int,
+        token: str | None = None,
+        max_reply: int = MAX_REPLY,
     ) -> None:
+        self._max_reply = max_reply
         self.endpoints, self.timeout, self._attempts = endpoints, timeout, attempts
         headers = {"Content-Type": "application/json"}
         # The client keeps its connections, and follows no redirects because the token is for this
@@ -171,7 +178,7 @@ class JsonClient:
                 asyncio.timeout(self.timeout),
                 self._client.stream("POST", url, content=content) as reply,
             ):
-                body = await _read(reply)
+                body = await _read(reply, self._max_reply)
         except TimeoutError:
             message = f"no answer within {self.timeout:g} s"
             raise RequestFailed(message, suspect=True, late=True) from None
@@ -188,13 +195,13 @@ class JsonClient:
             raise RequestFailed(message, suspect=True) from None
 
 
-async def _read(reply: httpx.Response) -> bytes:
+async def _read(reply: httpx.Response, most: int) -> bytes:
     """Return the body of a successful reply. Raises RequestFailed."""
     content = bytearray()
     async for chunk in reply.aiter_bytes():
         content += chunk
-        if len(content) > MAX_REPLY:
-            message = f"the reply is larger than {MAX_REPLY >> 20} MiB"
+        if len(content) > most:
+            message = f"the reply is larger than {most >> 20} MiB"
             raise RequestFailed(message, final=True, suspect=True)
     status = reply.status_code
     if status == 200:

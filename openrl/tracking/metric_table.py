@@ -157,8 +157,12 @@ actor/teacher_kl | nats per token | falling | with a teacher
     KL of policy to teacher, estimated: mean log-prob under the old policy minus the teacher's.
 actor/teacher_loss | nats | falling | --teacher_mode reverse_kl, forward_kl or jsd
     The divergence from the teacher as it enters the loss, before its coefficient.
-actor/untaught_share | share of rows | near 0 | --teacher_prompt_key
-    Rows without a teacher: their data row has no hint, or they do not begin with their prompt.
+actor/untaught_share | share of rows | near 0 | --teacher_prompt_key, --teacher_routing, --teacher_url
+    Rows without a teacher: of a data source that has none, without a hint, or without a reply.
+actor/teacher_failures | rows | 0 | with a teacher behind a server
+    Rows of which the server gave no log-probs after all attempts.
+actor/teacher_retries | requests | 0 | with a teacher behind a server
+    Requests to the server that were sent again.
 kl_coef | coefficient | | --kl_target
     Coefficient of the KL in this step.
 

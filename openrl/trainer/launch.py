@@ -39,6 +39,7 @@ from openrl.trainer.learning.losses import Losses
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import forward_rows, rollout_batching
+from openrl.trainer.learning.teaching import Teaching
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep_estimate import dropped_parts
 from openrl.trainer.planning.start_lines import start_lines, write_config
@@ -203,6 +204,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         config.correction,
         Losses.from_config(config),
         NonFiniteMonitor(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
+        Teaching.from_config(config),
     )
 
 

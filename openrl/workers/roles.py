@@ -24,6 +24,7 @@ from openrl.config.derived import ranks_share_a_step, shards_divide
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
+from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import raise_together
 from openrl.models.device import Device
 from openrl.models.process_memory import freeze_gc_heap
@@ -96,7 +97,7 @@ def model_paths(config: PPOConfig) -> dict[str, list[str]]:
         "critic": [others.critic_pretrain or policy],
         "reference": [others.ref_pretrain or policy],
         "reward": list(derived.rewards(config).models) if "reward" in roles else [],
-        "teacher": [config.teacher.teacher_pretrain or policy],
+        "teacher": teacher_plan(config.teacher).of("model"),
     }
     return {role: paths[role] for role in roles}
 
@@ -109,16 +110,18 @@ def model_specs(
     frozen = config.algorithm.frozen_actor_steps * config.batch.optimizer_steps_per_rollout
     rate, steps = config.actor_optim.learning_rate, optimizer_steps - frozen
     average = config.checkpoint.ema_beta if config.checkpoint.enable_ema else None
+    plan = teacher_plan(config.teacher)
+    earlier = plan.earlier_beta(config.teacher)
     critic_rate = config.critic_optim.learning_rate
     evaluated = {"optim": None, "streamed": derived.ref_reward_streams(config)}
     own: dict[str, dict[str, Any]] = {
         "actor": {
             "kind": "logprobs",
-            "optim": OptimSpec(rate, config.optim, steps, average, config.teacher.earlier_beta),
+            "optim": OptimSpec(rate, config.optim, steps, average, earlier),
             "lora": config.lora,
             "others": {
                 "reference": config.others.ref_pretrain or config.model.pretrain,
-                "teacher": config.teacher.teacher_pretrain or config.model.pretrain,
+                "teacher": next(iter(plan.of("model")), config.model.pretrain),
             },
         },
         "critic": {

@@ -81,7 +81,7 @@ class ClusterFlags:
         return self.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-TEACHER_MODEL = given("teacher_pretrain")
+TEACHER_MODEL = given("teacher_pretrain") | given("teacher_routing")
 OWN_REFERENCE = (REFERENCE, SECOND_REFERENCE)
 
 

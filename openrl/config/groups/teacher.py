@@ -7,6 +7,7 @@ from typing import Literal
 from openrl.config.conditions import DIVERGENCE, TEACHER
 from openrl.flags.schema import flag, given, group
 
+TOKEN_VARIABLE = "OPENRL_TEACHER_TOKEN"
 HINT, PROMPT = "{hint}", "{prompt}"
 """The places in --teacher_template."""
 
@@ -20,6 +21,29 @@ class TeacherFlags:
         "Model that teaches the policy: it gives log-probs of the tokens that the policy sampled."
         " It needs the policy's tokens. Rewards may stand beside it or be left out.",
     )
+    teacher_url: str | None = flag(
+        None,
+        "Server that teaches the policy, such as http://HOST:8000/v1: it speaks vLLM's completions"
+        f" with prompt_logprobs. The bearer token comes from ${TOKEN_VARIABLE}.",
+    )
+    teacher_timeout: float = flag(
+        180.0,
+        "Seconds for one request to a server.",
+        bounds="(0, 1e7]",
+        only_if=given("teacher_url") | given("teacher_routing"),
+    )
+    teacher_max_retries: int = flag(
+        5,
+        "Attempts at one request to a server, with growing pauses between them. A row without a"
+        " reply then has no teacher in this step, which is counted.",
+        bounds="> 0",
+        only_if=given("teacher_url") | given("teacher_routing"),
+    )
+    teacher_routing: str | None = flag(
+        None,
+        "YAML or JSON file {datasource: {teacher: weight}} with one teacher for each data source: a"
+        " model, a URL, or start, ema or N as in --teacher_self. Other rows have none.",
+    )
     teacher_self: str | None = flag(
         None,
         "The policy as its own teacher. start: with the weights that the run began with; ema: with"
@@ -30,7 +54,7 @@ class TeacherFlags:
         0.99,
         "The average is beta * average + (1 - beta) * weights after each optimizer step.",
         bounds="(0, 1)",
-        only_if=given("teacher_self", "ema"),
+        only_if=given("teacher_self", "ema") | given("teacher_routing"),
     )
     teacher_prompt_key: str | None = flag(
         None,
@@ -67,21 +91,8 @@ class TeacherFlags:
 
     @property
     def used(self) -> bool:
-        return self.teacher_pretrain is not None or self.teacher_self is not None
-
-    @property
-    def every(self) -> int | None:
-        """The number of training steps after which the teacher is the policy again, if it is an
-        older one."""
-        return int(self.teacher_self) if self.teacher_self not in (None, "start", "ema") else None
-
-    @property
-    def earlier_beta(self) -> float | None:
-        """The beta of the weights to keep for a teacher that is an earlier policy; 1: they do not
-        move by themselves. None: there are none."""
-        if self.teacher_self == "ema":
-            return self.teacher_ema_beta
-        return None if self.teacher_self is None or self.every == 1 else 1.0
+        named = (self.teacher_pretrain, self.teacher_url, self.teacher_self, self.teacher_routing)
+        return any(name is not None for name in named)
 
     @property
     def divergence(self) -> Literal["reverse_kl", "forward_kl", "jsd"] | None:

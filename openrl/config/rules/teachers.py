@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
+from openrl.config.teacher_plan import TeacherPlan, read_teachers, teacher_plan
+from openrl.errors import UserError
 from openrl.flags.checks import Problems, check, problem
 
 
@@ -11,30 +13,56 @@ def teachers_can_act(config: PPOConfig) -> Problems:
     flags, algorithm = config.teacher, config.algorithm
     if not flags.used:
         return
-    own = flags.teacher_self
-    if own is not None and own not in ("start", "ema") and not (own.isdecimal() and int(own)):
-        message = f"{own!r} is neither start nor ema nor a number of steps"
-        yield problem(("teacher_self",), message, "--teacher_self start")
+    try:
+        plan = read_teachers(flags)
+    except UserError as error:
+        yield error
         return
-    if own is not None and flags.teacher_pretrain is not None:
-        yield problem(
-            ("teacher_pretrain", "teacher_self"),
-            "two teachers for every row",
-            "one of them",
-        )
-    if own not in (None, "start") and flags.top_k == 0:
-        message = "the output head of an earlier policy changes, and the policy keeps no copy of it"
-        yield problem(("teacher_self", "teacher_topk"), message, "--teacher_topk 128")
     if flags.teacher_mode == "advantage" and algorithm.rl_loss_coef == 0:
         message = "the teacher's advantage acts through the policy loss, whose weight is 0"
         yield problem(("teacher_mode", "rl_loss_coef"), message, "--teacher_mode reverse_kl")
+    if flags.top_k == 0:
+        yield from _heads_can_be_kept(plan)
+
+
+def _heads_can_be_kept(plan: TeacherPlan) -> Problems:
+    """With the whole vocabulary, the policy keeps a copy of its teacher's output head."""
+    flags = ("teacher_mode", "teacher_topk")
+    if plan.of("server"):
+        message = "a server gives no hidden states, from which the whole vocabulary follows"
+        yield problem(flags, message, "--teacher_topk 20")
+    elif plan.own not in (None, "start"):
+        message = "the output head of an earlier policy changes, and the policy keeps no copy of it"
+        yield problem(flags, message, "--teacher_topk 128")
+    elif len({teacher.name for teacher in plan.teachers}) > 1:
+        message = "the policy keeps the output head of one teacher only"
+        yield problem(flags, message, "--teacher_topk 128")
+
+
+@check
+def servers_say_what_the_policy_asks(config: PPOConfig) -> Problems:
+    """They give log-probs of the whole vocabulary at temperature 1, of text."""
+    if not teacher_plan(config.teacher).of("server"):
+        return
+    name = "teacher_url" if config.teacher.teacher_url else "teacher_routing"
+    sampling = config.sampling
+    if sampling.temperature != 1:
+        message = "a server gives the log-probs of prompts at temperature 1"
+        yield problem((name, "temperature"), message, "--temperature 1, or --teacher_pretrain")
+    if sampling.cuts:
+        message = "a server's log-probs are of all tokens, not of those that were left to sample"
+        fix = "sampling without top_p, top_k and min_p, or --teacher_pretrain"
+        yield problem((name, "top_p", "top_k", "min_p"), message, fix)
+    if config.vision.max_images_per_prompt:
+        message = "a server is asked about tokens, which hold no images"
+        yield problem((name, "max_images_per_prompt"), message, "--teacher_pretrain")
 
 
 @check
 def privileged_prompts_can_be_made(config: PPOConfig) -> Problems:
     flags, made = config.teacher, config.environments.env_tags
     if flags.teacher_prompt_key is None:
-        if flags.teacher_self == "1":
+        if teacher_plan(flags).every == 1:
             message = "a policy that reads what it read already agrees with itself"
             yield problem(("teacher_self",), message, "--teacher_prompt_key COLUMN")
         return

@@ -16,7 +16,7 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.entropy import keep_uncertain
 from openrl.algorithms.kept import without_unknown_sets
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
-from openrl.algorithms.privileged import PrivilegedRows, privileged_contexts
+from openrl.algorithms.privileged import PrivilegedRows
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -36,6 +36,7 @@ from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.ptx import SupervisedMix
 from openrl.trainer.learning.rows import (
     BatchingSpec,
+    ForwardRequest,
     forward_outputs,
     shards_of,
     step_size,
@@ -43,6 +44,7 @@ from openrl.trainer.learning.rows import (
     work_metrics,
     zero_gradient_metrics,
 )
+from openrl.trainer.learning.teaching import Teaching, merge
 from openrl.training_engine.state import StateParts
 from openrl.training_engine.updates import COMPARED, TRACED, RoleUpdate
 from openrl.types import PromptGroup
@@ -55,19 +57,6 @@ DISTRIBUTIONS = [
     f"{whose}_{what}" for whose in ("ref", "teacher") for what in ("ids", "support", "hidden")
 ]
 """The columns of whole distributions, which the trace does not keep."""
-
-
-@dataclass(frozen=True)
-class ForwardRequest:
-    """A forward pass of a model, whose output fills the field ``name`` of the batch."""
-
-    name: str
-    group: WorkerGroup | None  # None: the run has no such model
-    model: ModelChoice = 0
-    also: tuple[Output, ...] = ()  # further outputs, under their own names
-    rows: Tensor | None = None  # (B,) bool, rows that need the output; None: all
-    # the rows as the model reads them; None: as they are
-    reads: PrivilegedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -96,11 +85,12 @@ class Learner:
         correction: RolloutCorrectionFlags,
         losses: Losses,
         monitor: NonFiniteMonitor,
+        teaching: Teaching = Teaching(),
     ) -> None:
         self.roles, self.residency = roles, roles.residency
         self.tokenizer, self.settings = tokenizer, settings
         self.credit, self.correction, self.losses = credit, correction, losses
-        self.monitor = monitor
+        self.monitor, self.teaching = monitor, teaching
         self.learned: LearnedStep | None = None  # what the last step found out, for the trace
         self._updates: list[Mapping[int, TokenColumns]] = []  # of the policy's optimizer steps
 
@@ -134,9 +124,11 @@ class Learner:
         stage: Stage,
         point: DropPoint,
     ) -> dict[str, Metric]:
-        await self._remember(step)
+        if self.teaching.remembers(step):
+            async with self.residency.stage("export", self.roles.policy.role):
+                await self.roles.policy.call("remember")
         batch = collate(groups, self.pad_id)
-        batch, reads = self._teachers_rows(batch, groups)
+        batch, reads = self.teaching.assign(batch, groups, self.pad_id)
         rows = self._rows_before_credit(batch, step)
         if rows is not None:
             with stage("annotate"):
@@ -150,7 +142,7 @@ class Learner:
             with stage("annotate"):
                 batch = await self.compute_log_probs(batch, rows, point, reads)
         metrics |= self.credit.measure_kl(batch, rows) | self._rows_not_scored(rows)
-        metrics |= self._untaught(batch)
+        metrics |= self.teaching.metrics(batch)
         if self.losses.old_logprobs == "forward":
             batch, measured = correct_mismatch(batch, rows, self.correction)
             metrics |= measured
@@ -208,36 +200,10 @@ class Learner:
         computed = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
         return (batch.trajectory_sums(computed.long()) > 0) & batch.valid
 
-    async def _remember(self, step: int) -> None:
-        """Make the policy the older self that teaches it, before each step that is due."""
-        every = self.losses.teacher_every
-        if every is not None and (step - 1) % every == 0:
-            async with self.residency.stage("export", self.roles.policy.role):
-                await self.roles.policy.call("remember")
-
-    def _teachers_rows(
-        self, batch: ExperienceBatch, groups: list[PromptGroup]
-    ) -> tuple[ExperienceBatch, PrivilegedRows | None]:
-        """Return the rows as a teacher reads that is told more than the policy, and the batch, in
-        which rows that it is told nothing about have no teacher."""
-        if not self.losses.privileged:
-            return batch, None
-        contexts = privileged_contexts(groups)
-        told = torch.tensor([context is not None for context in contexts])
-        batch = batch.replace(teacher_weights=told.float())
-        return batch, PrivilegedRows.of(batch, contexts, self.pad_id)
-
-    def _untaught(self, batch: ExperienceBatch) -> dict[str, Metric]:
-        """Return the share of rows without a teacher, if some may have none."""
-        if batch.teacher_weights is None:
-            return {}
-        untaught = batch.valid & (batch.teacher_weights == 0)
-        return {"actor/untaught_share": Mean(int(untaught.sum()), int(batch.valid.sum()))}
-
     def _rows_not_scored(self, rows: Tensor) -> dict[str, Metric]:
         """Return the share of rows that the passes before the update, if any, left out."""
-        others = (self.roles.reference, self.roles.teacher, self.losses.teacher)
-        if self.losses.old_logprobs != "forward" and others == (None, None, None):
+        others = self.roles.reference is not None or self.teaching.plan.teachers
+        if self.losses.old_logprobs != "forward" and not others:
             return {}
         return {"perf/rows_not_scored": Mean(int((~rows).sum()), len(rows))}
 
@@ -275,37 +241,33 @@ class Learner:
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
             ForwardRequest("ref_logprobs", self.roles.reference, reference, of_reference, rows),
-            self._of_teacher(batch, rows, reads),
+            *self.teaching.requests(self.roles, batch, rows, reads),
             ForwardRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
             requests.append(
                 ForwardRequest("old_logprobs", policy, also=self.losses.before, rows=rows)
             )
-        batch = await self._filled(batch, requests, point)
+        asking = self.teaching.ask_servers(batch, rows, reads)
+        outputs, (replies, lost) = await all_or_first_error(
+            (self._outputs(batch, requests, point), asking)
+        )
+        merge(outputs, replies)
+        if self.teaching.servers:
+            batch = self.teaching.without(batch, lost)
+        batch = batch.replace(**outputs)
         if self.losses.full_kl_before:  # a second round, since it reads the reference's outputs
             also: tuple[Output, ...] = ("full_kl", *self.losses.before)
             own = ForwardRequest("old_logprobs", policy, also=also, rows=rows)
-            batch = await self._filled(batch, [own], point)
+            batch = batch.replace(**await self._outputs(batch, [own], point))
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
         return batch
 
-    def _of_teacher(
-        self, batch: ExperienceBatch, rows: Tensor, reads: PrivilegedRows | None
-    ) -> ForwardRequest:
-        also: tuple[Output, ...] = ("teacher",) if self.losses.actor.divergence else ()
-        group, model = self.roles.teacher, 0 if self.losses.teacher is None else self.losses.teacher
-        if self.losses.teacher is not None:
-            group = self.roles.policy
-        if batch.teacher_weights is not None:
-            rows = rows & (batch.teacher_weights != 0)
-        return ForwardRequest("teacher_logprobs", group, model, also, rows, reads)
-
-    async def _filled(
+    async def _outputs(
         self, batch: ExperienceBatch, requests: list[ForwardRequest], point: DropPoint
-    ) -> ExperienceBatch:
-        """Return the batch with all requested outputs. Roles that share a place run one after the
+    ) -> dict[str, Tensor]:
+        """Return all requested outputs, by the fields of the batch that they fill. Roles that share a place run one after the
         other: together they would be no faster and would need the memory of both."""
         outputs: dict[str, Tensor] = {}
         by_role: dict[str, list[ForwardRequest]] = {}
@@ -317,9 +279,8 @@ class Learner:
             passes = (self.forward(request, batch, point) for request in turn)
             found = await all_or_first_error(passes)
             for request, more in zip(turn, found, strict=True):
-                outputs[request.name] = more.pop("output")
-                outputs |= more
-        return batch.replace(**outputs)
+                merge(outputs, {request.name: more.pop("output"), **more})
+        return outputs
 
     async def forward(
         self, request: ForwardRequest, batch: ExperienceBatch, point: DropPoint | None = None

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from openrl.algorithms.entropy import EntropyCoefficient
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.groups.teacher import TeacherFlags
 from openrl.models.logits import Output
 from openrl.training_engine.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
-from openrl.workers.model_worker import ModelChoice
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,6 @@ class Losses:
     aux_coef: float = 0.0  # of the load-balancing loss of a mixture of experts
     full_kl: bool = False  # some KL is over whole distributions
     full_kl_before: bool = False  # such a KL is needed before the update
-    teacher: ModelChoice | None = None  # of the policy's own models; None: it is no teacher
-    teacher_every: int | None = None  # steps after which the policy remembers itself as the teacher
-    privileged: bool = False  # the teacher is told more than the policy
     reads_all: bool = False  # needs old log-probs even of rows that the update does not compute
 
     @classmethod
@@ -65,9 +60,6 @@ class Losses:
             before=derived.outputs_before(config),
             kl_loss_coef=config.kl.kl_loss_coef if config.kl.in_loss else 0.0,
             aux_coef=config.mixture.aux_loss_coef,
-            teacher=_own_teacher(config.teacher),
-            teacher_every=config.teacher.every if config.teacher.earlier_beta else None,
-            privileged=config.teacher.teacher_prompt_key is not None,
             full_kl=config.kl.full_top_k is not None,
             full_kl_before=config.kl.in_reward and config.kl.kl_estimator == "full",
             reads_all=derived.reads_all_old_logprobs(config),
@@ -78,12 +70,6 @@ class Losses:
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
         actor = replace(self.actor, kl_coef=coef, entropy_coef=self.entropy.coef)
         return {"actor": balanced(actor, self.aux_coef), "critic": self.critic}
-
-
-def _own_teacher(flags: TeacherFlags) -> ModelChoice | None:
-    if flags.teacher_self is None:
-        return None
-    return 0 if flags.earlier_beta is None else "earlier"
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:

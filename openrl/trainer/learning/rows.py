@@ -18,8 +18,9 @@ from openrl.algorithms.batching import (
     split_rows,
 )
 from openrl.algorithms.partition import RowCost
+from openrl.algorithms.privileged import PrivilegedRows
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
-from openrl.cluster.group import RankGroup, data_ranks
+from openrl.cluster.group import RankGroup, WorkerGroup, data_ranks
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
@@ -68,6 +69,19 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
     several agents play each episode, so that the learning-rate schedule's count of steps holds."""
     planned = -(-flags.samples_per_step // flags.train_batch_size)
     return max(flags.train_batch_size, -(-trajectories // planned))
+
+
+@dataclass(frozen=True)
+class ForwardRequest:
+    """A forward pass of a model, whose output fills the field ``name`` of the batch."""
+
+    name: str
+    group: WorkerGroup | None  # None: the run has no such model
+    model: ModelChoice = 0
+    also: tuple[Output, ...] = ()  # further outputs, under their own names
+    rows: Tensor | None = None  # (B,) bool, rows that need the output; None: all
+    # the rows as the model reads them; None: as they are
+    reads: PrivilegedRows | None = None
 
 
 # -- passes over rows ------------------------------------------------------------------------------

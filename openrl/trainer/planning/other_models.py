@@ -7,23 +7,41 @@ import warnings
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl.config.commands import PPOConfig
+from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError, short
 from openrl.models.stored import check_language_model, check_length, load_config
+from openrl.trainer.learning.teacher_server import check_teacher_server
 from openrl.types import Prompt
 from openrl.vision.processor import sees
 
 
-def check_teacher(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError if a model of --teacher_pretrain cannot give log-probs of the policy's
-    tokens: if it has other tokens, or fewer, or does not see the images."""
-    path, trusted = config.teacher.teacher_pretrain, config.model.trust_remote_code
-    if path is None:
-        return
+def check_teachers(
+    config: PPOConfig, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raise UserError if a teacher cannot give log-probs of the policy's tokens, or if a data source
+    of --teacher_routing has no rows."""
+    flags, plan = config.teacher, teacher_plan(config.teacher)
+    for path in plan.of("model"):
+        check_teacher(config, path, tokenizer)
+    for url in plan.of("server"):
+        check_teacher_server(url, flags, flags.top_k, tokenizer)
+    there = {prompt.source for prompt in prompts}
+    named = {teacher.source for teacher in plan.teachers} - {None}
+    if absent := sorted(str(source) for source in named - there) if there else []:
+        message = f"--teacher_routing: no row is of the data source {absent[0]}"
+        raise UserError(message, f"one of {', '.join(sorted(there))}, by --datasource_key")
+
+
+def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError if the model at ``path`` cannot give log-probs of the policy's tokens: if it
+    has other tokens, or fewer, or does not see the images."""
+    trusted = config.model.trust_remote_code
+    flag = "teacher_pretrain" if config.teacher.teacher_pretrain else "teacher_routing"
     check_language_model(path, trusted)
     fix = "a teacher of the policy's family: it is asked about tokens, not about text"
-    check_same_tokens(path, tokenizer, trusted, "teacher_pretrain", fix)
+    check_same_tokens(path, tokenizer, trusted, flag, fix)
     if config.vision.max_images_per_prompt and not sees(load_config(path, trusted)):
-        message = f"--teacher_pretrain: {path} reads only text, but prompts have images"
+        message = f"--{flag}: {path} reads only text, but prompts have images"
         raise UserError(message, "a vision-language teacher")
     teacher_size, policy_size = (
         load_config(name, trusted).get_text_config().vocab_size
@@ -31,8 +49,8 @@ def check_teacher(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None
     )
     if (highest := max(tokenizer.get_vocab().values())) >= teacher_size:
         raise UserError(
-            f"--teacher_pretrain: {path} knows {teacher_size} tokens, but the policy's tokenizer"
-            f" has token {highest}",
+            f"--{flag}: {path} knows {teacher_size} tokens, but the policy's tokenizer has"
+            f" token {highest}",
             fix,
         )
     if config.teacher.top_k == 0 and teacher_size != policy_size:
@@ -56,9 +74,10 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
         )
     added = max(len(p.privileged.token_ids) - len(p.token_ids) for p in prompts if p.privileged)
     longest = config.sampling.lengths.both + max(added, 0)
-    path = config.teacher.teacher_pretrain or config.model.pretrain
     rows = "--teacher_prompt_key: prompt with the longest hint and response"
-    check_length(path, longest, config.model.trust_remote_code, rows, "shorter hints or answers")
+    for path in teacher_plan(config.teacher).of("model") or [config.model.pretrain]:
+        trusted = config.model.trust_remote_code
+        check_length(path, longest, trusted, rows, "shorter hints or answers")
     dynamic, name = config.dynamic, "rollout_max_tokens_per_gpu"
     cap = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
     cap *= config.parallel.sequence_size

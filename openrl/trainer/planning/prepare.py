@@ -53,7 +53,7 @@ from openrl.trainer.planning.memory_estimate import model_shape
 from openrl.trainer.planning.other_models import (
     check_privileged,
     check_same_tokens,
-    check_teacher,
+    check_teachers,
 )
 from openrl.trainer.rollout.evaluation import metric_names
 from openrl.trainer.rollout.replay import check_steps_kept
@@ -130,7 +130,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_tokens(path, inputs.tokenizer, [p.token_ids for p in prompts], trusted)
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
-    check_teacher(config, inputs.tokenizer)
+    check_teachers(config, inputs.prompts, inputs.tokenizer)
     check_privileged(config, inputs.prompts)
     return inputs
 

@@ -88,12 +88,12 @@ def config_of(student, teacher, *words):
 def test_a_teacher_knows_the_policys_tokens(tmp_path):
     student = tiny_model_dir(tmp_path, seed=1)
     tokenizer = tiny_tokenizer()
-    check_teacher(config_of(student, student), tokenizer)
+    check_teacher(config_of(student, student), str(student), tokenizer)
     more = tiny_model_dir(tmp_path, seed=2, vocab_size=tokenizer.vocab_size + 40)
-    check_teacher(config_of(student, more), tokenizer)
+    check_teacher(config_of(student, more), str(more), tokenizer)
     whole = ("--teacher_mode", "jsd", "--teacher_topk", "0")
     with pytest.raises(UserError, match="output head"):
-        check_teacher(config_of(student, more, *whole), tokenizer)
+        check_teacher(config_of(student, more, *whole), str(more), tokenizer)
     fewer = tiny_model_dir(tmp_path, seed=3, vocab_size=8)
     with pytest.raises(UserError, match="knows 8 tokens"):
-        check_teacher(config_of(student, fewer), tokenizer)
+        check_teacher(config_of(student, fewer), str(fewer), tokenizer)

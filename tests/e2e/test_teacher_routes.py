@@ -1,0 +1,122 @@
+"""Teachers behind a server and teachers by data source, through the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.completions_server import completions_server
+from tests.e2e.bench import without_ray
+from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.test_teacher import TAUGHT
+from tests.marks import full_after
+from tests.tiny import tiny_model_dir
+
+ONE = TAUGHT | {"temperature": 1.0, "max_steps": 1}
+SIX = {"rollout_batch_size": 6, "train_batch_size": 24, "micro_train_batch_size": 24}
+SOURCES = ("math", "code", "chat")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """Every row has a hint and one of three sources."""
+    task = make_task(tmp_path_factory.mktemp("task"), rows=24)
+    path = task / "prompts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [r | {"hint": r["label"], "datasource": SOURCES[i % 3]} for i, r in enumerate(rows)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return task
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teachers")
+    return [tiny_model_dir(folder, seed=seed, initializer_range=0.2) for seed in (3, 4)]
+
+
+def steps_of(task, out, **changes):
+    assert run_here(ppo_flags(task, out, **ONE | changes), without_ray) == 0
+    return metrics(out)
+
+
+def learned(step):
+    return {name: step[name] for name in step if name.startswith(("actor/teacher_", "actor/grad"))}
+
+
+MODES = {
+    "advantage": {},
+    "jsd": {"teacher_topk": 5},
+    "told more": {"teacher_prompt_key": "hint", "teacher_mode": "reverse_kl", "teacher_topk": 5},
+}
+
+
+@pytest.mark.parametrize("mode", full_after(1, MODES))
+def test_a_server_teaches_what_its_model_does(task, teachers, tmp_path, mode):
+    """The same model as a role of the run; a request that fails once is sent again."""
+    changes = {"teacher_mode": mode} if mode != "told more" else {}
+    changes |= MODES[mode]
+    (here,) = steps_of(task, tmp_path / "here", teacher_pretrain=teachers[0], **changes)
+
+    def refuse(request, number):
+        return 503 if number == 3 else None
+
+    with completions_server(teachers[0], refuse) as url:
+        (there,) = steps_of(task, tmp_path / "there", teacher_url=url, **changes)
+    assert there.pop("actor/teacher_retries") >= 1 and there.pop("actor/teacher_failures") == 0
+    assert learned(there) == pytest.approx(learned(here), rel=1e-4, abs=1e-5)
+    assert there["actor/untaught_share"] == 0
+
+
+def test_a_row_that_the_server_refuses_has_no_teacher(task, teachers, tmp_path):
+    """Those that begin with 0 are refused; what is left is taught."""
+
+    def refuse(request, number):
+        return 400 if number > 1 and request["prompt"][0] % 2 else None
+
+    with completions_server(teachers[0], refuse) as url:
+        (step,) = steps_of(task, tmp_path, teacher_url=url, teacher_mode="jsd", teacher_topk=5)
+    assert 0 < step["actor/teacher_failures"] < 16
+    assert step["actor/untaught_share"] == pytest.approx(step["actor/teacher_failures"] / 16)
+
+
+@pytest.mark.parametrize(
+    "server, changes, message",
+    [
+        ({"shift": 1}, {}, "token 1 is"),
+        ({"most": 2}, {"teacher_mode": "jsd", "teacher_topk": 5}, "--max-logprobs 5"),
+        ({"refuse": lambda request, number: 401}, {}, "is its token right?"),
+    ],
+    ids=["other tokens", "fewer log-probs", "no token"],
+)
+def test_a_server_that_cannot_teach_is_refused_before_the_start(
+    task, teachers, tmp_path, capsys, server, changes, message
+):
+    with completions_server(teachers[0], **server) as url:
+        flags = ppo_flags(task, tmp_path, **ONE | {"teacher_url": url} | changes)
+        assert run_here(flags, without_ray) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_each_source_has_its_teacher(task, teachers, tmp_path):
+    """Two models, one of them behind a server; the third source has none. What is learned is the
+    sum of what each teaches its rows."""
+    routes = tmp_path / "routes.yaml"
+
+    def step_with(name, table):
+        routes.write_text(json.dumps(table))
+        (step,) = steps_of(task, tmp_path / name, teacher_routing=routes, **SIX)
+        return step
+
+    first, second = (str(teacher) for teacher in teachers)
+    with completions_server(teachers[1]) as url:
+        both = step_with("both", {"math": {first: 1.0}, "code": {url: 0.5}})
+    alone = step_with("alone", {"math": {first: 1.0}, "code": {second: 0.5}})
+    assert both.pop("actor/teacher_failures") == both.pop("actor/teacher_retries") == 0
+    assert learned(both) == pytest.approx(learned(alone), rel=1e-4, abs=1e-5)
+    one = step_with("one", {"math": {first: 1.0}})
+    other = step_with("other", {"code": {second: 0.5}})
+    assert 0 < alone["actor/untaught_share"] < one["actor/untaught_share"] < 1
+    taught = [1 - step["actor/untaught_share"] for step in (one, other, alone)]
+    assert taught[0] + taught[1] == pytest.approx(taught[2])
