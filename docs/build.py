@@ -31,7 +31,6 @@ from openrl.extension_points import (  # noqa: E402
     advantage_estimators,
     config_tables,
     environments,
-    metric_names,
     policy_losses,
     verifiers,
 )
@@ -41,7 +40,7 @@ from openrl.flags.values import placeholder, show  # noqa: E402
 from openrl.registry import Registry  # noqa: E402
 from openrl.rewards.verifiers.base import describe  # noqa: E402
 from openrl.tracking.health import CHECKS  # noqa: E402
-from openrl.tracking.metric_rows import metric_rows, row_of  # noqa: E402
+from openrl.tracking.metric_rows import elsewhere, metric_rows  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
@@ -158,8 +157,8 @@ def _row(spec: FlagSpec, known: set[str]) -> str:
     notes = [f"Must be {within}{spec.bounds}."] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
     others = known - {spec.name}
-    words = [condition.words for condition in spec.only_if if not spec.components]
-    words = [w for w in words if {*re.findall(r"--(\w+)", w)} <= others]
+    words = [condition.words_in(known) for condition in spec.only_if if not spec.components]
+    words = [w for w in dict.fromkeys(words) if {*re.findall(r"--(\w+)", w)} <= others]
     notes += [f"Acts {' and '.join(words)}."] if words else []
     cells = [
         f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`",
@@ -183,19 +182,23 @@ def metrics_page() -> str:
         "others are names of users' data and code. Names of other systems stand beside ours in",
         "`metrics.jsonl`, so that their dashboards still work.",
     ]
-    elsewhere: dict[str, list[str]] = {}
-    for system in metric_names.entries():
-        for there, here in system.component.items():
-            row = row_of(here)
-            assert row is not None, f"{system.name}: {there} stands for {here}, which has no row"
-            of_role = f" ({here})" if here != row.name else ""
-            elsewhere.setdefault(row.name, []).append(f"{system.name} `{there}`{of_role}")
     for theme, rows in groupby(metric_rows(), key=lambda row: row.theme):
         lines += ["", f"## {theme[0].upper()}{theme[1:]}", ""]
         lines += ["| metric | what | unit | healthy | when | elsewhere |", "|" + "---|" * 6]
         for row in rows:
-            others = ", ".join(elsewhere.get(row.name, []))
-            cells = (f"`{row.name}`", row.formula, row.unit, row.healthy, row.when, others)
+            others = [
+                f"{name.system} `{name.there}`"
+                + (f" ({name.here})" if name.here != row.name else "")
+                for name in elsewhere(row)
+            ]
+            cells = (
+                f"`{row.name}`",
+                row.formula,
+                row.unit,
+                row.healthy,
+                row.when,
+                ", ".join(others),
+            )
             lines.append(_cells(*cells))
     return "\n".join([*lines, *warnings_table()]) + "\n"
 

@@ -9,17 +9,25 @@ from collections.abc import Sequence
 
 from openrl.cli.printing import printing, words_parser
 from openrl.errors import printable
-from openrl.tracking.metric_rows import MetricRow, describe, metric_rows, row_of
+from openrl.tracking.metric_rows import (
+    MetricRow,
+    describe,
+    metric_rows,
+    names_elsewhere,
+    row_of,
+)
 
 
 def asked_for(name: str) -> list[MetricRow]:
-    """Return the row of a metric by its own name, or the rows whose names hold these letters, or
-    the row of the family that it belongs to."""
+    """Return the row of a metric by its own name or another system's, or the rows whose names hold
+    these letters, or the row of the family that it belongs to."""
     row = row_of(name)
     if row and row.name == name:
         return [row]
+    other = names_elsewhere().get(name)
     holding = [row for row in metric_rows() if name.lower() in row.name.lower()]
-    return holding or ([row] if row else [])
+    found = dict.fromkeys([row_of(other.here) if other else None, *holding])
+    return [row for row in found if row] or ([row] if row else [])
 
 
 def parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:

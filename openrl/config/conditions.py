@@ -35,9 +35,7 @@ DIVERGENCE = Condition(
     "with a --teacher_mode that compares distributions",
 )
 HEADS = CRITIC | given("reward_pretrain")
-REWARD_MODEL = Condition(
-    (given("reward_pretrain") | given("eval_task", "rm")).holds, "with --reward_pretrain"
-)
+REWARD_MODEL = given("reward_pretrain") | given("eval_task", "rm")
 CRITIC_AND_REWARD = Condition(
     lambda config: {"critic", "reward"} <= {*config.model_roles},
     "with both a critic and --reward_pretrain",
@@ -45,10 +43,7 @@ CRITIC_AND_REWARD = Condition(
 
 # -- engines, places and memory
 
-VLLM = Condition(
-    (given("rollout_backend", "vllm") | given("eval_task", "generate_vllm")).holds,
-    "with --rollout_backend vllm",
-)
+VLLM = given("rollout_backend", "vllm") | given("eval_task", "generate_vllm")
 RAY = Condition(
     lambda config: not hasattr(config, "ranks") or config.ranks.under_ray,
     "with --num_gpus_per_node",

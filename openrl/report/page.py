@@ -21,7 +21,7 @@ from openrl.report.rollouts import RolloutTable, read_rollouts
 from openrl.report.run import Run, curves, differences, read_run
 from openrl.report.verdicts import learning, time_by_stage
 from openrl.tracking.health import find_alarms
-from openrl.tracking.metric_rows import metric_rows, row_of
+from openrl.tracking.metric_rows import metric_rows, names_elsewhere, row_of
 
 NAME = "report.html"
 SCRIPTS = ("uPlot.iife.min.js", "report.js")
@@ -74,7 +74,7 @@ def _blocks(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the page's data: what the first screen needs, then each run's trajectories, of which
     a script reads those that are looked at."""
-    drawn = [curves(run.metrics) for run in runs]
+    drawn = [_own(curves(run.metrics)) for run in runs]
     names = sorted({name for found in drawn for name in found})
     yield (
         "overview",
@@ -99,6 +99,12 @@ def _blocks(
         yield f"images-{number}", of_run.images
         for step, by_number in of_run.full.items():
             yield f"full-{number}-{step}", by_number
+
+
+def _own(drawn: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """Return the curves without those that repeat another under another system's name."""
+    others = names_elsewhere()
+    return {n: c for n, c in drawn.items() if n not in others or others[n].here not in drawn}
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -134,13 +140,20 @@ def _overview(
 
 
 def explained(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the row of each metric in the table of metrics, in that table's order, and last those
-    that it does not have."""
+    """Return the row of each metric in the table of metrics, in that table's order, with what other
+    systems call it; and last those that the table does not have."""
     order = {row: place for place, row in enumerate(metric_rows())}
     rows = {name: row_of(name) for name in names}
     ranked = sorted(names, key=lambda n: (order[row] if (row := rows[n]) else len(order), n))
-    others = {"theme": "other metrics"}
-    return {name: asdict(row) if (row := rows[name]) else others for name in ranked}
+    elsewhere: dict[str, list[str]] = {}
+    for other in names_elsewhere().values():
+        elsewhere.setdefault(other.here, []).append(f"{other.system} {other.there}")
+    unknown = {"theme": "other metrics"}
+    return {
+        name: asdict(row) | {"elsewhere": ", ".join(elsewhere.get(name, []))} if row else unknown
+        for name in ranked
+        for row in [rows[name]]
+    }
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from openrl.config.groups.logging import LoggingFlags
-from openrl.extension_points import metric_names, trackers
+from openrl.extension_points import trackers
 from openrl.trace.learned import LearnedStep
 from openrl.trace.writer import TraceWriter
 from openrl.tracking.jsonl import JsonlTracker
+from openrl.tracking.metric_rows import names_elsewhere
 from openrl.tracking.tables import AnswerTable
 from openrl.tracking.trackers import TrackedRun, Tracker
 from openrl.types import PromptGroup
@@ -66,7 +67,7 @@ class Trackers:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
-        values = {**values, **names_elsewhere(values), **failures}
+        values = {**values, **under_other_names(values), **failures}
         self._guard("jsonl", self.local.log, step, values)
         sent = (
             values
@@ -195,12 +196,7 @@ def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun) -> Tracker:
         return NotStarted(error)
 
 
-def names_elsewhere(values: Mapping[str, float]) -> dict[str, float]:
+def under_other_names(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that other systems have another name for, under that name, so that their
     dashboards and habits still work."""
-    return {
-        there: values[here]
-        for system in metric_names.entries()
-        for there, here in system.component.items()
-        if here in values
-    }
+    return {n.there: values[n.here] for n in names_elsewhere().values() if n.here in values}

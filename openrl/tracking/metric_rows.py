@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from openrl.extension_points import metric_names
 from openrl.tracking.metric_table import TABLE
 
 PLACE = re.compile(r"[A-Z]+")
@@ -70,8 +71,34 @@ def row_of(name: str) -> MetricRow | None:
     return next((row for pattern, row in _matchers() if pattern.fullmatch(name)), None)
 
 
+@dataclass(frozen=True)
+class NameElsewhere:
+    """What another system calls a metric."""
+
+    system: str
+    there: str
+    here: str
+
+
+@cache
+def names_elsewhere() -> dict[str, NameElsewhere]:
+    """Return the names of metrics in other systems, by that name."""
+    return {
+        there: NameElsewhere(system.name, there, here)
+        for system in metric_names.entries()
+        for there, here in system.component.items()
+    }
+
+
+def elsewhere(row: MetricRow) -> list[NameElsewhere]:
+    """Return what other systems call the metrics of a row."""
+    return [name for name in names_elsewhere().values() if row_of(name.here) == row]
+
+
 def describe(row: MetricRow) -> str:
     """Return what ``python -m openrl.cli.metrics`` prints on a row."""
+    others = ", ".join(f"{name.system} {name.there}" for name in elsewhere(row))
     cells = {"unit": row.unit, "healthy": row.healthy, "there": row.when or "always"}
-    lines = [f"  {name:8} {text}" for name, text in cells.items() if text]
+    cells["elsewhere"] = others
+    lines = [f"  {name:9} {text}" for name, text in cells.items() if text]
     return "\n".join([f"{row.name}  ({row.theme})", f"  {row.formula}", *lines])

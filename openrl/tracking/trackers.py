@@ -154,6 +154,9 @@ class SwanLabTracker(RunTracker):
             shown[f"{table.name}/images"] = [swanlab.Image(picture) for picture in table.opened()]
         self._run.log(shown, step=step)
 
+    def log_report(self, path: Path) -> None:
+        self._run.save(path, base_path=path.parent, policy="now")
+
 
 @trackers.register("mlflow", needs=("mlflow",))
 class MLflowTracker:
@@ -166,15 +169,21 @@ class MLflowTracker:
         import mlflow
         from mlflow.entities import Param
 
+        files = None  # where the server keeps them
         if not mlflow.environment_variables.MLFLOW_TRACKING_URI.is_set():
-            uri = f"sqlite:///{(run.directory / 'mlflow.db').absolute()}"
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            here = run.directory.absolute()
+            self._client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{here / 'mlflow.db'}")
+            files = (here / "mlflow").as_uri()
         else:
             self._client = mlflow.MlflowClient()
         arguments = dict(run.arguments)
         project = arguments.pop("experiment_name", run.project)
         found = self._client.get_experiment_by_name(project)
-        experiment = found.experiment_id if found else self._client.create_experiment(project)
+        experiment = (
+            found.experiment_id
+            if found
+            else self._client.create_experiment(project, artifact_location=files)
+        )
         self._run_id = self._client.create_run(
             experiment, **{"run_name": run.name, **arguments}
         ).info.run_id
@@ -232,6 +241,9 @@ class TrackioTracker(RunTracker):
 
         frame = pandas.DataFrame(table.rows, columns=[*COLUMNS])
         self._run.log({table.name: trackio.Table(dataframe=frame)}, step=step)
+
+    def log_report(self, path: Path) -> None:
+        self._run.log_artifact(path, type="report")
 
 
 @trackers.register("prometheus", needs=("prometheus_client",))

@@ -26,10 +26,16 @@ def files_and_urls(remote_rm_url: str | None) -> tuple[list[str], list[str]]:
     return [item for item in items if item not in urls], urls
 
 
-FUNCTIONS = given("reward_funcs") | Condition(
-    lambda config: bool(files_and_urls(config.reward.remote_rm_url)[0]),
-    "with a Python file in --remote_rm_url",
+WATCHED = given("watch_funcs")
+FUNCTIONS = (
+    given("reward_funcs")
+    | Condition(
+        lambda config: bool(files_and_urls(config.reward.remote_rm_url)[0]),
+        "with a Python file in --remote_rm_url",
+    )
+    | WATCHED
 )
+SOURCES = given("reward_funcs") | given("remote_rm_url") | WATCHED
 
 SERVERS = Condition(
     lambda config: bool(files_and_urls(config.reward.remote_rm_url)[1]),
@@ -78,7 +84,7 @@ class RewardSourceFlags:
         "Seconds for one reward call, after which its process is killed or its HTTP request"
         " dropped.",
         bounds=SECONDS,
-        only_if=given("reward_funcs") | given("remote_rm_url"),
+        only_if=SOURCES,
     )
 
 
@@ -111,7 +117,7 @@ class RewardFlags(RewardSourceFlags):
     reward_skip_special_tokens: bool = flag(
         False,
         "Remove special tokens from the text that reward functions and servers get.",
-        only_if=given("reward_funcs") | given("remote_rm_url"),
+        only_if=SOURCES,
     )
 
 

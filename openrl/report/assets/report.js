@@ -146,7 +146,7 @@
 
   function about(name) {
     const known = DATA.metrics[name] || {};
-    const rows = [["what", known.formula], ["unit", known.unit], ["healthy", known.healthy], ["there", known.when]];
+    const rows = [["what", known.formula], ["unit", known.unit], ["healthy", known.healthy], ["there", known.when], ["elsewhere", known.elsewhere]];
     const list = rows.filter(([, text]) => text).flatMap(([word, text]) => [make("dt", {}, word), make("dd", {}, text)]);
     const text = list.length ? make("dl", {}, list) : make("p", {}, "The table of metrics has no row for it: docs/metrics.md.");
     return make("details", { class: "about" }, make("summary", {}, name), text);
@@ -259,7 +259,7 @@
     $("find-curve").addEventListener("input", () => {
       const wanted = $("find-curve").value.toLowerCase();
       for (const details of $("themes").children) {
-        const hits = details.names.filter((name) => name.toLowerCase().includes(wanted));
+        const hits = details.names.filter((name) => `${name} ${DATA.metrics[name].elsewhere || ""}`.toLowerCase().includes(wanted));
         details.hidden = !hits.length;
         if (wanted && hits.length) { details.fill(); details.open = true; }
         for (const box of details.querySelectorAll(".chart")) box.hidden = !hits.includes(box.dataset.metric);

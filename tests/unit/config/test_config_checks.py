@@ -82,7 +82,7 @@ def test_warnings_name_flags_of_the_command(name):
     config = builder.build()
     known = {spec.name for spec in specs}
     for spec in specs:
-        failing = [condition.words for condition in spec.only_if if not condition.holds(config)]
+        failing = [c.words_in(known) for c in spec.only_if if not c.holds(config)]
         assert {*re.findall(r"--(\w+)", "".join(failing[:1]))} <= known, spec.name
 
 

@@ -75,6 +75,17 @@ def test_the_first_screen_names_an_exploited_reward(run):
     assert of_run["state"] == f"ended after step {STEPS}"
 
 
+def test_a_metric_is_drawn_once_under_the_name_that_it_has_here(tmp_path):
+    lines = [{"step": n, "rollout/reward": n / 2, "train/reward": n / 2, "mine": 1} for n in (1, 2)]
+    lines[1]["critic/values/mean"] = 0.5  # another system wrote it alone
+    write_metrics(tmp_path, lines)
+    _, data = read_page(build_page([read_run(tmp_path)]))
+    known = data["overview"]["metrics"]
+    assert [*known] == ["rollout/reward", "critic/values/mean", "mine"]
+    assert "OpenRLHF train/reward" in known["rollout/reward"]["elsewhere"]
+    assert known["mine"] == {"theme": "other metrics"}
+
+
 def test_every_kept_trajectory_is_there_with_its_tokens(run):
     _, data = read_page(build_page([read_run(run)]))
     trace = Trace(run)

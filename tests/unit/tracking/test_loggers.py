@@ -187,7 +187,7 @@ def test_tensorboard_shows_answers_pictures_and_warnings(tmp_path):
     trackers = build_trackers(flags, tmp_path, name="run", config={}, answers=2)
     trackers.log_samples(3, [answers()])
     trackers.alert(3, "clipping", "it clips")
-    trackers.close()
+    trackers.close(lambda: tmp_path / "report.html")
     assert not trackers.failures
     found = EventAccumulator(str(tmp_path / "tb" / "run")).Reload()
     (text,) = found.Tensors("rollouts/text_summary")
@@ -200,6 +200,8 @@ def test_tensorboard_shows_answers_pictures_and_warnings(tmp_path):
     assert (shown.width, shown.height) == (3, 2)
     (alarm,) = found.Tensors("alarms/clipping/text_summary")
     assert alarm.tensor_proto.string_val == [b"it clips"]
+    (report,) = found.Tensors("report/text_summary")
+    assert report.tensor_proto.string_val[0].decode().strip() == str(tmp_path / "report.html")
 
 
 def test_prometheus_serves_the_newest_values_on_the_loopback_interface(tmp_path):
@@ -219,6 +221,31 @@ def test_prometheus_serves_the_newest_values_on_the_loopback_interface(tmp_path)
     ]
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_the_report_is_made_once_all_is_written_and_reaches_trackers_that_take_it():
+    told = []
+
+    class Telling(Memory):
+        def close(self):
+            told.append(self.name)
+
+    class Showing(Telling):
+        def log_report(self, path):
+            told.append(path)
+
+    local, shows, plain = Telling(), Showing(), Telling()
+    local.name, shows.name, plain.name = "local", "shows", "plain"
+
+    def report():
+        told.append("made")
+        return "report.html"
+
+    Trackers(local, {"a": shows, "b": plain}).close(report)
+    assert told == ["local", "made", "report.html", "shows", "plain"]
+    told.clear()
+    Trackers(local, {"a": shows}).close(lambda: None)  # the disk was full
+    assert told == ["local", "shows"]
 
 
 def test_an_alert_reaches_every_tracker_that_shows_one_and_its_failure_is_counted():
@@ -311,7 +338,10 @@ t = loggers.build_trackers(flags, where, name="n", config={"seed": 7}, answers=4
 t.log(3, {"reward": 0.625, "val-core/a/acc/mean@4": 0.5})
 t.log_samples(3, [answers()])
 t.alert(3, "clipping", "it clips")
-t.close()
+page = where / "report.html"
+page.write_text("the whole page")
+t.close(lambda: page)
+print(t.failures)
 sys.exit(bool(t.failures))
 """
     env |= {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio")}
@@ -329,6 +359,9 @@ def test_wandb_offline_run_holds_the_values(tmp_path):
     (table,) = log.parent.rglob("rollouts_*.table.json")
     assert json.loads(table.read_text())["data"][0][:4] == ["<b>3|4</b>", "7\n*", "7", 1.0]
     assert len(list(log.parent.rglob("media/images/rollouts/images*.png"))) == 1
+    assert b"report.html" in written
+    staged = tmp_path / ".local/share/wandb/artifacts/staging"
+    assert "the whole page" in [p.read_text() for p in staged.iterdir()]
 
 
 def test_mlflow_holds_the_values(tmp_path):
@@ -338,14 +371,20 @@ def test_mlflow_holds_the_values(tmp_path):
         rows = db.execute("select key, value, step from metrics order by key").fetchall()
         assert rows == [("reward", 0.625, 3), ("val-core/a/acc/mean_at_4", 0.5, 3)]
         assert db.execute("select key, value from params").fetchall() == [("seed", "7")]
+    (kept,) = (tmp_path / "mlflow").rglob("report.html")
+    assert kept.read_text() == "the whole page"
 
 
 def test_trackio_holds_the_values(tmp_path):
     pytest.importorskip("trackio")
     tracked("trackio", tmp_path)
     with sqlite3.connect(tmp_path / "trackio" / "project.db") as db:
-        ((step, values),) = db.execute("select step, metrics from metrics").fetchall()
-    assert step == 3 and json.loads(values)["reward"] == 0.625
+        rows = db.execute("select step, metrics from metrics").fetchall()
+    assert [step for step, _ in rows] == [3, 3]
+    assert json.loads(rows[0][1])["reward"] == 0.625
+    assert json.loads(rows[1][1])["rollouts"]["_value"][0]["response"] == "7\n*"
+    kept = [p.read_text() for p in (tmp_path / "trackio/artifacts").rglob("*") if p.is_file()]
+    assert kept == ["the whole page"]
 
 
 def test_swanlab_holds_the_values(tmp_path):
@@ -353,6 +392,8 @@ def test_swanlab_holds_the_values(tmp_path):
     tracked("swanlab", tmp_path)
     files = [p.read_bytes() for p in (tmp_path / "swanlab").rglob("*") if p.is_file()]
     assert any(b"reward" in content for content in files)
+    (kept,) = (tmp_path / "swanlab").rglob("report.html")
+    assert kept.read_text() == "the whole page"
 
 
 def test_a_tracker_that_cannot_start_is_counted_and_stops_nothing(tmp_path, caplog):

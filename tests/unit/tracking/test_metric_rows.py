@@ -103,6 +103,9 @@ def test_the_command_explains_a_metric_and_finds_others_by_a_part(capsys):
         "actor/logprob_gap",
         "actor/logprob_gap_max",
     ]
+    assert main(["actor/pg_loss"]) == 0  # verl's name
+    shown = capsys.readouterr().out
+    assert shown.startswith("actor/policy_loss  ") and "verl actor/pg_loss" in shown
     assert main([]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(metric_rows())
     assert main(["luck"]) == 1
