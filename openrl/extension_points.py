@@ -40,7 +40,9 @@ _VERIFIERS = (
     " reasoning repetition"
 )
 verifiers: Registry[Any] = Registry(
-    "verifier", *(f"openrl.rewards.verifiers.{module}" for module in _VERIFIERS.split())
+    "verifier",
+    *(f"openrl.rewards.verifiers.{module}" for module in _VERIFIERS.split()),
+    f"{COMPAT}.verifiers",
 )
 verifiers.add_names(
     "flags",

@@ -238,13 +238,13 @@ class RolloutEngine(ABC):
     def _require_sync(self) -> None:
         """Raise RuntimeError if the weights cannot be changed now."""
         self._require("a weight sync", "weights")
-        if self._running and not self._frozen:
+        if self._running and not self._keeps_cache:
             raise RuntimeError(
                 f"a weight sync while {self._running} requests run: pause the engine first"
             )
 
     @property
-    def _frozen(self) -> bool:
+    def _keeps_cache(self) -> bool:
         """True if the engine is paused and its requests keep their keys and values."""
         return self._spec.keep_cache_on_pause and not self._resumed.is_set()
 
@@ -271,7 +271,7 @@ class RolloutEngine(ABC):
         """Free the memory of these parts once no request runs. From then on new requests raise
         RuntimeError, or wait if the engine is paused. While the weights are asleep a sync raises
         too."""
-        if self._running and self._frozen:
+        if self._running and self._keeps_cache:
             raise RuntimeError(
                 "sleeping would lose the keys and values that paused requests keep"
                 " (--partial_rollout_cache keep)"

@@ -154,7 +154,7 @@ class VLLMEngine(RolloutEngine):
         return Completion(part.token_ids[:n], part.logprobs[:n], FinishReason.STOP, span, kept)
 
     async def _stop(self) -> None:
-        if self._frozen:
+        if self._keeps_cache:
             pausing = self._llm.pause_generation(mode="keep", clear_cache=False)
             await self._while_alive(pausing)
             return
@@ -165,7 +165,7 @@ class VLLMEngine(RolloutEngine):
                 await asyncio.wait_for(self._idle.wait(), _ABORT_SECONDS)
 
     async def resume(self) -> None:
-        if self._frozen:
+        if self._keeps_cache:
             await self._while_alive(self._llm.resume_generation())
         await super().resume()
 

@@ -73,7 +73,6 @@ class DapoOptions:
 
 
 @verifiers.register("dapo_math", options=DapoOptions)
-@verifiers.register("acc_for_dapo", options=DapoOptions)
 def dapo_math(answer: Answer, options: DapoOptions) -> Score:
     """The text after the last "Answer:" in the last 300 characters equals the label, both
     normalised.

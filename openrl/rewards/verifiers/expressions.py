@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from openrl.errors import BadRow, short
 from openrl.extension_points import verifiers
-from openrl.flags.schema import flag
 from openrl.rewards.verifiers.algebra import load, too_large
 from openrl.rewards.verifiers.base import Answer, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
-from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
 from openrl.rewards.verifiers.numeric import LONGEST, last_number, same_quantity, whole_number
 from openrl.rewards.verifiers.parts import is_name, split_list, split_name
 from openrl.rewards.verifiers.plain_text import negates, plain, without_lead, without_markup
@@ -42,20 +39,7 @@ def math_verify(answer: Answer, options: None) -> Score:
     return Score.of(equals_label(label, marked))
 
 
-@verifiers.register("math_verify_reward")
-def math_verify_reward(answer: Answer, options: None) -> Score:
-    """``math_verify``, but 0 for a response that does not follow ``soft_format``; MindSpeed-RL.
-
-    Label: an expression, in LaTeX or plain.
-    Reward: 0 or 1
-    """
-    verdict = math_verify(answer, options)
-    return verdict if follows_layout(answer.text) else Score.of(False)
-
-
 @verifiers.register("math_boxed")
-@verifiers.register("math_17k_acc")
-@verifiers.register("acc_for_ppo")
 def math_boxed(answer: Answer, options: None) -> Score:
     r"""The last \boxed{} after the thinking equals the label as an expression. A response without
     a box is wrong.
@@ -63,65 +47,10 @@ def math_boxed(answer: Answer, options: None) -> Score:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    return Score.of(_box_equals_label(answer))
+    return Score.of(box_equals_label(answer))
 
 
-@verifiers.register("base_acc")
-def base_acc(answer: Answer, options: None) -> Score:
-    r"""``math_boxed``, but 0 for a response that does not have the form
-    <think>..</think>..<answer>..\boxed{..}..</answer>; MindSpeed-RL.
-
-    Label: an expression, in LaTeX or plain.
-    Reward: 0 or 1
-    """
-    return Score.of(_box_equals_label(answer) and has_boxed_answer(answer.text))
-
-
-@dataclass(frozen=True)
-class AccOptions:
-    wrong: float = flag(-0.5, "Reward of a wrong answer.")
-    missing: float = flag(-1.0, "Reward of a response without a box.")
-
-
-@verifiers.register("acc", options=AccOptions)
-def acc(answer: Answer, options: AccOptions) -> Score:
-    r"""``math_boxed``, with different rewards for a wrong and for a missing answer; MindSpeed-RL.
-
-    Label: an expression, in LaTeX or plain.
-    Reward: [-1, 1]
-    """
-    right = _box_equals_label(answer)
-    found = last_boxed(after_thinking(answer.text)) is not None
-    reward = 1.0 if right else options.wrong if found else options.missing
-    return Score(reward, float(right), {"boxed": float(found)})
-
-
-@dataclass(frozen=True)
-class RetoolOptions:
-    call_tag: str = flag(
-        "tool_call", "Tag that opens a call of a tool; its closed pairs are counted."
-    )
-
-
-@verifiers.register("retool_reward", options=RetoolOptions)
-def retool_reward(answer: Answer, options: RetoolOptions) -> Score:
-    r"""1 if the last \boxed{} in the last 100 characters is exactly the label; otherwise
-    min(0, 0.1 tool calls - 1).
-
-    It follows https://arxiv.org/abs/2504.11536 as MindSpeed-RL implements it.
-
-    Label: the answer as text.
-    Reward: [-1, 1]
-    """
-    right = last_boxed(answer.text[-100:]) == label_text(answer)
-    calls = min(
-        answer.text.count(f"<{options.call_tag}>"), answer.text.count(f"</{options.call_tag}>")
-    )
-    reward = 1.0 if right else min(0.0, 0.1 * calls - 1.0)
-    return Score(reward, float(right), {"calls": float(calls)})
-
-
-def _box_equals_label(answer: Answer) -> bool:
+def box_equals_label(answer: Answer) -> bool:
     label, boxed = read_label(answer), last_boxed(after_thinking(answer.text))
     return boxed is not None and equals_label(label, boxed)
 

@@ -41,35 +41,6 @@ def format(answer: Answer, options: FormatOptions) -> Score:
     return Score(float(good))
 
 
-@verifiers.register("soft_format")
-def soft_format(answer: Answer, options: None) -> Score:
-    """``format``, but more lines may follow the one that ends in </answer>. This is the ``format``
-    of MindSpeed-RL, whose ``$`` matches at the end of any line.
-
-    Label: none
-    Reward: 0 or 1
-    """
-    return Score(float(follows_layout(answer.text)))
-
-
-@dataclass(frozen=True)
-class StrictFormatOptions:
-    wrong: float = flag(-0.5, "Reward of a response in another format.")
-
-
-@verifiers.register("strict_format", options=StrictFormatOptions)
-def strict_format(answer: Answer, options: StrictFormatOptions) -> Score:
-    r"""The whole response is <think>..</think>..<answer>..\boxed{..}..</answer>, and none of these
-    marks occurs twice; MindSpeed-RL.
-
-    Label: none
-    Reward: [-0.5, 1]
-    """
-    text = answer.text
-    good = all(text.count(mark) == 1 for mark in (*TAGS, "\\boxed{")) and has_boxed_answer(text)
-    return Score(1.0 if good else options.wrong, parts={"strict": float(good)})
-
-
 @verifiers.register("tag_count")
 def tag_count(answer: Answer, options: None) -> Score:
     """A quarter for each of <think>, </think>, <answer>, </answer> that occurs exactly once.
@@ -105,12 +76,6 @@ def follows_layout(text: str) -> bool:
     end of any line; takes linear time."""
     turn = _TURN.search(text, len("<think>")) if text.startswith("<think>") else None
     return bool(turn and _CLOSED_LINE.search(text, turn.end()))
-
-
-def has_boxed_answer(text: str) -> bool:
-    r"""Whether the whole text is <think>..</think>..<answer>..\boxed{..}..</answer>."""
-    ends = text.startswith("<think>") and text.endswith("</answer>")
-    return ends and in_order(text, *TAGS[:3], "\\boxed{", "}", "</answer>")
 
 
 def in_order(text: str, *marks: str) -> bool:
