@@ -34,7 +34,11 @@ config_tables.add(
             "chosen_key": "train_dpo",
             "actor_infer.": "train_ppo_ray",
         },
-        refused=dict.fromkeys(DISTILLATION, "nothing here distils from a teacher"),
+        refused=dict.fromkeys(
+            DISTILLATION,
+            "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL, whose policy answers"
+            " itself (docs/distillation.md)",
+        ),
         together="openrl.compat.roll.keys:together",
     ),
 )

@@ -53,6 +53,10 @@ config_tables.add(
             **dict.fromkeys((f"{name}.py" for name in OTHERS), ""),
         },
         refused={
+            **dict.fromkeys(
+                ("gkd.py", "gold.py", "distillation.py", "sdft.py", "sdpo.py"),
+                "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL or --teacher_self",
+            ),
             "kto.py": "python -m openrl.cli.train_dpo --loss kto",
             "orpo.py": "python -m openrl.cli.train_dpo --loss orpo",
             "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",

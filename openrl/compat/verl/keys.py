@@ -206,11 +206,14 @@ def teacher(keys: GivenKeys) -> Iterator[Computed]:
     if not keys.on(DISTILLS):
         return
     paths = [key for key in keys.values if key.startswith(TEACHER) and key.endswith(".model_path")]
-    if paths:
-        several = "several teachers there; this is the first" if paths[1:] else ""
-        verdict = "differs" if several else "converted"
-        path = keys.text(paths[0])
-        yield Computed("teacher_pretrain", path, (*paths, DISTILLS), several, verdict)
+    if len(paths) == 1:
+        yield Computed("teacher_pretrain", keys.text(paths[0]), (*paths, DISTILLS))
+    elif paths:
+        of = {path: path.removesuffix("model_path") + "key" for path in paths}
+        rows = {keys.text(key) or key.split(".")[2]: keys.text(path) for path, key in of.items()}
+        file = ", ".join(f"{source}: {{{model}: 1}}" for source, model in rows.items())
+        note = f"--teacher_routing FILE.yaml that says {file}"
+        yield Computed("teacher_pretrain", None, (*paths, *of.values()), note, "none")
     mode, by_gradient = f"{LOSS}loss_mode", f"{LOSS}use_policy_gradient"
     kind = keys.text(mode)
     if keys.on(by_gradient):

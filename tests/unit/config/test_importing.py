@@ -400,6 +400,22 @@ def test_teachers_of_verl(rewards, loss, expected, tmp_path):
     assert {flag: flags.get(flag) for flag in expected} == expected
 
 
+def test_several_teachers_are_a_file(tmp_path):
+    prefix = "distillation.teacher_models"
+    text = DISTILLS.format(rewards="False", loss="distillation.teacher_key=data_source").replace(
+        f"{prefix}.teacher_model.model_path=big",
+        f"{prefix}.gsm8k.key=openai/gsm8k {prefix}.gsm8k.model_path=A"
+        f" {prefix}.geo.key=geo3k {prefix}.geo.model_path=B",
+    )
+    (tmp_path / "run.sh").write_text(" ".join(text.split()))
+    known = recognise(read(str(tmp_path / "run.sh")))
+    specs = collect_flags(COMMANDS["train_ppo_ray"])
+    lines, _ = Conversion("verl", "train_ppo_ray", specs, known.values).run()
+    assert "teacher_pretrain" not in {line.flag for line in lines}
+    routing = "--teacher_routing FILE.yaml that says openai/gsm8k: {A: 1}, geo3k: {B: 1}"
+    assert routing in {line.note for line in lines}
+
+
 ACCELERATE = "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3}, num_processes: 8}"
 LAUNCHED = [
     (
