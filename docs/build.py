@@ -258,12 +258,15 @@ def algorithms_page() -> str:
 def verifiers_page() -> str:
     """The page as it is written by hand up to the mark, then the verifiers and their options."""
     lines = [VERIFIERS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK, "## All of them", ""]
-    lines += ["| name | checks | label | reward with the default options |", "|---|---|---|---|"]
+    lines += ["| name | checks | label | reward with the default options | parts |"]
+    lines += ["|---|---|---|---|---|"]
     for entry in verifiers.entries():
         said = describe(entry.component)
         lines.append(
             _cells(
-                f"`{entry.name}`", *map(_shown, (said.checks, said.label.rstrip("."), said.reward))
+                f"`{entry.name}`",
+                *map(_shown, (said.checks, said.label.rstrip("."), said.reward)),
+                ", ".join(f"`{part}`" for part in said.parts),
             )
         )
     return "\n".join([*lines, *options_table(verifiers, "verifier")]) + "\n"

@@ -52,6 +52,7 @@ def acc(answer: Answer, options: AccOptions) -> Score:
 
     Label: an expression, in LaTeX or plain.
     Reward: [-1, 1]
+    Parts: boxed
     """
     right = box_equals_label(answer)
     found = last_boxed(after_thinking(answer.text)) is not None
@@ -75,6 +76,7 @@ def retool_reward(answer: Answer, options: RetoolOptions) -> Score:
 
     Label: the answer as text.
     Reward: [-1, 1]
+    Parts: calls
     """
     right = last_boxed(answer.text[-100:]) == label_text(answer)
     calls = min(
@@ -107,6 +109,7 @@ def strict_format(answer: Answer, options: StrictFormatOptions) -> Score:
 
     Label: none
     Reward: [-0.5, 1]
+    Parts: strict
     """
     text = answer.text
     good = all(text.count(mark) == 1 for mark in (*TAGS, "\\boxed{")) and has_boxed_answer(text)

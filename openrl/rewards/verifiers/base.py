@@ -18,8 +18,8 @@ reads a part of its row that is no label, and reads it before the answer.
 
 It runs in a separate process that is killed when it takes too long, so it needs no timeout. It
 imports large libraries inside the function. The last lines of its docstring say which label it
-takes and which rewards it can give: docs/verifiers.md shows them, and a test holds every verifier
-to them. It reads the label before the response, so that an unusable label is found whatever the
+takes, which rewards it can give and, if its scores have any, which parts (``Parts: well_formed``):
+docs/verifiers.md shows them, and a test holds every verifier to them. It reads the label before the response, so that an unusable label is found whatever the
 answer.
 
 ``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if
@@ -107,18 +107,21 @@ class Description:
     checks: str
     label: str
     reward: str  # with the default options, e.g. "0 or 1" or "[-1, 0]"
+    parts: tuple[str, ...] = ()  # of its scores; "judge/*" for any that begin so
 
 
 def describe(verify: Any) -> Description:
     """Read the docstring of a verifier. Raises ValueError if its last lines are not those of its
-    label and its rewards."""
+    label and its rewards, and perhaps of the parts of its scores."""
     text = inspect.cleandoc(verify.__doc__ or "")
-    found = re.fullmatch(r"(.*)\n\nLabel: (.*)\nReward: ([^\n]*)", text, re.DOTALL)
+    lines = r"(.*)\n\nLabel: (.*)\nReward: ([^\n]*)(?:\nParts: ([^\n]*))?"
+    found = re.fullmatch(lines, text, re.DOTALL)
     if found is None:
         raise ValueError(
             f"the docstring of {verify.__name__} does not end in lines of Label: and Reward:"
         )
-    return Description(*(" ".join(part.split()) for part in found.groups()))
+    checks, label, reward, parts = (" ".join((one or "").split()) for one in found.groups())
+    return Description(checks, label, reward, tuple(parts.split(", ")) if parts else ())
 
 
 def needs_label(verify: Any, settings: Mapping[str, Any]) -> bool:

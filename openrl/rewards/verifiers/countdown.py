@@ -62,6 +62,7 @@ def countdown(answer: Answer, options: CountdownOptions) -> Score:
 
     Label: {"numbers": [3, 8, 1], "target": 24}; "nums" may stand for "numbers".
     Reward: [0, 1]
+    Parts: well_formed, numbers_right
     """
     numbers, target = _problem(label_data(answer))
     text = last_tagged(answer.text) if options.tagged else answer.text

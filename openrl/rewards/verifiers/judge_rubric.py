@@ -60,6 +60,7 @@ def judge_rubric(answer: Answer, options: RubricOptions) -> Score:
     Label: the criteria, a list of texts or of {"criterion": text, "weight": number}, or an object
         {criterion: weight}, also as JSON text; none with the option ``rubric_key``.
     Reward: [0, 1]
+    Parts: judge/*
     """
     key = options.rubric_key
     criteria = read_rubric(answer.label if key is None else answer.meta.get(key))

@@ -151,6 +151,7 @@ def judge_pairs(answers: list[Answer], options: PairsOptions) -> list[Score]:
 
     Label: what {label} stands for, or an answer that takes part; none is needed otherwise.
     Reward: [0, 1]
+    Parts: judge/*
     """
     return _compare(answers, options, _ask_pairs)
 
@@ -164,6 +165,7 @@ def judge_ranking(answers: list[Answer], options: RankingOptions) -> list[Score]
 
     Label: what {label} stands for, or an answer that takes part; none is needed otherwise.
     Reward: [0, 1]
+    Parts: judge/*
     """
     return _compare(answers, options, _ask_rankings)
 

@@ -66,6 +66,7 @@ def step(answer: Answer, options: StepOptions) -> Score:
 
     Label: none
     Reward: [0, 1]
+    Parts: steps
     """
     count = sum(1 for _ in _STEP.finditer(answer.text))
     return Score(min(1.0, count / options.enough), parts={"steps": float(count)})

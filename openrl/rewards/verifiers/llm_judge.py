@@ -76,6 +76,7 @@ def judge(answer: Answer, options: JudgeOptions) -> Score:
 
     Label: what {label} stands for in the prompt file; none is needed otherwise.
     Reward: [0, 1]
+    Parts: judge/*
     """
     own = options.prompt_file and file_text(options.prompt_file)
     if own and "{label}" in own and answer.label is None:

@@ -130,6 +130,7 @@ def choice(answer: Answer, options: ChoiceOptions) -> Score:
 
     Label: a letter, also as "(B)" or "B. Paris".
     Reward: 0 or 1
+    Parts: found
     """
     label = _letter(label_text(answer), options.letters)
     if label is None:

@@ -257,6 +257,7 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Score:
 
     Label: a number, or a solution that ends in "#### 42".
     Reward: 0 or 1
+    Parts: marked
     """
     label = label_number(answer)
     _, mark, rest = answer.text.rpartition("####")

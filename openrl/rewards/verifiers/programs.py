@@ -51,6 +51,7 @@ def code(answer: Answer, options: CodeOptions) -> Score:
     "testtype": "functional" for calls (LiveCodeBench); a list of asserts (MBPP); {"assert_case":
     [..]}; a list of {"assert_code": ..} (ROLL, KodCode).
     Reward: [0, 1]
+    Parts: passed_share, has_code, error_share, timeout_share, contained
     """
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)

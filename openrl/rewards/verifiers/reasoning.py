@@ -62,6 +62,7 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Score:
     {"source_dataset": ..}}, with its "config" if that is not the default;
     `examples/python/reasoning_gym/make_data.py` writes such rows.
     Reward: [0, 1]
+    Parts: answered
     """
     entry, task = _entry(label_data(answer))
     text = final_answer(answer.text, options.where)

@@ -28,6 +28,7 @@ def repetition(answer: Answer, options: RepetitionOptions) -> Score:
 
     Label: none
     Reward: [-1, 0]
+    Parts: repeated
     """
     items: Any = answer.token_ids if options.unit == "tokens" else answer.text.lower()
     items = items.split() if options.unit == "words" else items

@@ -18,6 +18,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
+from openrl.config.groups.reward_shaping import part_weights
 from openrl.data.answers import SupervisedRow
 from openrl.data.curriculum import check_mix
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
@@ -46,6 +47,7 @@ from openrl.models.stored import (
     load_config,
 )
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
+from openrl.rewards.known_parts import check_parts
 from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
 from openrl.trainer.learning.ptx import load_ptx
@@ -103,6 +105,10 @@ def prepare(config: PPOConfig) -> Inputs:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.all_sources, config.debug.plugin)
         check_reward_models(config)
+    estimator = config.algorithm.estimator
+    if "reward_parts" in estimator.needs and not derived.agents_of(config):
+        words = getattr(config.options["advantage_estimator"], "gdpo_parts", ())
+        collector.run(check_parts, derived.rewards(config), estimator.name, part_weights(words))
     with collector:
         check_address(config.placement.address)
     collector.run(check_language_model, path, trusted, overrides)

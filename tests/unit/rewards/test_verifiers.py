@@ -112,7 +112,8 @@ def interval(text: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name):
-    chance, (low, high) = random.Random(name), interval(describe(verifiers[name].component).reward)
+    said = describe(verifiers[name].component)
+    chance, (low, high) = random.Random(name), interval(said.reward)
     texts = [
         "".join(chance.choices(PIECES, k=chance.randrange(40)))
         for _ in range(10 if name == "code" else 300)
@@ -122,6 +123,7 @@ def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name
         assert low <= verdict.reward <= high, text
         assert verdict.passed is None or 0 <= verdict.passed <= 1
         assert all(isinstance(p, float) and math.isfinite(p) for p in verdict.parts.values())
+        assert verdict.parts.keys() <= {*said.parts}
 
 
 @pytest.mark.full
