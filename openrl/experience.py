@@ -156,6 +156,7 @@ class ExperienceBatch(TokenBatch):
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
     loss_weights: Tensor | None = None  # (B,) factor on each row's policy loss
+    kl_weights: Tensor | None = None  # (B,) factor on each row's KL loss; None: 1
     # (B, T) factor on each token's policy loss: importance weight of trainer against engine
     is_weights: Tensor | None = None
     selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately

@@ -90,6 +90,7 @@ from openrl.config.groups.teacher import TeacherFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
 from openrl.config.teacher_plan import teacher_plan
 from openrl.flags.schema import absent, given, part
+from openrl.registry import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,10 @@ class PPOConfig:
     @property
     def reward_norm_scopes(self) -> tuple[NormScope, NormScope]:
         """The scopes of mean and std that the flags or else the estimator say, or else none."""
-        suggests = self.algorithm.estimator.suggests
+        return self.norm_scopes_for(self.algorithm.estimator)
+
+    def norm_scopes_for(self, estimator: Entry[Any]) -> tuple[NormScope, NormScope]:
+        suggests = estimator.suggests
         mean = self.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
         return mean, self.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")
 

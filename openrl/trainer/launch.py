@@ -14,13 +14,16 @@ from torch import Tensor
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.credit import CreditSettings
+from openrl.algorithms.credit_routes import CreditRoute
 from openrl.config import derived
+from openrl.config.algo_routes import read_algo_routes
 from openrl.config.commands import PPOConfig
 from openrl.config.curriculum_mix import read_mix
 from openrl.config.groups.logging import TraceFlags
 from openrl.data.curriculum import Curriculum
 from openrl.data.order import PromptOrder, SeededStream
 from openrl.data.prompts import prompts_fingerprint
+from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import effective_flags
 from openrl.models.device import Device
 from openrl.report.finish import closing_table
@@ -200,7 +203,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         roles,
         inputs.tokenizer,
         settings,
-        CreditAssignment(plan, config.kl),
+        CreditAssignment(plan, config.kl, credit_routes(config, plan)),
         config.correction,
         Losses.from_config(config),
         NonFiniteMonitor(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
@@ -216,6 +219,24 @@ def prompt_order(config: PPOConfig, prompts: list[Prompt]) -> PromptOrder:
         mix = None if flags.curriculum_mix is None else read_mix(flags.curriculum_mix)
         return Curriculum(prompts, flags, mix, seed, shuffle=shuffle)
     return SeededStream(prompts, seed, shuffle=shuffle, data=prompts_fingerprint(prompts))
+
+
+def credit_routes(config: PPOConfig, plan: CreditSettings) -> dict[str, CreditRoute]:
+    """Return how the rows of the data sources in --algo_routing differ from ``plan``."""
+    found = {}
+    for source, route in read_algo_routes(config.algorithm.algo_routing).items():
+        settings = plan
+        if route.estimator is not None:
+            estimator = advantage_estimators[route.estimator]
+            settings = replace(
+                plan,
+                estimator=estimator,
+                options=route.options,
+                norm_scopes=config.norm_scopes_for(estimator),
+                whiten_advantages=config.algorithm.whitens_for(estimator),
+            )
+        found[source] = CreditRoute(settings, route.rl_weight, route.kl_weight)
+    return found
 
 
 def build_rollouts(

@@ -142,7 +142,7 @@ class PolicyUpdate:
             kl = columns["kl"]
             if self.kl_by_ratio:  # https://arxiv.org/abs/2512.02556 section 3.1
                 kl = kl * clamped_log_ratio(inputs).exp()
-            kl_loss = self._divided(kl, batch, counts)
+            kl_loss = self._divided(kl, batch, counts, batch.kl_weights)
             terms["kl_loss"] = (self.rl_coef * self.kl_coef, kl_loss)
         if self.teacher_mode is not None:
             distance = old_logprobs - _needed(batch, "teacher_logprobs")

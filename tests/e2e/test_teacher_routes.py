@@ -8,7 +8,7 @@ import pytest
 
 from tests.completions_server import completions_server
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
 from tests.e2e.test_teacher import TAUGHT
 from tests.marks import full_after
 from tests.tiny import tiny_model_dir
@@ -120,3 +120,31 @@ def test_each_source_has_its_teacher(task, teachers, tmp_path):
     assert 0 < alone["actor/untaught_share"] < one["actor/untaught_share"] < 1
     taught = [1 - step["actor/untaught_share"] for step in (one, other, alone)]
     assert taught[0] + taught[1] == pytest.approx(taught[2])
+
+
+def test_each_source_has_its_estimator(task, tmp_path):
+    """With a KL in the reward, three estimators and a source that teaches nothing."""
+    routes = tmp_path / "routes.yaml"
+    routes.write_text(
+        "math: {advantage_estimator: maxrl}\n"
+        "code: {advantage_estimator: reinforce, gamma: 0.9, kl_weight: 0}\n"
+        "chat: {rl_weight: 0}"
+    )
+    own = {"remote_rm_url": task / "reward.py", "label_key": "label", "init_kl_coef": 0.1}
+    own |= {"advantage_estimator": "group_norm", "algo_routing": routes, "max_steps": 2}
+    own |= {"whiten_advantages": "false"}
+    steps = steps_of(task, tmp_path / "run", **SIX, **own)
+    for answer in played(tmp_path / "run"):
+        (weight,) = {answer["loss_weight"]}
+        assert weight == (0.0 if answer["source"] == "chat" else 1.0)
+        if answer["source"] == "code":  # the reward itself, discounted from the end
+            (segment,) = answer["segments"]
+            given = [
+                a
+                for a, mine in zip(segment["advantages"], segment["loss_mask"], strict=True)
+                if mine
+            ]
+            last = answer["score"]["reward"]
+            expected = [last * 0.9**k for k in reversed(range(len(given)))]
+            assert given == pytest.approx(expected, abs=1e-5)
+    assert all(step["perf/rows_left_out"] >= 8 / 24 - 1e-6 for step in steps)

@@ -49,7 +49,11 @@ FILES = (
     *("rollouts/index.jsonl", "logged_in/.netrc"),
 )
 """What command lines name: models, data, rewards, an earlier run, checkpoints, rollouts."""
-CONTENTS = {"adapter/adapter_config.json": '{"r": 8}', "tags.yaml": "chess: {size: 8}\n"}
+CONTENTS = {
+    "adapter/adapter_config.json": '{"r": 8}',
+    "tags.yaml": "chess: {size: 8}\n",
+    "algo.yaml": "a: {advantage_estimator: gae, kl_weight: 2}\nb: {advantage_estimator: rloo}\n",
+}
 
 
 @contextlib.contextmanager

@@ -204,6 +204,7 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         values=models["values"](ids, attention)[0] + 0.3 * batch.values,
         ref_logprobs=ref_logprobs,
         teacher_logprobs=ref_logprobs,
+        kl_weights=torch.rand(len(batch), generator=torch.Generator().manual_seed(9)),
         teacher_weights=torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 1.0, 0.0]),
         loss_weights=torch.rand(len(batch), generator=g),
         is_weights=torch.rand(mask.shape, generator=g),

@@ -84,6 +84,12 @@ class AlgorithmFlags:
     advantage_estimator: str = flag(
         "gae", "How rewards become advantages.", registry=advantage_estimators
     )
+    algo_routing: str | None = flag(
+        None,
+        "YAML or JSON file {datasource: {advantage_estimator: NAME, rl_weight: X, kl_weight: X}}"
+        " that says how rows of these sources are learned from: by which estimator, with its"
+        " options, and with which weights of their policy loss and their KL. None: all alike.",
+    )
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
     loss_agg_mode: LossAggMode | None = flag(
         None,
@@ -184,8 +190,11 @@ class AlgorithmFlags:
     @property
     def whitens(self) -> bool:
         """--whiten_advantages, or else what the estimator suggests, or else False."""
+        return self.whitens_for(self.estimator)
+
+    def whitens_for(self, estimator: Entry[Any]) -> bool:
         if self.whiten_advantages is None:
-            return self.estimator.suggests.get("whiten_advantages", False)
+            return estimator.suggests.get("whiten_advantages", False)
         return self.whiten_advantages
 
     @property

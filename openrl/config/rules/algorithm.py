@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from openrl.config.algo_routes import read_algo_routes
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import agents_of, outputs_before, source_kinds
 from openrl.config.groups.reward_shaping import part_weights
-from openrl.extension_points import verifiers
+from openrl.errors import UserError
+from openrl.extension_points import advantage_estimators, verifiers
 from openrl.flags.checks import Problems, check, problem, warning
 from openrl.registry import Entry
 
@@ -28,6 +30,32 @@ CHECKED = {"siblings", "no_reward_norm", "step_rows", "agents", "sequence_mean",
 def components_have_what_they_need(config: PPOConfig) -> Problems:
     yield from _unmet("advantage_estimator", config.algorithm.estimator, config)
     yield from _unmet("policy_loss_type", config.algorithm.policy_loss, config)
+
+
+OF_THE_RUN = {"values", "greedy_rewards", "squares"}
+"""Needs for which a run starts or computes something, if its own estimator has them."""
+
+
+@check
+def routes_have_what_they_need(config: PPOConfig) -> Problems:
+    try:
+        routes = read_algo_routes(config.algorithm.algo_routing)
+    except UserError as error:
+        yield error
+        return
+    own = config.algorithm.estimator
+    for name in dict.fromkeys(r.estimator for r in routes.values() if r.estimator is not None):
+        estimator = advantage_estimators[name]
+        yield from _unmet("algo_routing", estimator, config)
+        if missing := sorted(estimator.needs & OF_THE_RUN - own.needs):
+            message = f"{name} needs {missing[0]}, which the run has only for all rows"
+            yield problem(
+                ("algo_routing", "advantage_estimator"), message, f"--advantage_estimator {name}"
+            )
+    used = config.kl.in_reward or config.kl.in_loss
+    if not used and any(route.kl_weight != 1 for route in routes.values()):
+        message = "kl_weight is a factor on a KL that this run does not have"
+        yield problem(("algo_routing", "init_kl_coef"), message, "--init_kl_coef 0.01")
 
 
 def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:

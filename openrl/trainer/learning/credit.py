@@ -4,10 +4,12 @@ log-probs are, and its correction, once per rollout batch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from openrl.algorithms.credit import CreditSettings, compute_advantages
+from openrl.algorithms.credit_routes import CreditRoute, advantages_by_source
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_metrics
 from openrl.algorithms.off_policy import correct_rollouts, mismatch_figures
@@ -25,18 +27,43 @@ LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 class CreditAssignment:
     """Turns rewards into advantages, step after step. ``kl`` holds the current KL coefficient."""
 
-    def __init__(self, plan: CreditSettings, flags: KLFlags) -> None:
-        self.plan, self.flags = plan, flags
+    def __init__(
+        self,
+        plan: CreditSettings,
+        flags: KLFlags,
+        routes: Mapping[str, CreditRoute] | None = None,
+    ) -> None:
+        """``routes``: how the rows of some data sources differ from ``plan``."""
+        self.plan, self.flags, self.routes = plan, flags, routes or {}
         self.running = RunningMoments()
         self.kl = KLCoefficient(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
         coef = self.kl.coef if self.flags.in_reward else 0.0
-        batch, shaping = compute_advantages(batch, self.plan, coef, self.running)
+        shaping: dict[str, Metric]
+        if self.routes:
+            default = CreditRoute(self.plan, running=self.running)
+            batch, shaping = advantages_by_source(batch, self.routes, default, coef)
+        else:
+            batch, figures = compute_advantages(batch, self.plan, coef, self.running)
+            shaping = {name: Last(value) for name, value in figures.items()}
         metrics = credit_metrics(batch)
         if self.flags.controlled:
             metrics["kl_coef"] = Last(self.kl.coef)
-        return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
+        return batch, metrics | {f"rollout/{name}": value for name, value in shaping.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the credit of later steps depends on."""
+        routed = {source: route.running.state() for source, route in self.routes.items()}
+        return {"kl": self.kl.state(), "rewards": self.running.state(), "routed": routed}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of ``state``; a source that is new starts anew."""
+        self.kl.load_state(state["kl"])
+        self.running.load_state(state["rewards"])
+        for source, saved in state.get("routed", {}).items():
+            if source in self.routes:
+                self.routes[source].running.load_state(saved)
 
     def measure_kl(self, batch: ExperienceBatch, rows: Tensor) -> dict[str, Metric]:
         """Measure the KL of the policy before its update to the reference model, in

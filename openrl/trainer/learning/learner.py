@@ -366,8 +366,7 @@ class Learner:
     # -- leaving and returning ---------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        state = {"kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
-        state |= {"entropy": self.losses.entropy.state()}
+        state = self.credit.state() | {"entropy": self.losses.entropy.state()}
         return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
 
     async def save(self, directory: Path, parts: StateParts) -> None:
@@ -384,8 +383,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The inverse of ``state``."""
-        self.credit.kl.load_state(state["kl"])
-        self.credit.running.load_state(state["rewards"])
+        self.credit.load_state(state)
         if "entropy" in state:  # missing in checkpoints from before there was a target
             self.losses.entropy.load_state(state["entropy"])
         if self.settings.ptx and "ptx" in state:  # missing if --ptx_data is new in this resume

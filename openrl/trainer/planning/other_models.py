@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -25,10 +26,14 @@ def check_teachers(
         check_teacher(config, path, tokenizer)
     for url in plan.of("server"):
         check_teacher_server(url, flags, flags.top_k, tokenizer)
+    check_sources("teacher_routing", {t.source for t in plan.teachers if t.source}, prompts)
+
+
+def check_sources(flag: str, named: Iterable[str], prompts: list[Prompt]) -> None:
+    """Raise UserError if ``flag`` names a data source that no prompt is of."""
     there = {prompt.source for prompt in prompts}
-    named = {teacher.source for teacher in plan.teachers} - {None}
-    if absent := sorted(str(source) for source in named - there) if there else []:
-        message = f"--teacher_routing: no row is of the data source {absent[0]}"
+    if there and (absent := sorted({*named} - there)):
+        message = f"--{flag}: no row is of the data source {absent[0]}"
         raise UserError(message, f"one of {', '.join(sorted(there))}, by --datasource_key")
 
 

@@ -15,6 +15,7 @@ from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import check_address
 from openrl.config import derived
+from openrl.config.algo_routes import read_algo_routes
 from openrl.config.commands import PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
@@ -55,6 +56,7 @@ from openrl.trainer.planning.memory_estimate import model_shape
 from openrl.trainer.planning.other_models import (
     check_privileged,
     check_same_tokens,
+    check_sources,
     check_teachers,
 )
 from openrl.trainer.rollout.evaluation import metric_names
@@ -136,6 +138,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_tokens(path, inputs.tokenizer, [p.token_ids for p in prompts], trusted)
     for model in rewards.models:
         check_same_tokens(model, inputs.tokenizer, trusted)
+    check_sources("algo_routing", read_algo_routes(config.algorithm.algo_routing), inputs.prompts)
     check_teachers(config, inputs.prompts, inputs.tokenizer)
     check_privileged(config, inputs.prompts)
     return inputs
