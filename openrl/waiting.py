@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -22,6 +23,11 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
         return await asyncio.gather(*tasks)
     finally:
         await cancel_all(tasks)
+
+
+async def maybe_await(value: Any) -> Any:
+    """Return the result of a function that may be a coroutine."""
+    return await value if inspect.isawaitable(value) else value
 
 
 async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:

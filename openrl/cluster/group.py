@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from openrl.waiting import maybe_await
+
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -198,8 +200,9 @@ async def gather_ranks(
         missing = [rank for rank, task in tasks.items() if not task.done()]
         if missing:
             details = "".join(f"\n  {line}" for rank in missing if (line := describe(rank)))
+            ranks = ", ".join(map(str, missing))
             raise WorkerTimeout(
-                f"{role}.{method}: no answer from rank {_join(missing)} of {len(tasks)} asked "
+                f"{role}.{method}: no answer from rank {ranks} of {len(tasks)} asked "
                 f"within {timeout:g} s (--rpc_timeout){details}"
             )
         return [task.result() for task in tasks.values()]
@@ -225,12 +228,3 @@ def is_async(worker_class: type) -> bool:
     """Return whether any public method is a coroutine."""
     methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
     return any(not name.startswith("_") for name, _ in methods)
-
-
-async def maybe_await(value: Any) -> Any:
-    """Return the result of a method call, awaiting it if the method is a coroutine."""
-    return await value if inspect.isawaitable(value) else value
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

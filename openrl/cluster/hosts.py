@@ -20,8 +20,9 @@ import psutil
 import ray
 
 from openrl.cluster.fork_server import Early, Preload
-from openrl.cluster.group import WorkerContext, maybe_await
+from openrl.cluster.group import WorkerContext
 from openrl.registry import load_plugins
+from openrl.waiting import maybe_await
 
 BEAT_S = 5.0  # seconds between two touches of the log file
 

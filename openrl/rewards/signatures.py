@@ -21,6 +21,7 @@ from openrl.processes.interfaces import (
     takes_any_keyword,
 )
 from openrl.rewards.reward_rows import RewardRows
+from openrl.waiting import maybe_await
 
 Function = Callable[..., Any]
 Column = Callable[[RewardRows], list[Any]]
@@ -103,13 +104,9 @@ class Scorer:
         arguments = {name: value for name, value in offered.items() if name in names}
         values = self.function(**arguments, **self.kwargs)
         values = to_plain_values(
-            asyncio.run(_finish(values)) if inspect.isawaitable(values) else values
+            asyncio.run(maybe_await(values)) if inspect.isawaitable(values) else values
         )
         return self.signature.read([values] if self.signature.by_row else values)
-
-
-async def _finish(values: Any) -> Any:
-    return await values
 
 
 def make_scorer(function: Function, kwargs: Mapping[str, Any], reward_type: str | None) -> Scorer:

@@ -151,7 +151,8 @@ def _back(found: Record) -> Iterator[tuple[str, str]]:
     yield "label", str(found["label"])
     versions = sorted({v for s in found["segments"] for v in s["versions"] if v >= 0})
     seed = "" if found["seed"] is None else f", environment's seed {found['seed']}"
-    yield "played by", ", ".join([*_who(found), f"weights {_listed(versions)}{seed}"])
+    weights = ", ".join(map(str, versions)) or "unknown"
+    yield "played by", ", ".join([*_who(found), f"weights {weights}{seed}"])
     for use in found["tool_uses"]:
         failed = ", failed" if use["failed"] else ""
         yield "tool", f"{use['name']} in turn {use['turn']}, {use['seconds']:.3g} s{failed}"
@@ -176,10 +177,6 @@ def _who(found: Record) -> Iterator[str]:
         yield f"{found['seconds']:.3g} s"
     if found["sampling_seed"] is not None:
         yield f"seed {found['sampling_seed']}"
-
-
-def _listed(versions: Sequence[int]) -> str:
-    return ", ".join(map(str, versions)) or "unknown"
 
 
 def _forward(found: Record, siblings: Sequence[Record]) -> Iterator[tuple[str, str]]:

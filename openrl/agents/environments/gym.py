@@ -24,6 +24,7 @@ from openrl.flags.settings import read_settings
 from openrl.types import Message, Prompt
 from openrl.vision.parts import Content, as_content
 from openrl.vision.pictures import is_picture
+from openrl.waiting import maybe_await
 
 log = logging.getLogger(__name__)
 _undrawn: set[str] = set()  # environments whose ``render`` failed, which is said once
@@ -67,14 +68,14 @@ class GymEnvironment(Environment):
         self._game = game
 
     async def reset(self, seed: int, prompt: Prompt) -> Sequence[Message]:
-        found = await user_code.result(self._game.reset(seed=seed))
+        found = await maybe_await(self._game.reset(seed=seed))
         observation, info = found if isinstance(found, tuple) else (found, {})
         rules = info.get("env_instruction")
         system = [{"role": "system", "content": rules}] if rules else []
         return [*system, {"role": "user", "content": _content(observation)}]
 
     async def step(self, action: str) -> Step:
-        found = await user_code.result(self._game.step(action))
+        found = await maybe_await(self._game.step(action))
         if not isinstance(found, tuple) or len(found) not in (4, 5):
             returned = len(found) if isinstance(found, tuple) else type(found).__name__
             raise TypeError(f"step must return gym's 5 or 4 values, not {returned}")
@@ -98,7 +99,7 @@ class GymEnvironment(Environment):
         if render is None or getattr(self._game, "render_mode", "rgb_array") != "rgb_array":
             return None
         try:
-            frame = await user_code.result(render())
+            frame = await maybe_await(render())
         except Exception as error:
             name = type(self._game).__name__
             if name not in _undrawn:
@@ -111,7 +112,7 @@ class GymEnvironment(Environment):
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):
-            await user_code.result(close())
+            await maybe_await(close())
 
 
 def _content(observation: Any) -> Content:

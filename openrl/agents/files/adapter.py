@@ -35,7 +35,7 @@ class AgentFile:
         install_stand_ins()
         made, interface = find_class(load_module(self.path, "agent_file"), self.class_name)
         adapter: Adapter = resolve(interface.adapter)(made)
-        adapter.settings, adapter.max_turns = self.settings, self.max_turns
+        adapter.file = self
         info = AgentInfo(interface, made.__name__, adapter.schemas, adapter.rewards)
         return Loaded(adapter.call, info)
 
@@ -46,8 +46,7 @@ class Adapter:
 
     schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
     rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
-    settings: Mapping[str, Any] = {}  # of --env_config, for constructors that take them
-    max_turns: int | None = None  # of an episode, for classes that count turns themselves
+    file: AgentFile
     ask: AskParent
 
     def __init__(self, made: Any) -> None:

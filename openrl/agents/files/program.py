@@ -9,6 +9,7 @@ from openrl.agents.base import EpisodeResult
 from openrl.agents.files import user_code
 from openrl.agents.files.adapter import Adapter
 from openrl.types import Prompt, Sampling
+from openrl.waiting import maybe_await
 
 
 class ProgramAdapter(Adapter):
@@ -19,7 +20,7 @@ class ProgramAdapter(Adapter):
         agent = await user_code.construct(self._class)
         messages = user_code.chat_for_clients(prompt)
         data = {**prompt.meta, "messages": messages, "prompt": prompt.text, "label": prompt.label}
-        return read(await user_code.result(agent.run(data, base_url=f"{root}/v1", api_key=key)))
+        return read(await maybe_await(agent.run(data, base_url=f"{root}/v1", api_key=key)))
 
 
 def read(found: Any) -> EpisodeResult:

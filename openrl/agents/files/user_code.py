@@ -5,7 +5,6 @@ torch unless the file does."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from openrl.processes.interfaces import takes
 from openrl.processes.worker import WrongValueError
 from openrl.rewards.protocol import read_verdict
 from openrl.types import Message, Prompt
+from openrl.waiting import maybe_await
 
 
 async def construct(made: Any, **offered: Any) -> Any:
@@ -22,13 +22,8 @@ async def construct(made: Any, **offered: Any) -> Any:
     agent = made.__new__(made)
     if made.__init__ is not object.__init__:
         given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
-        await result(agent.__init__(**given))
+        await maybe_await(agent.__init__(**given))
     return agent
-
-
-async def result(value: Any) -> Any:
-    """Return the result of a function that may be a coroutine."""
-    return await value if inspect.isawaitable(value) else value
 
 
 def chat_for_clients(prompt: Prompt) -> list[Message]:

@@ -14,6 +14,7 @@ from openrl.compat.molt.stand_ins import ChatContext
 from openrl.compat.shared.arguments import pictures, sampling_values
 from openrl.compat.shared.raw_text import adapt_raw_text, content, text_of
 from openrl.types import FinishReason, Prompt, Sampling, message_text
+from openrl.waiting import maybe_await
 
 
 def adapt_environment(made: type) -> EnvironmentAdapter:
@@ -55,7 +56,7 @@ class ChatAgentAdapter(Adapter):
             sampling_params=SimpleNamespace(**sampling_values(sampling)),
             max_length=sampling.max_len or len(prompt.token_ids) + sampling.max_tokens,
         )
-        found = await user_code.result(agent.run(context))
+        found = await maybe_await(agent.run(context))
         return read_episode(found) if hasattr(found, "terminated") else read(found)
 
 

@@ -18,6 +18,7 @@ from openrl.compat.shared.arguments import pictures, sampling_values
 from openrl.processes.interfaces import takes
 from openrl.processes.worker import AskParent
 from openrl.types import FinishReason, Prompt, Sampling
+from openrl.waiting import maybe_await
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ExecutorAdapter(Adapter):
         }
         if takes(self._executor.execute, "images"):
             given["images"] = images or None
-        return read(await user_code.result(self._executor.execute(**given)))
+        return read(await maybe_await(self._executor.execute(**given)))
 
 
 class Engine:

@@ -16,6 +16,7 @@ from openrl.agents.files.environments import EnvironmentAdapter
 from openrl.compat.shared.arguments import pictures, sampling_values
 from openrl.processes.interfaces import takes
 from openrl.types import Prompt, Sampling
+from openrl.waiting import maybe_await
 
 if TYPE_CHECKING:
     from openrl.vision.parts import Content
@@ -45,7 +46,7 @@ class RawTextEnvironment(Environment):
         if prompt.images:
             states["images"] = pictures(prompt)
         seeded = {"seed": seed} if takes(self._environment.reset, "seed") else {}
-        found = await user_code.result(self._environment.reset(states, **seeded))
+        found = await maybe_await(self._environment.reset(states, **seeded))
         self._text = text_of(value_of(found, "observation", "reset"))
         return content(self._text, [placed.image.data for placed in prompt.images])
 
@@ -56,7 +57,7 @@ class RawTextEnvironment(Environment):
             "label": self._label,
             "sampling_params": SimpleNamespace(**self._sampling),
         }
-        found = await user_code.result(self._environment.step(states))
+        found = await maybe_await(self._environment.step(states))
         step, wanted = self._read(found)
         changed = wanted is not None and any(
             getattr(wanted, name, value) != value for name, value in self._sampling.items()
@@ -68,7 +69,7 @@ class RawTextEnvironment(Environment):
 
     async def close(self) -> None:
         if self._environment is not None and (close := getattr(self._environment, "close", None)):
-            await user_code.result(close())
+            await maybe_await(close())
 
 
 def content(text: str, images: Any) -> Content:

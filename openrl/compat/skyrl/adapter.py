@@ -10,12 +10,13 @@ from openrl.agents.base import Environment, Step
 from openrl.agents.files import user_code
 from openrl.agents.files.environments import EnvironmentAdapter
 from openrl.types import Prompt
+from openrl.waiting import maybe_await
 
 
 class SkyRLAdapter(EnvironmentAdapter):
     def __init__(self, made: type) -> None:
         super().__init__(
-            lambda prompt, sampling: SkyRLEnvironment(made, self.settings, self.max_turns)
+            lambda prompt, sampling: SkyRLEnvironment(made, self.file.settings, self.file.max_turns)
         )
 
 
@@ -30,15 +31,13 @@ class SkyRLEnvironment(Environment):
         config = importlib.import_module("omegaconf").DictConfig  # or our stand-in
         offered = {"env_config": config(self._settings), "extras": self._turns | prompt.meta}
         self._game = await user_code.construct(self._class, **offered)
-        first, _ = await user_code.result(self._game.init(user_code.chat_for_clients(prompt)))
+        first, _ = await maybe_await(self._game.init(user_code.chat_for_clients(prompt)))
         return list(first)
 
     async def step(self, action: str) -> Step:
-        found = await user_code.result(self._game.step(action))
+        found = await maybe_await(self._game.step(action))
         done = bool(found["done"])
-        metrics = (
-            user_code.numbers(await user_code.result(self._game.get_metrics())) if done else {}
-        )
+        metrics = user_code.numbers(await maybe_await(self._game.get_metrics())) if done else {}
         return Step(
             list(found["observations"]),
             reward=user_code.scalar(found["reward"], "the reward"),
@@ -49,4 +48,4 @@ class SkyRLEnvironment(Environment):
 
     async def close(self) -> None:
         if self._game is not None:
-            await user_code.result(self._game.close())
+            await maybe_await(self._game.close())
