@@ -21,7 +21,7 @@ from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import BadRow
 from openrl.http_server import COME_AGAIN, Refusal
 from openrl.models.causal_lm import DTYPES, Loading
-from openrl.models.packing import check_layers, check_packing
+from openrl.models.packing import check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.models.stored import check_head, check_length
 from openrl.models.trial import Trial
@@ -182,7 +182,6 @@ def load_reward_model(
     tokenizer = load_tokenizer(path, flags, "reward_pretrain")
     text_model = TextRewardModel(model, tokenizer, rm.max_len, images)
     if loading.packing:
-        check_layers(path, model.hf.config)
         trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])
         check_packing(path, text_model.output, trial)
     return text_model

@@ -23,6 +23,7 @@ from openrl.models.logprobs import LogprobHead, shift_left, shift_right
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.packing import Rows
 from openrl.models.sequence_parallel import Part
+from openrl.models.states import keep_states_apart
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class, require_backbone
 from openrl.models.trial import Trial
@@ -159,6 +160,7 @@ def load_pretrained(kind: type, path: str, loading: Loading, may_lack: str = "")
         )
     if loading.packing:
         use_varlen(model, flags, device)
+        keep_states_apart(path, model)
     _disable_dropout(model)
     keep_differentiable(model)
     return model.eval()

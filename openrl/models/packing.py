@@ -3,7 +3,8 @@
 In a packed row, the real tokens of all rows stand end to end and positions start at 0 again with
 each row. Attention must not cross such a start: transformers derives a block-diagonal mask from the
 positions (eager, sdpa, flex_attention), and flash attention takes the boundaries as
-``cu_seq_lens``. ``check_packing`` finds models that ignore both.
+``cu_seq_lens``. ``check_packing`` finds models that ignore both. ``states`` does the same for
+layers that carry a state.
 
 On request, the prompt of a group's rows is computed once, and every row attends to it.
 """
@@ -24,8 +25,7 @@ from openrl.errors import UserError
 from openrl.models.logits import like, placed
 from openrl.models.trial import Run, Trial
 
-# other kinds of layers count tokens from the start of the whole packed row
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,10 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     )
 
 
-def check_layers(path: str, config: PretrainedConfig) -> None:
-    """Raise UserError if the model has layers that do not know where a packed row begins."""
-    if kinds := unpackable_layers(config):
-        raise _unpackable(path, f"layers of type {kinds} take all packed rows for one")
-
-
-def unpackable_layers(config: PretrainedConfig) -> str:
-    """Name the kinds of layers that count tokens from the start of the whole row."""
+def layers_besides_attention(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of layers that do not take a row's boundaries from ``arrange``."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    return ", ".join(sorted(set(kinds) - PACKABLE_LAYERS))
+    return set(kinds) - ATTENTION_LAYERS
 
 
 @torch.no_grad()
@@ -173,13 +167,13 @@ def check_packing(path: str, run: Run, trial: Trial) -> None:
     try:
         beside = run(pair, torch.ones_like(pair, dtype=torch.bool))[1:]
     except TypeError as error:  # a forward pass without position_ids
-        raise _unpackable(path, str(error)) from error
+        raise unpackable(path, str(error)) from error
     alone, after = (run(x, torch.ones_like(x, dtype=torch.bool)) for x in (pair[1:], context))
     tail = slice(1, None) if alone.dim() > 1 else slice(None)  # the first token has no prediction
     after = after[:, 6:] if after.dim() > 1 else after
     if discrepancy := trial.discrepancy(*(x[..., tail] for x in (beside, alone, after))):
         why = f"attention crosses from one packed row into the next ({discrepancy})"
-        raise _unpackable(path, why)
+        raise unpackable(path, why)
 
 
 @torch.no_grad()
@@ -211,7 +205,7 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
         )
 
 
-def _unpackable(path: str, why: str) -> UserError:
+def unpackable(path: str, why: str) -> UserError:
     return UserError(
         f"--packing_samples: rows of {path} cannot be packed: {why}",
         "leave out --packing_samples and what turns it on (--use_dynamic_batch, --prefix_grouper), "

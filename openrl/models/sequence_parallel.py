@@ -31,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN
-from openrl.models.packing import Rows, unpackable_layers
+from openrl.models.packing import Rows, layers_besides_attention
 from openrl.models.ring_attention import Ring, ring_attention
 from openrl.models.stored import load_config
 from openrl.models.trial import Run, Trial
@@ -309,7 +309,7 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    if others := unpackable_layers(config):
+    if others := ", ".join(sorted(layers_besides_attention(config))):
         raise _unsplittable(flags, path, f"layers of type {others} need all tokens before a token")
     # what one tensor-parallel rank has of them
     heads, kv_heads = (n // flags.ds_tensor_parallel_size for n in (heads, kv_heads))

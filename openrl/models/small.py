@@ -14,7 +14,7 @@ from openrl.errors import UserError
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class
 
-MOST_LAYERS = 8
+MOST_LAYERS = 12
 SPECIALS = ("pad", "bos", "eos")  # the first tokens
 WIDTH = 0.2  # of initial weights: far from uniform, so that a wrong weight shows in every log-prob
 
@@ -74,7 +74,9 @@ def small_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
     text = load_config(path, trust_remote_code).get_text_config()
     fields = text.to_dict()
     number = text.num_hidden_layers
-    layers = _layers_of_all_kinds(fields, number)
+    # of some configs the kinds follow from other fields
+    kinds = getattr(text, "layer_types", None) or ["alike"] * number
+    layers = _layers_of_all_kinds(kinds, fields)
     changes: dict[str, Any] = {
         name: value[:layers]
         for name, value in fields.items()
@@ -90,12 +92,12 @@ def small_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
     return type(text).from_dict(_of_small_rotary(fields | changes))
 
 
-def _layers_of_all_kinds(fields: dict[str, Any], number: int) -> int:
+def _layers_of_all_kinds(kinds: list[str], fields: dict[str, Any]) -> int:
     """Return the number of first layers that hold every kind of layer of the config, or 2."""
-    kinds = fields.get("layer_types") or ["alike"] * number
     firsts = [kinds.index(kind) for kind in set(kinds)]
     dense = fields.get("first_k_dense_replace") or 0  # a mixture follows after dense layers
-    return min(max(2, *(first + 1 for first in firsts), 2 if dense else 0), number, MOST_LAYERS)
+    wanted = max(2, *(first + 1 for first in firsts), 2 if dense else 0)
+    return min(wanted, len(kinds), MOST_LAYERS)
 
 
 def _of_small_rotary(fields: dict[str, Any]) -> dict[str, Any]:

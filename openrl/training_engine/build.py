@@ -23,7 +23,7 @@ from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.headed import HeadedModel
 from openrl.models.logits import Other
 from openrl.models.lora import add_adapters
-from openrl.models.packing import check_layers, check_packing, check_sharing
+from openrl.models.packing import check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, split_sequences, unsplit
@@ -140,8 +140,6 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     np.random.seed(spec.seed)
     torch.manual_seed(spec.seed)
     model = load_model(spec)
-    if spec.packing:
-        check_layers(spec.path, model.hf.config)
     trial = Trial.of(model.hf.config, DTYPES[spec.model.param_dtype])
     tp_size, sp_size = spec.parallel.ds_tensor_parallel_size, spec.parallel.sequence_size
     layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), sp_size, tp_size)

@@ -23,6 +23,7 @@ from openrl.models.checkpointing import recompute
 from openrl.models.headed import HeadedModel
 from openrl.models.kept import KeptIds
 from openrl.models.logits import COMPARISONS, Other, Output, Outputs
+from openrl.models.states import segmented_modules
 from openrl.training_engine.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training_engine.distributed import ParallelLayout
 from openrl.training_engine.masters import Masters, MovingAverage
@@ -141,6 +142,9 @@ class DeepSpeedEngine:
     def _initialized(self, config: dict[str, Any], optimizer: Optimizer | None = None) -> Any:
         with redirect_stdout(io.StringIO()):  # hides memory reports that ignore the log level
             if self.stage == 3:
+                for module in segmented_modules(self.model):
+                    # gathered once for all its runs, whose number differs between ranks
+                    deepspeed_module().utils.set_z3_leaf_module(module, True)
                 shard(self.model, config, DTYPES[self.dtype])
             engine, *_ = deepspeed_module().initialize(
                 model=self.model, optimizer=optimizer, config=config

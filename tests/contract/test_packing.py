@@ -133,16 +133,10 @@ def test_attention_that_does_not_look_at_the_shared_beginning_is_refused(checkpo
     [
         ("gptj", "cannot load a model from .*leave --prefix_grouper out"),
         ("bloom", "--prefix_grouper: rows of .* cannot share their beginning"),
-        ("falcon_h1", "layers of type hybrid"),
     ],
 )
 def test_architectures_without_such_attention_are_refused(tmp_path, arch, expected):
-    fields = (
-        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}
-        if arch == "falcon_h1"
-        else {"tied": False}
-    )
-    path = tiny_model_dir(tmp_path, arch=arch, **fields)
+    path = tiny_model_dir(tmp_path, arch=arch, tied=False)
     with pytest.raises(UserError, match=rf"(?s){expected}"):
         build_engine(engine_spec(path, shares=True))
 
@@ -202,15 +196,6 @@ def test_attention_that_crosses_rows_is_refused(tmp_path, checkpoint, kind, dtyp
         build_engine(
             engine_spec(path, kind, dtype=dtype, attention="forgets_boundaries", packing=True)
         )
-
-
-def test_layers_that_are_not_attention_are_refused(tmp_path):
-    path = tiny_model_dir(
-        tmp_path, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16
-    )
-    build_engine(engine_spec(path))
-    with pytest.raises(UserError, match="layers of type hybrid"):
-        build_engine(engine_spec(path, packing=True))
 
 
 def test_positions_that_are_ignored_are_refused(tmp_path):

@@ -103,8 +103,8 @@ class SupervisedBatchFlags:
 class PackingFlags:
     packing_samples: bool = flag(
         False,
-        "Run each micro-batch as one row without padding; attention never crosses samples. Needs"
-        " a model that mixes tokens by attention only.",
+        "Run each micro-batch as one row without padding; neither attention nor a layer's state"
+        " crosses samples.",
     )
 
     @property

@@ -25,7 +25,6 @@ from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
 from openrl.models.lora import add_adapters
-from openrl.models.packing import check_layers
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
 from openrl.training_engine.whole_weights import checkpoint_weights
@@ -105,8 +104,6 @@ def loads(subject: Subject) -> str:
 
 def rows_alike(subject: Subject, packing: bool, shares: bool) -> str:
     """Rows side by side have the log-probs and the gradient that each has alone."""
-    if packing:
-        check_layers(subject.path, subject.model.config)
     model = subject.load(packing) if packing else subject.model
     alone = [scored(subject.model, [row], None) for row in subject.rows]
     together, gradient = scored(model, subject.rows, torch.tensor([0, 1, 0]) if shares else None)
