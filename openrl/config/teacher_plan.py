@@ -52,8 +52,8 @@ class TeacherPlan:
         return int(self.own) if self.own not in (None, *SELVES) else None
 
     def earlier_beta(self, flags: TeacherFlags) -> float | None:
-        """Return the beta of the weights to keep for a teacher that is an earlier policy; 1: they do
-        not move by themselves. None: there are none."""
+        """Return the beta of the weights to keep for a teacher that is an earlier policy; 1: they
+        do not move by themselves. None: there are none."""
         if self.own == "ema":
             return flags.teacher_ema_beta
         return None if self.own is None or self.every == 1 else 1.0

@@ -125,8 +125,8 @@ class Templates:
     def prompt(
         self, value: Any, variables: dict[str, Any] | None = None, system: str | None = None
     ) -> PromptParts:
-        """Return the prompt in a cell: text, chat messages, or these as JSON. ``system`` is a system
-        message, which joins the chat's own. Raises BadRow."""
+        """Return the prompt in a cell: text, chat messages, or these as JSON. ``system`` is a
+        system message, which joins the chat's own. Raises BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
                 raise BadRow("a chat list needs --apply_chat_template")

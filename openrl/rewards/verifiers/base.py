@@ -19,8 +19,8 @@ reads a part of its row that is no label, and reads it before the answer.
 It runs in a separate process that is killed when it takes too long, so it needs no timeout. It
 imports large libraries inside the function. The last lines of its docstring say which label it
 takes, which rewards it can give and, if its scores have any, which parts (``Parts: well_formed``):
-docs/verifiers.md shows them, and a test holds every verifier to them. It reads the label before the response, so that an unusable label is found whatever the
-answer.
+docs/verifiers.md shows them, and a test holds every verifier to them. It reads the label before the
+response, so that an unusable label is found whatever the answer.
 
 ``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if
 the verifier has no options."""

@@ -267,8 +267,9 @@ class Learner:
     async def _outputs(
         self, batch: ExperienceBatch, requests: list[ForwardRequest], point: DropPoint
     ) -> dict[str, Tensor]:
-        """Return all requested outputs, by the fields of the batch that they fill. Roles that share a place run one after the
-        other: together they would be no faster and would need the memory of both."""
+        """Return all requested outputs, by the fields of the batch that they fill. Roles that share
+        a place run one after the other: together they would be no faster and would need the memory
+        of both."""
         outputs: dict[str, Tensor] = {}
         by_role: dict[str, list[ForwardRequest]] = {}
         for request in requests:

@@ -19,8 +19,8 @@ from openrl.vision.processor import sees
 def check_teachers(
     config: PPOConfig, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raise UserError if a teacher cannot give log-probs of the policy's tokens, or if a data source
-    of --teacher_routing has no rows."""
+    """Raise UserError if a teacher cannot give log-probs of the policy's tokens, or if a data
+    source of --teacher_routing has no rows."""
     flags, plan = config.teacher, teacher_plan(config.teacher)
     for path in plan.of("model"):
         check_teacher(config, path, tokenizer)
