@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from openrl.config.groups.vision import VisionFlags
+from openrl.models.states import BOUNDARIES, segmented_modules
 from openrl.models.towers import tower_parameters
 from openrl.types import PlacedImage
 from openrl.vision.pictures import png_image
@@ -26,7 +27,6 @@ from openrl.vision.processor import VisionProcessor, media_tokens
 Media = Mapping[str, Tensor]
 """Tensors of the images of a micro-batch, by their names in the model's forward pass."""
 
-BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 BLANK_SIDE = 64  # pixels of the image used where a micro-batch has none
 
 
@@ -69,6 +69,9 @@ class Vision:
         self.backbone = hf.base_model
         self.reading, self.encoding = Stopwatch(), Stopwatch()
         self.backbone.get_image_features = self._timed(self.backbone.get_image_features)
+        self._bounds: dict[str, Any] = {}
+        if segmented_modules(hf):
+            hf.get_decoder().register_forward_pre_hook(self._bound, with_kwargs=True)
         self.media_tokens = media_tokens(hf.config)
         known = inspect.signature(self.backbone.forward).parameters
         self.wants_types = next(
@@ -96,6 +99,9 @@ class Vision:
 
         return timed
 
+    def _bound(self, decoder: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return args, kwargs | self._bounds
+
     def axes(self, token_ids: Tensor, attention_mask: Tensor, media: Media) -> Tensor | None:
         """Return positions in time, height and width, (3, b, T), by the model's own rule; None for
         a model that counts tokens."""
@@ -121,8 +127,10 @@ class Vision:
         If no image is among them, the tower still runs, on a blank image that changes nothing: all
         ranks must take part in gathering and reducing its weights.
         """
-        # the boundaries of packed rows would reach the tower, whose sequences are images
+        # the boundaries of packed rows would reach the tower, whose sequences are images; layers
+        # with a state need them
         given = {name: x for name, x in inputs.items() if name not in BOUNDARIES}
+        self._bounds = {name: x for name, x in inputs.items() if name in BOUNDARIES}
         given |= self.types(token_ids)
         if bool(self._types(token_ids).any()):
             return self.backbone(input_ids=token_ids, use_cache=False, **given, **media)

@@ -10,13 +10,20 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2VLImageProcessorPil
 
 from openrl.models.causal_lm import CausalLM
+from openrl.models.states import keep_states_apart
 from openrl.models.towers import tower_weights
 from openrl.models.vision import Vision
 from tests.tiny_vision import TINY_TEXT, picture
 
-PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}  # pixels; a token is two by two patches
+PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16}  # pixels; a token is two by two patches
 START, END, IMAGE, VIDEO = range(90, 94)
 SHOWN = ((), (1,), (2, 3), ())  # pictures of each row
+STATE = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 SIZES = {1: (80, 60), 2: (40, 90), 3: (64, 64)}
 
 
@@ -24,7 +31,13 @@ def tiny_model(arch: str):
     tower = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}
     tower |= {"patch_size": PATCH[arch], "out_hidden_size": 64}
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    if arch == "qwen3_vl":
+    text = TINY_TEXT | {"vocab_size": 100, "rope_parameters": rope}
+    if arch == "qwen3_5":
+        rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+        rope |= {"partial_rotary_factor": 0.25}
+        tower |= {"num_position_embeddings": 64}
+        text |= {"layer_types": ["linear_attention", "full_attention"], **STATE}
+    elif arch == "qwen3_vl":
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
         tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     else:
@@ -32,7 +45,7 @@ def tiny_model(arch: str):
         tower |= {"window_size": 112, "fullatt_block_indexes": [1]}
     config = AutoConfig.for_model(
         arch,
-        text_config=TINY_TEXT | {"vocab_size": 100, "rope_parameters": rope},
+        text_config=text,
         vision_config=tower,
         tie_word_embeddings=False,
         vision_start_token_id=START,
@@ -75,6 +88,8 @@ def test_log_probs_are_those_of_each_row_alone(arch, packing):
         logits = hf(input_ids=tokens, mm_token_type_ids=(tokens == IMAGE).int(), **media).logits
         chosen = logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
         expected.append(chosen[:, 0])
+    if packing:
+        keep_states_apart(arch, hf)
     model = CausalLM(hf, 1.0, 16, packing)
     model.vision = Vision(hf, SimpleNamespace())
     width = max(map(len, rows))
