@@ -27,6 +27,8 @@ class TokenBatch:
     images: list[tuple[PlacedImage, ...]] | None = None  # (B,) images of each row; None: no images
     # (B,) int64, trained tokens in all rows of the row's trajectory
     trajectory_tokens: Tensor | None = None
+    # (B, T) bool, tokens that somebody else wrote after the row's first trained one; None: unmarked
+    observed: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -101,6 +103,8 @@ class TokenBatch:
         if self.trajectory_tokens is None:
             columns["trajectory_tokens"] = self.trajectory_sums(self.response_lengths)[index]
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
+        if self.observed is not None:
+            columns["observed"] = columns["observed"] & ~dummy[:, None]
         columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
         columns["attention_mask"][dummy, 0] = True  # attention kernels fail on a row without tokens
         return type(self)(**columns)
@@ -194,6 +198,7 @@ class StepCounts:
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
     # those of ``tokens`` in rows that no rank computes, because no loss term has a gradient there
     zero_gradient_tokens: int = 0
+    observed: int = 0  # tokens in ``TokenBatch.observed``
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,9 @@ def plan_steps(
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = {index[row] for row in rows if tokens[row]}
         skipped = sum(tokens[row] for row in rows if not runs[row])
-        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size, skipped)
+        whole = sum(tokens[row] for row in rows)
+        observed = 0 if batch.observed is None else int(batch.observed[rows].sum())
+        counts = StepCounts(whole, len(trained), dp_size, skipped, observed)
         steps.append([StepPlan(micro, counts) for micro in cut])
     return TrainingPlan(shards, steps)
 

@@ -153,6 +153,8 @@ actor/kl_loss | nats | below 0.5 | --use_kl_loss
     The KL to the reference as it enters the loss, before its coefficient.
 actor/reward_kl_penalty | nats per token | below 0.5 | with the KL in the reward
     The KL to the reference that the reward is reduced by, before its coefficient.
+actor/observation_loss | nats per token | falling | --observation_loss_coef
+    Negative log-likelihood of what environments and tools answered, before its coefficient.
 actor/teacher_kl | nats per token | falling | with a teacher
     KL of policy to teacher, estimated: mean log-prob under the old policy minus the teacher's.
 actor/teacher_loss | nats | falling | --teacher_mode reverse_kl, forward_kl or jsd

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openrl.algorithms.kl import Divergence, kl_estimate
 from openrl.algorithms.masked import masked_metrics, step_loss
+from openrl.algorithms.observations import observation_loss
 from openrl.algorithms.off_policy import weigh
 from openrl.algorithms.policy_losses import clamped_log_ratio
 from openrl.algorithms.value_losses import clipped_value_loss
@@ -68,8 +69,8 @@ class RoleUpdate(Protocol):
 @dataclass(frozen=True)
 class PolicyUpdate:
     """The policy's loss: rl_coef * (policy loss + kl_coef * KL to the reference model) -
-    entropy_coef * entropy + sft_coef * NLL of good samples + teacher_coef * divergence from the
-    teacher. With the mode ``advantage`` the teacher has no term of its own: the advantage of each
+    entropy_coef * entropy + sft_coef * NLL of good samples + observation_coef * NLL of what others
+    wrote + teacher_coef * divergence from the teacher. With the mode ``advantage`` the teacher has no term of its own: the advantage of each
     token rises by teacher_coef * (its log-prob under the teacher - under the old policy), whose
     policy gradient is that of the KL of policy and teacher.
 
@@ -90,6 +91,7 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured but has no gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
+    observation_coef: float = 0.0
     teacher_coef: float = 0.0
     teacher_mode: TeacherMode | None = None  # None: no teacher
     # how to compare the policy with the engine and to weigh tokens, which is right in the first
@@ -102,8 +104,13 @@ class PolicyUpdate:
             outputs.append("full_kl")
         if self.divergence is not None:
             outputs.append(self.divergence)
-        logprobs, more = forward(batch, *outputs)
-        entropies = more["entropy"]
+        read = batch
+        if self.observation_coef and batch.observed is not None:  # they are scored, too
+            read = batch.replace(loss_mask=batch.loss_mask | batch.observed)
+        scored, more = forward(read, *outputs)
+        logprobs, entropies = scored, more["entropy"]
+        if read is not batch:
+            logprobs = scored.masked_fill(batch.observed, 0)
         if not self.entropy_coef:
             entropies = entropies.detach()  # frees the activations that its gradient would need
         metrics: dict[str, Metric] = {}
@@ -152,6 +159,9 @@ class PolicyUpdate:
         if self.divergence is not None:
             taught = self._divided(more[self.divergence], batch, counts, batch.teacher_weights)
             terms["teacher_loss"] = (self.teacher_coef, taught)
+        if self.observation_coef and batch.observed is not None:
+            observed = observation_loss(scored, batch, counts)
+            terms["observation_loss"] = (self.observation_coef, observed)
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
         if self.sft_coef:
@@ -173,6 +183,8 @@ class PolicyUpdate:
         if self.teacher_mode is not None:
             weights = batch.teacher_weights
             found |= torch.ones_like(found) if weights is None else weights != 0
+        if self.observation_coef and batch.observed is not None:
+            found |= batch.observed.any(-1)
         return found & batch.valid
 
     @property

@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps
 from openrl.algorithms.collate import turn_ids
+from openrl.algorithms.observations import mark_observed
 from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.policy_losses import ClipOptions, DROOptions, PPOOptions
@@ -119,6 +120,7 @@ def policy_cases():
         yield f"ppo-{mode}", Case(replace(ppo, kl_coef=0.0, agg_mode=mode, norm_const=9.0))
         yield f"every_term-{mode}", Case(replace(every_term, agg_mode=mode, norm_const=9.0))
         yield f"values-{mode}", Case(ValueUpdate(0.2, mode, 9.0))
+    yield "observations", Case(replace(every_term, observation_coef=0.5))
     yield "without_weights", Case(every_term, without=("loss_weights", "is_weights"))
     yield "old_is_own", Case(ppo, without=("old_logprobs",))
     yield "cut", Case(replace(every_term, kl_estimator="full"), cut=True)
@@ -199,6 +201,7 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     return batch.replace(
         loss_mask=mask,
         turn_ids=turn_ids(mask),
+        observed=mark_observed(batch.replace(loss_mask=mask)).observed,
         rollout_logprobs=own + 0.3 * batch.advantages,
         old_logprobs=own + 0.3 * batch.returns,
         values=models["values"](ids, attention)[0] + 0.3 * batch.values,
@@ -429,7 +432,10 @@ def test_only_trained_tokens_are_scored(one_rank, models, case, how):
 
 
 def is_by_token(case: Case) -> bool:
-    """Whether a row is nothing to the loss: its sequences are trajectories."""
+    """Whether a row is nothing to the loss: its sequences are trajectories, and what others wrote is
+    context to it."""
+    if getattr(case.update, "observation_coef", 0):
+        return False
     loss = getattr(case.update, "loss_type", None)
     of_rows = {"sequence_mean", "token_sum"}
     whole_rows = loss is not None and not of_rows.isdisjoint(policy_losses[loss].needs)

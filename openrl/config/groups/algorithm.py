@@ -154,6 +154,12 @@ class AlgorithmFlags:
         "A sample is good if its unshaped reward is above this.",
         only_if=given("sft_loss_coef"),
     )
+    observation_loss_coef: float = flag(
+        0.0,
+        "Adds this times the negative log-likelihood of what environments and tools answered, so"
+        " that the policy learns to predict it (ECHO). 0: off.",
+        bounds=">= 0",
+    )
     freezing_actor_steps: int = flag(
         -1,
         "Critic warm-up: steps up to this number, counted from 0, train the critic only. -1: none.",

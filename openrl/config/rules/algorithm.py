@@ -183,6 +183,19 @@ def entropy_can_be_steered_and_measured(config: PPOConfig) -> Problems:
 
 
 @check
+def observations_are_there(config: PPOConfig) -> Problems:
+    if not config.algorithm.observation_loss_coef:
+        return
+    if not agents_of(config):
+        message = "an answer of one turn holds nothing that somebody else wrote"
+        yield problem(("observation_loss_coef",), message, "--agent_func_path, --env_tags, --tools")
+    elif config.agents.agent_sample_unit == "step":
+        message = "a row of one turn has what others wrote only before it, as its context"
+        flags = ("observation_loss_coef", "agent_sample_unit")
+        yield problem(flags, message, "--agent_sample_unit trajectory")
+
+
+@check
 def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
     makes it 0, a larger one negative."""
@@ -200,7 +213,7 @@ def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
 def loss_terms_have_what_they_need(config: PPOConfig) -> Problems:
     algorithm = config.algorithm
     others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
-    others = others or algorithm.entropy_target or 0.0
+    others = others or algorithm.observation_loss_coef or algorithm.entropy_target or 0.0
     others = others or config.teacher.divergence is not None
     if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
         yield problem(("rl_loss_coef",), "the actor's loss has no terms", "--sft_loss_coef 1")

@@ -202,6 +202,11 @@ def comparing_judges_have_siblings(config: PPOConfig) -> Problems:
                 f'--{flag} 8, or --reward_func_kwargs \'{{"{name}": {{"reference": true, ...}}}}\''
             )
             yield problem(("reward_funcs", flag), message, fix)
+        if "greedy_rewards" in config.algorithm.estimator.needs:
+            estimator = config.algorithm.advantage_estimator
+            message = f"the greedy answer of {estimator} has no siblings for {name} to compare with"
+            fix = f'--reward_func_kwargs \'{{"{name}": {{"reference": true, ...}}}}\''
+            yield problem(("advantage_estimator", "reward_funcs"), message, fix)
 
 
 @check

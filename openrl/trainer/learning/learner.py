@@ -15,6 +15,7 @@ from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.algorithms.entropy import keep_uncertain
 from openrl.algorithms.kept import without_unknown_sets
+from openrl.algorithms.observations import mark_observed
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.privileged import PrivilegedRows
 from openrl.algorithms.row_sizes import RowSizes
@@ -128,6 +129,8 @@ class Learner:
             async with self.residency.stage("export", self.roles.policy.role):
                 await self.roles.policy.call("remember")
         batch = collate(groups, self.pad_id)
+        if self.losses.actor.observation_coef:
+            batch = mark_observed(batch)
         batch, reads = self.teaching.assign(batch, groups, self.pad_id)
         rows = self._rows_before_credit(batch, step)
         if rows is not None:

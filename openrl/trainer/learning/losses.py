@@ -40,6 +40,7 @@ class Losses:
             rl_coef=config.algorithm.rl_loss_coef,
             kl_by_ratio=config.kl.use_unbiased_kl,
             sft_coef=config.algorithm.sft_loss_coef,
+            observation_coef=config.algorithm.observation_loss_coef,
             sft_threshold=config.algorithm.sft_pos_threshold,
             teacher_coef=config.teacher.teacher_coef,
             teacher_mode=config.teacher.teacher_mode if config.teacher.used else None,
