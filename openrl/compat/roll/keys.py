@@ -38,6 +38,7 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from trackers(keys)
     if command == RL:
         yield from places(keys)
+        yield from teachers(keys)
         yield from kl(keys)
         yield from clips(keys)
         yield from normalisation(keys)
@@ -56,6 +57,35 @@ def devices(keys: GivenKeys, role: str) -> list[int]:
     for start, stop in re.findall(r"range\(\s*(?:(\d+)\s*,)?\s*(\d+)\s*\)", text):
         found += range(int(start or 0), int(stop))
     return found or [int(n) for n in re.findall(r"\d+", text)]
+
+
+def teacher_models(keys: GivenKeys) -> dict[str, str]:
+    """Key of a teacher's model -> the tags whose rows it teaches; none for all."""
+    ends = ".model_args.model_name_or_path"
+    found = [key for key in keys.values if key.startswith("teacher.") and key.endswith(ends)]
+    return {key: key.removesuffix(ends) + ".tag_included" for key in found}
+
+
+def is_taught_alone(keys: GivenKeys) -> bool:
+    """Whether rewards come from the teacher only: on-policy distillation without ``use_opd``."""
+    return bool(teacher_models(keys)) and not keys.on("use_opd")
+
+
+def teachers(keys: GivenKeys) -> Iterator[Computed]:
+    """The KL to the teacher is the reward of each token there, with gamma 0."""
+    models = teacher_models(keys)
+    if len(models) == 1:
+        (model,) = models
+        yield Computed("teacher_pretrain", keys.text(model), (model, "use_opd"))
+        coefficient = f"{model.partition('.model_args')[0]}.opd_kl_coef"
+        yield Computed("teacher_coef", keys.number(coefficient, 1.0), (coefficient,))
+    elif models:
+        rows = [(tag, keys.text(key)) for key, tags in models.items() for tag in keys.items(tags)]
+        file = ", ".join(f"{tag}: {{{model}: 1}}" for tag, model in rows)
+        note = f"--teacher_routing FILE.yaml that says {file}"
+        yield Computed("teacher_pretrain", None, (*models, *models.values()), note, "none")
+    if is_taught_alone(keys):
+        yield Computed("advantage_estimator", "reinforce", ("adv_estimator",), "always so there")
 
 
 def is_agentic(keys: GivenKeys) -> bool:
@@ -322,6 +352,8 @@ def rollouts(keys: GivenKeys) -> Iterator[Computed]:
 
 def rewards(keys: GivenKeys) -> Iterator[Computed]:
     """Rule workers that have a verifier here, by the names of their classes."""
+    if is_taught_alone(keys):
+        return
     found = {
         key: here
         for key in keys.values

@@ -52,6 +52,11 @@ def supervised(keys: GivenKeys) -> Iterator[Computed]:
     for flag, key in (("dataset", "data.train_files"), ("eval_dataset", "data.val_files")):
         if names := files(keys, key):
             yield Computed(flag, names, (key,))
+    for flag, name in (("input_key", "prompt"), ("output_key", "response")):
+        key, inner = f"data.{name}_key", f"data.{name}_dict_keys"  # a column, and a part of it
+        if keys.given(inner) or (flag == "output_key" and keys.given(key)):
+            column = ".".join([keys.text(key), *keys.items(inner)[:1]])
+            yield Computed(flag, column, (key, inner))
     if keys.given("data.train_batch_size"):
         size = "data.train_batch_size"
         yield Computed("train_batch_size", keys.whole(size), (size,), "samples per optimizer step")
@@ -85,6 +90,18 @@ def data(keys: GivenKeys) -> Iterator[Computed]:
 def batches(keys: GivenKeys) -> Iterator[Computed]:
     """Its workers multiply the prompts of an optimizer step by n."""
     yield prompts_of_step(keys, f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n")
+    gpus = keys.whole("trainer.n_gpus_per_node", 8) * keys.whole("trainer.nnodes", 1)
+    for flag, names in (
+        ("micro_train_batch_size", (f"{ACTOR}ppo_micro_batch_size",)),
+        (
+            "micro_rollout_batch_size",
+            (f"{ROLLOUT}log_prob_micro_batch_size", f"{REF}log_prob_micro_batch_size"),
+        ),
+    ):
+        given = [name for name in names if keys.given(name)]
+        if given and not any(keys.given(f"{name}_per_gpu") for name in names):
+            each = max(1, min(map(keys.whole, given)) // gpus)
+            yield Computed(flag, each, tuple(given), f"of all GPUs there, of each of {gpus} here")
     for flag, name in (
         ("micro_rollout_batch_size", "log_prob_micro_batch_size_per_gpu"),
         ("rollout_max_tokens_per_gpu", "log_prob_max_token_len_per_gpu"),

@@ -64,6 +64,10 @@ def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
                 f"--from SYSTEM, which is one of {', '.join(counts)}",
             )
     table, keys = config_tables[system].component, keys_of(system)
+    tree = {
+        name if table.renamed.get(name, name) in tree else table.renamed[name]: value
+        for name, value in tree.items()
+    }
     variables = references(source.tree)
     values = {
         key: written

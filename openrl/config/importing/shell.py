@@ -9,6 +9,7 @@ import operator
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ TOKEN = re.compile(
       | (?P<end>\n|;;|;|&&|\|\||\||&)
       | (?P<word>(?: '[^']*' | {_QUOTES} | \$\(\((?:[^()]|\([^()]*\))*\)\) | {_CALL}
             | \$\{{(?:[^{{}}]|\$\{{[^{{}}]*\}})*\}}
-            | \\. | \$ | [^\s;&|'"\\$] )+)
+            | \\[^\n] | \$ | [^\s;&|'"\\$] )+)
       | (?P<other>.)""",
     re.X | re.S,
 )
@@ -126,7 +127,7 @@ class Script:
             if act[-1] == "=":
                 self.variables[name] = value
             return value
-        return "" if name in self.variables or name.isdigit() or act else "${" + name + "}"
+        return "" if name in self.variables or act else "${" + name + "}"
 
     def _value_of(self, command: str) -> str:
         """Return the text of a command with its variables filled in."""
@@ -142,7 +143,7 @@ class Script:
 
 
 def printed(command: str) -> str:
-    """Return what pwd, dirname, basename, realpath and ``cd PATH && pwd`` print, or an empty
+    """Return what pwd, date, dirname, basename, realpath and ``cd PATH && pwd`` print, or an empty
     text."""
     try:
         words = shlex.split(command)
@@ -151,6 +152,8 @@ def printed(command: str) -> str:
     match words:
         case ["pwd"]:
             return str(Path.cwd())
+        case ["date", form] if form.startswith("+"):
+            return time.strftime(form[1:])
         case ["dirname", path]:
             return str(Path(path).parent)
         case ["basename", path]:

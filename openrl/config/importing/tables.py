@@ -53,6 +53,8 @@ class ConfigTable:
     calls: Mapping[str, str] = field(default_factory=dict)
     # arguments of what starts its programs (torchrun, accelerate launch) -> the key that they are
     launcher: Mapping[str, str] = field(default_factory=dict)
+    # first part of keys that are others under another name -> first part of those
+    renamed: Mapping[str, str] = field(default_factory=dict)
     negation: str = ""  # with "no_", --no_x of a command line says that x is false
 
 

@@ -34,6 +34,10 @@ def flat(prefix: str, value: Any, where: str = "", keys: Keys | None = None) -> 
     return leaves
 
 
+# <path_to_model>, <YOUR_KEY>, but not </tool_call>, <think> or <|im_end|>
+_PLACEHOLDER = r"<(?:(?i:your|my|path|insert|local)[^<>]*|[A-Z][A-Z0-9_ -]+)>"
+
+
 def unresolved(raw: Any) -> str:
     """Return the first reference in a value that nothing has filled in, or an empty text."""
     if isinstance(raw, list):
@@ -41,7 +45,7 @@ def unresolved(raw: Any) -> str:
     if isinstance(raw, Mapping):
         return next(filter(None, map(unresolved, raw.values())), "")
     found = (
-        re.search(r"\$\{[^}]*\}|\$\w+|\$\(.*\)|<[^<>]*>|\?\?\?", raw)
+        re.search(rf"\$\{{[^}}]*\}}|\$\w+|\$\(.*\)|{_PLACEHOLDER}|\?\?\?", raw)
         if isinstance(raw, str)
         else None
     )

@@ -370,6 +370,34 @@ def test_losses_and_masks_of_trl(given, expected):
     assert {flag: flags[flag] for flag in expected} == expected
 
 
+OPD = """
+pretrain: small
+rollout_batch_size: 16
+num_return_sequences_in_group: 4
+adv_estimator: reinforce
+student_train:
+  training_args: {per_device_train_batch_size: 16, gradient_accumulation_steps: 1}
+  strategy_args: {strategy_config: {tensor_model_parallel_size: 2}}
+  data_args: {file_name: [a.jsonl]}
+  device_mapping: list(range(0,8))
+student_infer:
+  generating_args: {temperature: 0.99, stop_strings: ["</tool_call>", "<|im_end|>"]}
+  device_mapping: list(range(0,8))
+teacher: {model_args: {model_name_or_path: big}, device_mapping: "list(range(0,8))"}
+rewards: {math: {worker_cls: roll.pipeline.rlvr.rewards.MathRuleRewardWorker}}
+"""
+
+
+def test_on_policy_distillation_of_roll(tmp_path):
+    """student_train is its actor_train: 16 samples on each of 8 / 2 ranks. Rewards are for its
+    evaluation; the tokens' rewards are the teacher's."""
+    flags = of_file(tmp_path, OPD)
+    assert (flags["pretrain"], flags["teacher_pretrain"]) == ("small", "big")
+    assert flags["train_batch_size"] == 64 and flags["temperature"] == 0.99
+    assert "reward_funcs" not in flags
+    assert flags["stop"] == ("</tool_call>", "<|im_end|>")
+
+
 DISTILLS = """python3 -m verl.trainer.main_ppo data.train_files=gsm8k.parquet
   distillation.enabled=True distillation.teacher_models.teacher_model.model_path=big
   distillation.distillation_loss.use_task_rewards={rewards} {loss}"""
@@ -398,6 +426,17 @@ def test_teachers_of_verl(rewards, loss, expected, tmp_path):
     flags = of_file(tmp_path, text, "run.sh")
     assert flags["teacher_pretrain"] == "big"
     assert {flag: flags.get(flag) for flag in expected} == expected
+
+
+def test_micro_batches_of_all_gpus_of_verl(tmp_path):
+    text = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ppo_micro_batch_size=64"
+        " actor_rollout_ref.ref.log_prob_micro_batch_size=160 trainer.n_gpus_per_node=8"
+        " trainer.nnodes=2 trainer.experiment_name=run_$(date +%Y)"
+    )
+    flags = of_file(tmp_path, text, "run.sh")
+    assert flags["micro_train_batch_size"] == 4 and flags["micro_rollout_batch_size"] == 10
+    assert re.fullmatch(r"run_20\d\d", flags["exp_name"])
 
 
 def test_several_teachers_are_a_file(tmp_path):
@@ -440,8 +479,12 @@ LAUNCHED = [
     ),
     (
         "torchrun --standalone --nnodes=1 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer"
-        " data.train_files=a.parquet",
-        {"num_nodes": 1, "num_gpus_per_node": 4, "dataset": "a.parquet"},
+        " data.train_files=a.parquet data.prompt_key=extra_info data.response_key=extra_info"
+        " data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer']"
+        " model.partial_pretrain=google/gemma-2b-it",
+        {"num_nodes": 1, "num_gpus_per_node": 4, "dataset": "a.parquet"}
+        | {"input_key": "extra_info.question", "output_key": "extra_info.answer"}
+        | {"pretrain": "google/gemma-2b-it"},
     ),
 ]
 
@@ -589,7 +632,7 @@ def test_nested_openrlhf(tmp_path):
         (NUMBER_GAME.replace("rollout_batch_size: 128", "rollout_batch_size: many"), "data.rollout_batch_size: expected a whole number, got 'many'"),
         (NUMBER_GAME.replace("global_batch_size: 64", "global_batch_size: many"), "worker.actor.global_batch_size: expected a number, got 'many'"),
         (NUMBER_GAME.replace("rollout_batch_size: 128", "rollout_batch_sizes: 128"), "data.rollout_batch_sizes: not a key of EasyR1 that is known here"),
-        (SOKOBAN + "student_train: {infer_batch_size: 1}\n", "ROLL's student_train. has no counterpart"),
+        (SOKOBAN + "student: {infer_batch_size: 1}\n", "ROLL's student. has no counterpart"),
     ],
     ids=["nobody", "mixed", "reference", "type", "type of a part", "newer", "refused"],
 )  # fmt: skip
