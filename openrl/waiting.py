@@ -6,8 +6,17 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -27,7 +36,43 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
 
 async def maybe_await(value: Any) -> Any:
     """Return the result of a function that may be a coroutine."""
-    return await value if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is none in ``drive``
+        return await _Awaited(value)
+    return await value
+
+
+class _Awaited:
+    """What ``drive`` is asked to wait for."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[_Awaited, Any, Any]:
+        return (yield self)
+
+
+def drive(coroutine: Coroutine[Any, Any, Any], run: Callable[[Any], Any]) -> Any:
+    """Return the result of a coroutine that awaits nothing but ``maybe_await``. What it awaits
+    there goes to ``run``, which has an event loop; the functions that it calls run outside of any,
+    so they may run loops of their own."""
+    step: Callable[[], Any] = partial(coroutine.send, None)
+    while True:
+        try:
+            awaited = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = partial(coroutine.send, run(_wait_for(awaited.value)))
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
 
 
 async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:

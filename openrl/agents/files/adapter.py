@@ -58,6 +58,6 @@ class Adapter:
         return self.result(getattr(self, request.method)(*request.arguments))
 
     def result(self, value: Any) -> Any:
-        """Return the result of a coroutine, and any other value as it is. Outside of a coroutine,
-        the file's code may set signals and run event loops of its own."""
+        """Return the result of a coroutine, and any other value as it is. What the file's code does
+        before it returns one may set signals and run event loops of its own."""
         return self._runner.run(value) if inspect.iscoroutine(value) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from openrl.agents.base import Environment
 from openrl.agents.files.adapter import Adapter
 from openrl.types import Prompt, Sampling
+from openrl.waiting import drive
 
 MakeEnvironment = Callable[[Prompt, Sampling], Environment]
 
@@ -23,6 +25,9 @@ class EnvironmentAdapter(Adapter):
     def __init__(self, make: MakeEnvironment) -> None:
         super().__init__(None)
         self._make = make
+
+    def result(self, value: Any) -> Any:
+        return drive(value, self._runner.run) if inspect.iscoroutine(value) else value
 
     async def reset(
         self, seed: int, prompt: Prompt, sampling: Sampling

@@ -41,7 +41,8 @@ class FunctionFile:
         module = load_module(self.path, "tool_file")
 
         def call(request: FunctionCall, ask: AskParent) -> Content:
-            return shown(getattr(module, request.name)(**request.arguments))
+            found = getattr(module, request.name)(**request.arguments)
+            return shown(asyncio.run(found) if inspect.iscoroutine(found) else found)
 
         return Loaded(call)
 
@@ -70,12 +71,16 @@ def _call_once(process: ChildProcess, request: FunctionCall) -> Content:
 
 
 def names_signals(function: Callable[..., Any]) -> bool:
-    """Whether a function is no coroutine, and its file imports signals."""
-    names = {id(signal), id(signal.signal), id(signal.alarm)}
-    held = getattr(inspect.unwrap(function), "__globals__", {}).values()
-    return not inspect.iscoroutinefunction(function) and any(id(value) in names for value in held)
+    """Whether a function's file imports signals; a coroutine, whose file may hold what all calls
+    share, must name them itself."""
+    signals = {id(signal), id(signal.signal), id(signal.alarm)}
+    held = getattr(inspect.unwrap(function), "__globals__", {})
+    names = {name for name, value in held.items() if id(value) in signals}
+    if inspect.iscoroutinefunction(function):
+        names &= {*inspect.unwrap(function).__code__.co_names}
+    return bool(names)
 
 
 def wants_main_thread(error: Exception) -> bool:
-    """Whether a function failed because it set a signal in a thread."""
+    """Whether code failed because it set a signal in a thread."""
     return isinstance(error, ValueError) and "signal only works in main thread" in str(error)

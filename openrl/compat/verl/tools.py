@@ -21,6 +21,7 @@ import yaml
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.agents.tools.build import OpenToolset
+from openrl.agents.tools.processes import wants_main_thread
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import Content, Part, as_text
@@ -52,6 +53,9 @@ class VerlTools(Toolset):
             kwargs = self._of_row(name, "execute_kwargs")
             answer = await tool.execute(instance, dict(arguments), **kwargs)
         except Exception as error:
+            if wants_main_thread(error):
+                message = f"--tools: {name} sets signals, which only the main thread may"
+                raise UserError(message, "asyncio.timeout in its place, or a function") from error
             raise ToolError(f"{type(error).__name__}: {error}") from error
         response, reward, metrics = answer
         self._count(name, {"reward": reward, **(metrics or {})})

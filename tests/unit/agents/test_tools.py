@@ -168,13 +168,15 @@ def pid() -> int:
     [
         ("import signal, time as pause", "signal.signal(signal.SIGALRM, stop); signal.alarm(1)"),
         ("import alarms, time as pause", "alarms.set(stop)"),
+        ("import signal, time as pause", "signal.signal(signal.SIGALRM, stop); await asyncio.sleep(0); signal.alarm(1)"),
     ],
-    ids=["itself", "by a library"],
-)
+    ids=["itself", "by a library", "in a coroutine"],
+)  # fmt: skip
 def test_a_function_may_set_signals(tmp_path, head, body):
     """Only the main thread of a process may."""
     path = tmp_path / "waits.py"
-    path.write_text(ALARM.replace("HEAD", head).replace("BODY", body))
+    text = ALARM.replace("HEAD", head).replace("BODY", body)
+    path.write_text(text.replace("def wait", "async def wait") if "await" in body else text)
     (tmp_path / "alarms.py").write_text(
         "import signal\ndef set(stop):\n    signal.signal(signal.SIGALRM, stop); signal.alarm(1)\n"
     )

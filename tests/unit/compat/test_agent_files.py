@@ -13,6 +13,7 @@ from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.files.build import agent_file, agent_info, open_file_agent
 from openrl.config.groups.agent import TurnFlags
 from openrl.types import FinishReason, Score
+from openrl.waiting import drive, maybe_await
 from tests.agent_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of
 from tests.endpoint import endpoint
 from tests.scripted_policy import sampled
@@ -294,6 +295,80 @@ def test_skyrl(write):
     assert CHAT.tokenizer.decode(policy.asked[0]) == CHAT.render(PROMPT.messages)
     assert played.score.reward == 1.0
     assert played.metrics["env/sums/solved"] == 1.0
+
+
+OF_LOOPS = """
+import asyncio
+import signal
+
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+async def said(text):
+    await asyncio.sleep(0)
+    return text
+
+class Loops:
+    def __init__(self):
+        self.greeting = asyncio.run(said("Hello."))
+        self.lock = asyncio.Lock()  # of the loop that its coroutines share
+
+    async def reset(self, seed=None):
+        async with self.lock:
+            return await said(self.greeting), {}
+
+    def step(self, action):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(9)
+        left = signal.alarm(0)
+        if action == "3":
+            return asyncio.run(said(f"{left} left")), 0.5, False, False, {}
+        old = asyncio.new_event_loop().run_until_complete(said("end"))
+        return self.ended(old)
+
+    async def ended(self, text):
+        async with self.lock:
+            return text, 1.0, True, False, {}
+
+
+class LoopsOfSkyRL(BaseTextEnv):
+    def init(self, prompt):
+        return asyncio.run(said(prompt)), {}
+
+    async def step(self, action):
+        return BaseTextEnvStepOutput(
+            observations=[], reward=await said(1.0), done=True, metadata={}
+        )
+
+    def close(self):
+        asyncio.run(said("bye"))
+"""
+
+
+@pytest.mark.parametrize(("name", "replies"), [("Loops", ["3", "2"]), ("LoopsOfSkyRL", ["3"])])
+def test_methods_of_environments_may_run_event_loops_and_set_signals(write, name, replies):
+    policy = policy_of(*replies)
+    (played,) = play(f"{write(OF_LOOPS)}:{name}", policy)
+    assert played.score.reward == {"Loops": 1.5, "LoopsOfSkyRL": 1.0}[name]
+    if name == "Loops":
+        assert "user\nHello." in CHAT.tokenizer.decode(policy.asked[0])
+        assert "user\n9 left" in CHAT.tokenizer.decode(policy.asked[1])
+
+
+def test_an_error_of_what_is_awaited_reaches_its_method():
+    async def fails():
+        raise KeyError("lost")
+
+    async def caught():
+        try:
+            return await maybe_await(fails())
+        except KeyError as error:
+            return [error.args[0], await maybe_await("plain")]
+
+    with asyncio.Runner() as runner:
+        assert drive(caught(), runner.run) == ["lost", "plain"]
+        with pytest.raises(KeyError, match="lost"):
+            drive(maybe_await(fails()), runner.run)
+    assert asyncio.run(caught()) == ["lost", "plain"]
 
 
 # -- TRL and our own -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Tools as they are written for verl: classes, a YAML file that names them, marked functions."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -217,3 +218,34 @@ def test_what_is_refused(folder):
     (folder / "empty.yaml").write_text("a: 1")
     with pytest.raises(UserError, match="KeyError: 'tools'"):
         asyncio.run(open_toolbox(str(folder / "empty.yaml"), 5.0))
+
+
+ALARM = """
+import signal
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+class AlarmTool(BaseTool):
+    def get_openai_tool_schema(self):
+        parameters = {"type": "object", "properties": {}, "required": []}
+        function = {"name": "alarm", "description": "Waits.", "parameters": parameters}
+        return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return ToolResponse(text="set"), 0.0, {}
+"""
+
+
+def test_a_class_that_sets_signals_is_refused_with_what_to_use(tmp_path):
+    """The engine's event loop is in a thread; otherwise each call would fail, told to the policy."""
+    path = tmp_path / "alarm.py"
+    path.write_text(ALARM)
+
+    async def call():
+        toolbox = (await open_toolbox(str(path), 5.0))()
+        await toolbox.call("alarm", {})
+
+    with ThreadPoolExecutor(1) as threads, pytest.raises(UserError, match="sets signals") as error:
+        threads.submit(asyncio.run, call()).result(timeout=60)
+    assert "asyncio.timeout" in error.value.remedy
