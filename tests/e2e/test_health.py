@@ -84,6 +84,7 @@ def test_a_reward_with_a_hole_is_named_by_what_is_watched(run, tmp_path, capsys)
     assert "answers exploit the reward" in found["reward_exploited"]["found"]
     said = capsys.readouterr().out
     assert said.count("WARNING: reward_exploited at step") == 1
+    assert "answers exploit the reward" in (tmp_path / "out/report.html").read_text()
     steps = metrics(tmp_path / "out")
     assert all(s["watch/number/failed"] == 0 for s in steps)
     assert steps[-1]["rollout/reward"] > steps[0]["rollout/reward"] + 0.2

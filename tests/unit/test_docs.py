@@ -18,7 +18,7 @@ from openrl.cli import metrics, report, trace
 from openrl.config.commands import PPOConfig, RescoreConfig
 from openrl.config.groups.agent import AgentFlags, EnvironmentFlags
 from openrl.config.groups.data import TemplateFlags
-from openrl.flags.parser import load
+from openrl.flags.parser import load, read_words, resolve
 from openrl.flags.schema import collect_flags
 from openrl.tracking.health import CHECKS
 from openrl.tracking.metric_rows import row_of
@@ -181,6 +181,23 @@ def test_commands_that_look_at_a_run_are_accepted():
                 LOOKS[name]().parse_args(words)
             found.add(name)
     assert found == LOOKS.keys()
+
+
+def test_the_readme_repeats_the_quickstart_without_an_engine(tmp_path):
+    script = (ROOT / "examples/scripts/quickstart.sh").read_text().replace("\\\n", " ")
+    words = shlex.split(re.search(r"openrl.cli.train_ppo_ray (.*)", script)[1])
+    config = tmp_path / "config.yaml"
+    with pytest.raises(SystemExit) as ended:
+        seeded = [word.replace("$SEED", "0") for word in words]
+        load(PPOConfig, [*seeded, "--dump_config", str(config)], prog="train_ppo_ray")
+    assert ended.value.code == 0
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    again = shlex.split(re.search(r"bin/openrl train (.*--rollout_replay_dir .*)", readme)[1])
+    again[again.index("--config") + 1] = str(config)
+    settings, _, problems = read_words(again)
+    resolved, found = resolve(PPOConfig, collect_flags(PPOConfig), settings, environment=False)
+    assert [str(p) for p in [*problems, *found] if p.fatal] == []
+    assert resolved.collecting.replays and resolved.batch.rollout_batch_size == 64
 
 
 def test_the_rewards_of_the_tutorial():
