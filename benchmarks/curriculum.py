@@ -77,8 +77,8 @@ async def samples_needed(task: Task, setting: str, filtered: bool, seed: int, go
             admitting = asyncio.create_task(buffer.admit())
             await asyncio.wait([taking, admitting], return_when=asyncio.FIRST_COMPLETED)
             if admitting.done():
-                slot = admitting.result()
-                buffer.put(slot, play(slot.prompt, task, weights.detach(), chance))
+                pending = admitting.result()
+                buffer.put(pending, play(pending.prompt, task, weights.detach(), chance))
             else:
                 admitting.cancel()
         taken = taking.result()

@@ -225,6 +225,12 @@ class Prompts:
         self.taken += count
         return [Prompt(str(n), [], "") for n in range(self.taken - count + 1, self.taken + 1)]
 
+    def learn(self, groups: list[PromptGroup]) -> None:
+        """Do nothing: the order does not depend on answers."""
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
 
 @dataclass(frozen=True)
 class _Report:

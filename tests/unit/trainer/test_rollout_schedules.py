@@ -203,7 +203,7 @@ class Trainer(RLTrainer):
         self.run = run
         schedule = run.schedule
 
-        async def evaluate(rollouts, tell, step):
+        async def evaluate(rollouts, tell):
             await run.seconds("evaluation", self.step)
             return {}
 
