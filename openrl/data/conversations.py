@@ -31,7 +31,12 @@ SHAREGPT = {
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys under which messages hold what was thought before the content; the first is used here."""
 
-UNTRAINED = {"weight": 0, "train": False, "loss": False}
+ROLES = {"human": "user", "gpt": "assistant", "ai": "assistant", "bot": "assistant"}
+"""Other names of OpenAI's roles, which some files have for ``role`` too."""
+
+OWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+UNTRAINED = {"weight": 0, "train": False, "loss": False, "loss_mask": 0}
 """Keys and values by which a row says that a message of the assistant is not learned."""
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -77,7 +82,7 @@ def _message(turn: Any) -> Message:
     if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
         raise BadRow("a chat message is not of the form {role, content}")
     message = {key: cell for key, cell in turn.items() if cell is not None or key == "content"}
-    message["role"] = "tool" if message["role"] == "function" else message["role"]
+    message["role"] = _role(message["role"])
     if call := message.pop("function_call", None):
         message["tool_calls"] = [call]
     if "tool_calls" in message:
@@ -94,6 +99,14 @@ def _message(turn: Any) -> Message:
     if isinstance(content, list) and all(_is_text(part) for part in content):
         message["content"] = "".join(p if isinstance(p, str) else p["text"] for p in content)
     return _marked(message)
+
+
+def _role(given: str) -> str:
+    """Return a role by OpenAI's name, however it is capitalised; others stay as they are."""
+    role = ROLES.get(given.lower(), given.lower())
+    if role not in OWN_ROLES:
+        return given
+    return "tool" if role == "function" else role
 
 
 def _marked(message: Message) -> Message:

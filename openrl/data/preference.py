@@ -18,12 +18,13 @@ from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
-from openrl.data.conversations import as_chat, as_messages, has_content
+from openrl.data.conversations import SYSTEM, as_chat, as_messages, has_content
 from openrl.data.rows import as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.data.turns import MarkedText
 from openrl.errors import BadRow, UserError
 from openrl.experience import PreferenceBatch
+from openrl.types import Message
 
 MARGIN_KEY = "margin"
 RATINGS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
@@ -46,7 +47,7 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
         """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key
-        followed, in a chat list, by everything before the last message. Plain text without
+        followed, in a chat list, by everything before the last message, which may hold it too. Plain text without
         --prompt_key is learned as a whole. Raises BadRow."""
         answer = as_chat(value_of(row, key))
         given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
@@ -58,7 +59,7 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
             if not has_content(dialogue[-1]):
                 raise BadRow("empty")
             before = [] if given is None else as_messages(given)
-            prompt = self.templates.with_system([*before, *dialogue[:-1]], row)
+            prompt = self.templates.with_system(_joined(before, dialogue[:-1]), row)
             return self.mark_answer(prompt, dialogue[-1], variables)
         if given is not None:
             given = self.templates.with_system(given, row)
@@ -69,6 +70,16 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
                 " message"
             )
         return MarkedText(as_text(answer), ((0, len(answer)),))
+
+
+def _joined(prompt: list[Message], earlier: list[Message]) -> list[Message]:
+    """Return a prompt and the messages before an answer, without the prompt if they hold it, as
+    where columns of answers are whole dialogues."""
+    asked, shown = ([m for m in chat if m["role"] not in SYSTEM] for chat in (prompt, earlier))
+    if asked and asked in (shown[: len(asked)], shown[-len(asked) :]):
+        has_system = len(shown) < len(earlier)
+        prompt = [] if has_system else [m for m in prompt if m["role"] in SYSTEM]
+    return [*prompt, *earlier]
 
 
 class PairBuilder(PreferenceBuilder):

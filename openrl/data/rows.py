@@ -46,10 +46,19 @@ def first_row(rows: Dataset) -> dict[str, Any] | None:
     return None
 
 
+_ALPACA = {"instruction", "input", "output"}
+
+
 def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
     """Raise UserError, listing the keys that exist, if the first row that can be read lacks
     ``key``."""
     first = first_row(rows)
+    if first is not None and key == "input" and first.keys() >= _ALPACA:
+        raise UserError(
+            f"--{key_flag}: {source} has rows like Alpaca's, whose prompt is instruction and input"
+            " together",
+            f"--{key_flag} with a column that joins them, or instruction if input is always empty",
+        )
     if first is not None and column(first, key) is MISSING:
         keys = ", ".join(_all_keys(first))
         raise UserError(

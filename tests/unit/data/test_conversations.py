@@ -266,7 +266,9 @@ def test_reasoning_is_part_of_the_answer():
         assert learned == "<think>\nTwo and two.\n</think>\n\nIt is 4.<|im_end|>"
 
 
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}])
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"loss_mask": 0}]
+)
 def test_messages_that_are_not_to_be_learned(mark):
     rows = [{"messages": [ASKS, {**ANSWERS, "content": "5.", **mark}, AGAIN, ANSWERS]}]
     (((text, learned),), _) = build(rows, "chatml", multiturn=True)
@@ -669,3 +671,56 @@ def runs_of(token_ids, mask):
             found[-1].append(token)
         last = learned
     return found
+
+
+@pytest.mark.parametrize("given", ["text", "chat"])
+@pytest.mark.parametrize("earlier", [[], [{"role": "system", "content": "Be brief."}]])
+def test_a_prompt_that_stands_in_the_answers_column_too_is_shown_once(given, earlier):
+    """As in UltraFeedback's pairs, whose columns of answers are whole dialogues."""
+    tokenizer = family_tokenizer("chatml")
+    flags = PreferenceDataFlags(dataset="d", max_len=10_000, prompt_key="prompt")
+    wrong = {"role": "assistant", "content": "5."}
+    row = {
+        "prompt": "2 and 2?" if given == "text" else [ASKS],
+        "chosen": [*earlier, ASKS, ANSWERS],
+        "rejected": [*earlier, ASKS, wrong],
+    }
+    apart = {"prompt": [*earlier, ASKS], "chosen": [ANSWERS], "rejected": [wrong]}
+    ((whole, split),), _ = PairBuilder(flags, CHAT, tokenizer).build([source([row, apart])])
+    assert texts(whole.rows[0], "chatml")[0].count("2 and 2?") == 1
+    assert [r.token_ids for r in whole.rows] == [r.token_ids for r in split.rows]
+    assert [r.loss_mask for r in whole.rows] == [r.loss_mask for r in split.rows]
+    outside = {
+        **row,
+        "prompt": apart["prompt"],
+        "chosen": [ASKS, ANSWERS],
+        "rejected": [ASKS, wrong],
+    }
+    ((outside,),), _ = PairBuilder(flags, CHAT, tokenizer).build([source([outside])])
+    assert [r.token_ids for r in outside.rows] == [r.token_ids for r in split.rows]
+    longer = {**row, "chosen": [*row["chosen"], AGAIN, ANSWERS]}
+    ((longer,),), _ = PairBuilder(flags, CHAT, tokenizer).build([source([longer])])
+    assert texts(longer.rows[0], "chatml")[0].count("2 and 2?") == 1
+
+
+@pytest.mark.parametrize("names", [("User", "Assistant"), ("human", "gpt"), ("Human", "AI")])
+def test_roles_by_other_names_are_the_templates_roles(names):
+    rows = [
+        {"messages": [{**ASKS, "role": names[0]}, {**ANSWERS, "role": names[1]}]},
+        {"messages": [ASKS, ANSWERS]},
+    ]
+    learned, _ = build(rows, "qwen2.5")
+    assert learned[0] == learned[1]
+    assert as_messages([{"role": "Observation", "content": "4"}])[0]["role"] == "Observation"
+
+
+def test_half_of_alpacas_prompt_is_refused():
+    rows = [{"instruction": "Add.", "input": "2 and 2", "output": "4"}]
+    with pytest.raises(UserError, match="instruction and input together") as refused:
+        build(rows, "chatml", input_key="input", output_key="output")
+    assert "instruction if input is always empty" in refused.value.remedy
+    builder = PromptBuilder(PromptDataFlags(), CHAT, family_tokenizer("chatml"), 10_000)
+    with pytest.raises(UserError, match="instruction and input together"):
+        builder.build([source(rows)], "--prompt_data", "prompts")
+    (((_, learned),), _) = build(rows, "chatml", input_key="instruction", output_key="output")
+    assert learned == "4<|im_end|>"
