@@ -103,11 +103,14 @@ def batches(keys: GivenKeys, command: str, role: str) -> Iterator[Computed]:
         for n in ("gradient_accumulation_steps", "per_device_train_batch_size")
     ]
     more, each = (keys.whole(name, 1) for name in names)
-    note = f"{each} per device x {more} x {ranks} ranks"
-    yield Computed("train_batch_size", each * more * ranks, (*names, f"{role}device_mapping"), note)
+    size, note = each * more * ranks, f"{each} per device x {more} x {ranks} ranks"
+    prompts = keys.whole("rollout_batch_size")
+    played = prompts * (1 if is_agentic(keys) else keys.whole("num_return_sequences_in_group", 1))
+    if command == RL and 0 < played < size:
+        size, note = played, f"{note}, but a rollout has {played} samples"
+    yield Computed("train_batch_size", size, (*names, f"{role}device_mapping"), note)
     if command != RL:
         return
-    prompts = keys.whole("rollout_batch_size")
     group = f"{ENVIRONMENTS}group_size"
     if is_agentic(keys):
         size = max(1, keys.whole(group, 1))

@@ -143,7 +143,8 @@ def loss(keys: GivenKeys) -> Iterator[Computed]:
     kind = keys.text(f"{ACTOR}policy_loss.loss_mode") or "vanilla"
     both = f"{ACTOR}clip_ratio"
     ends = [f"{both}_low", f"{both}_high"]
-    values = [str(keys.number(end, keys.number(both))) for end in ends]
+    low, high = (keys.number(end, keys.number(both)) for end in ends)
+    values = [str(min(low, 1.0)), str(high)]  # people write 10 for no limit below
     if kind in ("vanilla", "gspo", "gspo_token", "cispo", "clip_cov", "geo_mean", "dppo_tv"):
         yield Computed("eps_clip_low_high", values, (*ends, both))
     if kind in ("vanilla", "clip_cov"):

@@ -201,7 +201,7 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
             given[assigned[1]] = _value(assigned[2])
         elif assigned and "." in assigned[1]:
             name, given[assigned[1]] = "", _value(assigned[2])
-        elif name:
+        elif name and (word or not given[name]):  # "$@" of no arguments is an empty word
             given[name].append(word)
     return given
 
