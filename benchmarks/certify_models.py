@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from openrl.config.groups.model import ModelFlags
 from openrl.errors import UserError
 from openrl.models.small import write_small_model
-from openrl.trainer.planning.certificate import CHECKS, Subject, examine
+from openrl.trainer.planning.certificate import Subject, examine
 
 KEPT = Path(__file__).parent / "measured" / "models.json"
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -52,6 +52,7 @@ TYPES = [
     "olmo",
     "olmo2",
     "olmo3",
+    "olmo_hybrid",
     "olmoe",
     "granite",
     "granitemoe",
@@ -78,6 +79,20 @@ TYPES = [
     "arcee",
     "apertus",
 ]
+OF_MODEL = ("loads, output head", "padded rows", "packed rows", "shared prefixes", "LoRA")
+"""The checks that need neither an engine nor a tokenizer."""
+
+BF16 = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Types of which vLLM runs a layer on a CPU in bf16 alone."""
+
+MORE: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "lfm2": {"full_attn_idxs": [1]},
+}
+"""Fields of types whose default config has one kind of layer where released models have two."""
+
 HEAD = """# Models
 
 ```bash
@@ -89,16 +104,19 @@ python -m openrl.cli.check_model path/to/config --tiny    # its shape, from a co
 the model loads and its output head gives the model's own log-probs; rows side by side, packed,
 and with a shared beginning have the log-probs and the gradient that each row has alone; adapters
 on all linear layers learn; after a weight sync of changed weights the rollout engine samples with
-the log-probs that the trainer computes; what the chat template makes of an answer. `--gpu` adds
-what a GRPO step takes on that GPU, `--output_json` keeps it all in a file. The exit code is 0 if
-all of it holds.
+the log-probs that the trainer computes, and after an image, too, if the model sees; the chat
+template shows earlier turns, the parser of tool calls reads back a call as the template writes it,
+and a reply with reasoning comes apart again. The flags that suit the model follow from what holds.
+`--gpu` adds what a GRPO step takes on that GPU, `--output_json` keeps it all in a file. The exit
+code is 0 if all of it holds.
 
 The table below was made by these checks, on a CPU in fp32, with a small random model of each
 architecture (few layers, but every kind that the config has; `python -m
 benchmarks.certify_models`). A number is the largest difference: of log-probs in nats, and of
 gradients as a share of the gradient's size. Under "packed rows" and "shared prefixes", "no" ends a
 run with those flags before its first step, with what to do instead. Under an engine it is what that
-engine said when it started or sampled. Empty: not tried.
+engine said when it started or sampled; vLLM runs gated delta nets on a CPU in bf16 alone, so it
+samples in bf16 there, and its number is a rounding of bf16. Empty: not tried.
 
 """
 
@@ -108,13 +126,15 @@ def certify(kind: str, backend: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         config, model = Path(directory, "config"), Path(directory, "model")
         began = time.monotonic()
-        AutoConfig.for_model(kind).save_pretrained(config)
+        AutoConfig.for_model(kind, **MORE.get(kind, {})).save_pretrained(config)
         try:
             write_small_model(str(config), model, trust_remote_code=False)
         except UserError as error:
             return {"cannot be made": {"verdict": "no", "measured": str(error)}}
-        flags = ModelFlags(pretrain=str(model), param_dtype="fp32")
-        found = [asdict(f) for f in examine(Subject(flags, "cpu", backend))]
+        half = backend == "vllm" and kind in BF16
+        flags = ModelFlags(pretrain=str(model), param_dtype="bf16" if half else "fp32")
+        names = [*(OF_MODEL if backend == "hf" else OF_MODEL[:1]), "engine = trainer"]
+        found = [asdict(f) for f in examine(Subject(flags, "cpu", backend), names)]
         print(f"{kind} on {backend}: {time.monotonic() - began:.0f} s", flush=True)
         for finding in found:
             finding["measured"] = finding["measured"].replace(str(model), "MODEL")
@@ -125,16 +145,15 @@ def certify(kind: str, backend: str) -> dict[str, Any]:
 
 def page(records: dict[str, dict[str, Any]]) -> str:
     """Return docs/models.md: a row for each architecture, and why a check does not hold."""
-    checks = [name for name in CHECKS if name not in ("chat template", "engine = trainer")]
-    columns = ["architecture", *checks, "transformers", "vLLM"]
+    columns = ["architecture", *OF_MODEL, "transformers", "vLLM"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     reasons: dict[str, list[str]] = {}
     for kind in (kind for kind in TYPES if kind in records):
         of_hf, of_vllm = records[kind].get("hf", {}), records[kind].get("vllm", {})
-        found = [of_hf.get(name) for name in checks]
+        found = [of_hf.get(name) for name in OF_MODEL]
         engines = [record.get("engine = trainer") for record in (of_hf, of_vllm)]
         lines.append(f"| {kind} | " + " | ".join(map(cell, [*found, *engines])) + " |")
-        names = [*checks, "transformers", "vLLM"]
+        names = [*OF_MODEL, "transformers", "vLLM"]
         for name, finding in zip(names, [*found, *engines], strict=True):
             if finding and finding["verdict"] == "no":
                 reason = re.sub(r"\s*try: .*", "", finding["measured"])

@@ -35,8 +35,16 @@ fi
 echo "Installing requirements/cpu.txt, test.txt and docs.txt (minutes, about 4 GB)"
 pip install -qq "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt" -r "$here/docs.txt"
 
-# vLLM pulls these along. Beside a CPU torch their CUDA builds break every import of transformers.
-if ! "$venv/bin/python" -c 'import torchvision' 2>/dev/null; then
-    pip uninstall -qq --yes torchvision torchaudio torchcodec
+# PyPI's torchvision has its detection operators for CUDA alone, and two of its Python lines fail
+# without them. They wait for the operators like the lines around them: transforms need none.
+imports() { "$venv/bin/python" -c "import $1" 2>/dev/null; }
+if ! imports torchvision; then
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    sed -i 's/^@torch.library.register_fake("torchvision::\(q\?nms\)")$/@register_meta("\1")/' \
+        "$packages/torchvision/_meta_registrations.py"
 fi
+# vLLM pulls these along. Beside a CPU torch their CUDA builds break imports of transformers.
+for package in torchvision torchaudio torchcodec; do
+    imports "$package" || pip uninstall -qq --yes "$package"
+done
 pip install -qq --no-deps --no-build-isolation --editable "$here/.."

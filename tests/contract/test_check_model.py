@@ -9,9 +9,12 @@ from openrl.cli.check_model import prepare, run
 from openrl.cli.run import command
 from openrl.config.commands import CheckModelConfig
 from openrl.config.groups.model import ModelFlags
+from openrl.errors import UserError
 from openrl.models.small import write_small_model
 from openrl.trainer.planning.certificate import CHECKS, Subject, examine
-from tests.tiny import tiny_model_dir
+from openrl.trainer.planning.chat_checks import answers, reasoning, tool_calls
+from tests.tiny import tiny_model_dir, tiny_tokenizer
+from tests.tiny_vision import tiny_vision_dir
 
 
 def check(*words):
@@ -28,6 +31,11 @@ def test_a_model_that_can_be_trained(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "24 tensors synced" in shown  # as many as the checkpoint holds
     assert "GRPO on one GPU of 80 GiB" in shown and "fits" in shown
+    assert record["flags"].startswith("--packing_samples --use_dynamic_batch --prefix_grouper")
+    assert "--max_images_per_prompt" not in record["flags"]  # it reads text
+    whole, adapted = record["steps"]
+    assert 0 < adapted["peak_bytes"] <= whole["peak_bytes"] < 80 * 2**30
+    assert whole["gpu_gib"] == 80 and whole["trained"] == "all weights"
 
 
 def test_a_config_alone(tmp_path, capsys):
@@ -60,6 +68,40 @@ def test_a_sync_that_leaves_a_tensor_out_is_found(tmp_path, monkeypatch):
     assert found["engine = trainer"].verdict == "no"
     assert "the rollout engine and the trainer disagree" in found["engine = trainer"].measured
     assert {f.verdict for name, f in found.items() if name != "engine = trainer"} == {"yes"}
+
+
+def test_a_model_that_sees(tmp_path, capsys):
+    """The image goes through processor, engine and trainer."""
+    found = tmp_path / "found.json"
+    assert check("--pretrain", tiny_vision_dir(tmp_path), "--output_json", found) == 0
+    record = json.loads(found.read_text())
+    assert record["flags"].endswith("--max_images_per_prompt 1 --apply_chat_template")
+    (image,) = (c["measured"] for c in record["checks"] if c["check"] == "image path")
+    assert "tokens of an image; largest gap" in image
+
+
+HERMES = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools> Write <tool_call>{}</tool_call>\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{\"name\": "
+    '{{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<eos>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_what_a_chat_template_writes_is_read_back():
+    tokenizer = tiny_tokenizer()
+    for check in (answers, tool_calls, reasoning):
+        assert check(tokenizer).startswith("none: prompts are texts")
+    tokenizer.chat_template = HERMES
+    assert answers(tokenizer) == "an answer follows its prompt; engines stop at '<eos>'"
+    assert tool_calls(tokenizer) == "--tool_parser hermes reads back a call"
+    expected = "read back into 'reasoning_content', between '<think>' and '</think>'"
+    assert reasoning(tokenizer) == expected
+    tokenizer.chat_template = HERMES.replace("tool_call>", "made_up>")
+    with pytest.raises(UserError, match="no parser reads back a call"):
+        tool_calls(tokenizer)
 
 
 def test_layers_with_a_state(tmp_path):

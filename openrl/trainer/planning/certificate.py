@@ -6,29 +6,33 @@ its adapters, the rollout engine and a weight sync."""
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from textwrap import shorten
 from typing import Literal
 
 import torch
+from PIL import Image as Picture
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelFlags
-from openrl.data.tokenizer import load_tokenizer, require_chat_template, stop_texts
+from openrl.config.groups.vision import VisionFlags
+from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.files import write_atomically
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
 from openrl.models.lora import add_adapters
+from openrl.models.stored import load_config
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineSpec, RolloutEngine
+from openrl.trainer.planning.chat_checks import answers, reasoning, tool_calls
 from openrl.training_engine.whole_weights import checkpoint_weights
-from openrl.types import Completion, Sampling
+from openrl.types import Completion, PlacedImage, Sampling
+from openrl.vision.pictures import png_image
+from openrl.vision.processor import sees
 from openrl.weights.buckets import pack, split_into_buckets
 from openrl.weights.gap import check_gap
 from openrl.weights.transport import Route, make_sender
@@ -41,6 +45,8 @@ CLOSE = (
 CHUNK = 64  # tokens that the output head scores at a time
 BUCKET = 2**26  # bytes
 DISTURBED = 0.05  # share of a tensor's root mean square that is added before the sync
+PICTURE = (96, 64)  # pixels
+IMAGES = VisionFlags(max_images_per_prompt=1)
 ZERO = 0.1  # taken for the root mean square of a tensor of zeros
 
 Verdict = Literal["yes", "no", "not tried"]
@@ -68,14 +74,18 @@ class Subject:
     def path(self) -> str:
         return self.flags.pretrain
 
-    def load(self, packing: bool = False) -> CausalLM:
-        loading = Loading(self.flags, self.device, packing)
+    def load(self, packing: bool = False, vision: VisionFlags | None = None) -> CausalLM:
+        loading = Loading(self.flags, self.device, packing, vision=vision)
         return load_causal_lm(self.path, loading, 1.0, CHUNK).to(self.device)
 
     @cached_property
     def model(self) -> CausalLM:
         """The model as it runs without packing."""
         return self.load()
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.flags.tokenizer_path or self.path, self.flags)
 
     @cached_property
     def rows(self) -> list[Tensor]:
@@ -225,19 +235,37 @@ async def synced(engine: RolloutEngine, model: CausalLM, device: str) -> int:
     return len(weights)
 
 
-def template(subject: Subject) -> str:
-    """What the chat template makes of an answer, and which tokens end it."""
-    tokenizer = load_tokenizer(subject.flags.tokenizer_path or subject.path, subject.flags)
-    if not tokenizer.chat_template:
-        return "none: prompts are texts, with --input_template"
-    require_chat_template(tokenizer)
-    chat = [{"role": "user", "content": "2+2?"}]
-    begun = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    answered = [*chat, {"role": "assistant", "content": "4"}]
-    whole = tokenizer.apply_chat_template(answered, tokenize=False)
-    appends = whole.startswith(begun)
-    ends = " ".join(map(repr, stop_texts(tokenizer)))
-    return f"an answer {'follows' if appends else 'changes'} its prompt; engines stop at {ends}"
+def sees_images(subject: Subject) -> str:
+    """What an engine samples after an image has the log-probs that the trainer computes."""
+    if not sees(load_config(subject.path, subject.flags.trust_remote_code)):
+        return "none: the model reads text"
+    model = subject.load(vision=IMAGES)
+    assert model.vision is not None
+    processor = model.vision.processor
+    image = png_image(Picture.linear_gradient("L").convert("RGB").resize(PICTURE))
+    text = f"{processor.placeholder} What is it?"
+    ids = processor.processor.tokenizer(text, add_special_tokens=False).input_ids
+    prompt, placed = processor.place(ids, [image])
+    processor.check(text, prompt, [image])
+    done = asyncio.run(shown(subject, prompt, placed))
+    row = torch.tensor([prompt + done.token_ids], device=subject.device)
+    media = {name: x.to(subject.device) for name, x in processor.batch([image]).items()}
+    with torch.no_grad():
+        ours, _ = model(row, torch.ones_like(row, dtype=torch.bool), media=media)
+    theirs = torch.tensor(done.logprobs)
+    gap = check_gap(theirs, ours[0, -len(theirs) :].cpu(), subject.flags.param_dtype, 1)
+    return f"{len(prompt) - len(ids) + 1} tokens of an image; largest gap {gap:.1g}"
+
+
+async def shown(subject: Subject, prompt: list[int], placed: tuple[PlacedImage, ...]) -> Completion:
+    """Return what a new engine samples after a prompt with an image."""
+    longest = len(prompt) + LONGEST
+    spec = EngineSpec(subject.flags, images=IMAGES, device=subject.device, longest=longest)
+    engine = await start_engine(subject.backend, spec)
+    try:
+        return await engine.generate(prompt, Sampling(8, seed=0, ignore_eos=True), placed)
+    finally:
+        await engine.close()
 
 
 CHECKS: dict[str, Check] = {
@@ -247,16 +275,29 @@ CHECKS: dict[str, Check] = {
     "shared prefixes": lambda subject: rows_alike(subject, True, True),
     "LoRA": adapters,
     "engine = trainer": sync,
-    "chat template": template,
+    "image path": sees_images,
+    "chat template": lambda subject: answers(subject.tokenizer),
+    "tool calls": lambda subject: tool_calls(subject.tokenizer),
+    "reasoning": lambda subject: reasoning(subject.tokenizer),
 }
 """The checks by the name that the table shows, in their order."""
 
+SUITS = {
+    "packed rows": "--packing_samples --use_dynamic_batch",
+    "shared prefixes": "--prefix_grouper",
+    "LoRA": "--lora_rank 16",
+    "image path": "--max_images_per_prompt 1",
+    "chat template": "--apply_chat_template",
+}
+"""Flags that suit a model of which this check holds."""
 
-def examine(subject: Subject) -> Iterator[Finding]:
-    """Run every check, and yield what each found. If the model does not load, nothing else can be
-    tried."""
+
+def examine(subject: Subject, names: Iterable[str] = tuple(CHECKS)) -> Iterator[Finding]:
+    """Run these checks, the first being whether the model loads, and yield what each found. If it
+    does not load, nothing else can be tried."""
     loaded = True
-    for name, check in CHECKS.items():
+    for name in names:
+        check = CHECKS[name]
         began = time.monotonic()
         verdict: Verdict = "yes"
         try:
@@ -270,6 +311,12 @@ def examine(subject: Subject) -> Iterator[Finding]:
         yield Finding(name, verdict, measured, round(time.monotonic() - began, 1))
 
 
-def write_findings(path: Path, model: str, findings: Sequence[Finding]) -> None:
-    record = {"model": model, "checks": [asdict(finding) for finding in findings]}
-    write_atomically(path, json.dumps(record, indent=1) + "\n")
+def suitable_flags(findings: Sequence[Finding]) -> str:
+    """Return the flags that suit a model of which this was found."""
+    return " ".join(
+        SUITS[finding.check]
+        for finding in findings
+        if finding.check in SUITS
+        and finding.verdict == "yes"
+        and not finding.measured.startswith("none")
+    )

@@ -3,9 +3,11 @@ of what its checks found, and the memory of a step on a GPU."""
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
@@ -15,13 +17,14 @@ from openrl.cluster.planner import plan_placement
 from openrl.config.commands import CheckModelConfig, PPOConfig
 from openrl.config.groups.model import ModelFlags
 from openrl.errors import UserError
+from openrl.files import write_atomically
 from openrl.flags.parser import read_words, resolve
 from openrl.flags.schema import collect_flags
 from openrl.models.device import resolve_device
 from openrl.models.small import write_small_model
 from openrl.models.stored import check_language_model, check_trainable, load_config
 from openrl.tracking.console import PlainConsole
-from openrl.trainer.planning.certificate import Finding, Subject, examine, write_findings
+from openrl.trainer.planning.certificate import Finding, Subject, examine, suitable_flags
 from openrl.trainer.planning.dry_run import memory_by_stage, planned_node
 from openrl.trainer.planning.memory_estimate import memory_by_role
 from openrl.trainer.saving.disk import format_bytes
@@ -77,11 +80,21 @@ def run(config: CheckModelConfig) -> None:
         for finding in examine(subject):
             console.print(f"  {finding.check}: {finding.verdict} ({finding.seconds:.1f} s)")
             findings.append(finding)
-    console.print(table_of(findings))
-    if (gib := gpu_gib(config.check.gpu)) is not None:
-        console.print(step_memory(config, gib), soft_wrap=True)
+    suits, gib = suitable_flags(findings), gpu_gib(config.check.gpu)
+    steps = [] if gib is None else steps_on(config.model.pretrain, gib)
+    console.print(table_of(findings, suits, steps))
+    if steps:
+        console.print(f"The step, of which memory is estimated: {STEP}", soft_wrap=True)
     if config.check.output_json is not None:
-        write_findings(Path(config.check.output_json), given, findings)
+        record = {
+            "model": given,
+            "checks": [asdict(finding) for finding in findings],
+            "flags": suits,
+            "steps": [asdict(step) for step in steps],
+            "flags_of_steps": STEP,
+        }
+        text = json.dumps(record, indent=1) + "\n"
+        write_atomically(Path(config.check.output_json), text)
     if missing := [finding.check for finding in findings if finding.verdict == "no"]:
         raise UserError(f"{given}: what does not hold: {', '.join(missing)}", "see the table")
 
@@ -93,22 +106,39 @@ def tokenizer_of(flags: ModelFlags) -> str | None:
     return None if alone else given
 
 
-def table_of(findings: list[Finding]) -> Table:
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of a GRPO step on one GPU."""
+
+    trained: str
+    gpu_gib: float
+    peak_bytes: int  # of its fullest stage, estimated
+
+    @property
+    def fits(self) -> str:
+        return "fits" if self.peak_bytes <= self.gpu_gib * 2**30 else "does not fit"
+
+
+def table_of(findings: Sequence[Finding], flags: str, steps: Sequence[StepMemory]) -> Table:
     table = Table("check", "holds", "measured")
     for finding in findings:
         table.add_row(finding.check, finding.verdict, finding.measured)
+    table.add_row("flags that suit it", "", flags)
+    for step in steps:
+        most = f"{format_bytes(step.peak_bytes)} at most, {step.trained}: {step.fits}"
+        table.add_row(f"GRPO on one GPU of {step.gpu_gib:g} GiB", "", most)
     return table
 
 
-def step_memory(config: CheckModelConfig, gib: float) -> str:
-    """Say what the stages of a step take at most on a GPU of ``gib`` GiB, with all weights trained
-    and with adapters."""
-    lines = [f"GRPO on one GPU of {gib:g} GiB, at most, estimated ({STEP}):"]
-    for name, more in {"all weights": "", "LoRA of rank 16": "--lora_rank 16"}.items():
-        peak = peak_of_step(config.model.pretrain, f"--gpu_memory_gb {gib} --dry_run {more}")
-        fits = "fits" if peak <= gib * 2**30 else "does not fit"
-        lines.append(f"  {name}: {format_bytes(peak)}, {fits}")
-    return "\n".join(lines)
+def steps_on(pretrain: str, gib: float) -> list[StepMemory]:
+    """Return what a step takes on a GPU of ``gib`` GiB, with all weights trained and with
+    adapters."""
+    kinds = {"all weights": "", "LoRA of rank 16": "--lora_rank 16"}
+    given = f"--gpu_memory_gb {gib} --dry_run"
+    return [
+        StepMemory(kind, gib, peak_of_step(pretrain, f"{given} {more}"))
+        for kind, more in kinds.items()
+    ]
 
 
 def peak_of_step(pretrain: str, more: str) -> int:
