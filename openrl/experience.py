@@ -27,6 +27,12 @@ class TokenBatch:
     images: list[tuple[PlacedImage, ...]] | None = None  # (B,) images of each row; None: no images
     # (B,) int64, trained tokens in all rows of the row's trajectory
     trajectory_tokens: Tensor | None = None
+    # a teacher's distributions: (B, T, K) int32, its K likeliest tokens at position t
+    teacher_ids: Tensor | None = None
+    # (B, T, K + 1) their log-probs, then that of all other tokens together
+    teacher_support: Tensor | None = None
+    # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
+    teacher_hidden: Tensor | None = None
     # (B, T) bool, tokens that somebody else wrote after the row's first trained one; None: unmarked
     observed: Tensor | None = None
 
@@ -66,6 +72,13 @@ class TokenBatch:
         sum of its trajectory."""
         _, index = self.trajectory_ids.unique(return_inverse=True)
         return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
+
+    def distributions(self, other: Literal["reference", "teacher"]) -> tuple[Tensor, ...]:
+        """Return the filled columns that hold the distributions of the reference or the teacher."""
+        prefix = {"reference": "ref", "teacher": "teacher"}[other]
+        names = (f"{prefix}_{what}" for what in ("ids", "support", "hidden"))
+        columns = (getattr(self, name, None) for name in names)
+        return tuple(column for column in columns if column is not None)
 
     def replace(self, **columns: Any) -> Self:
         return replace(self, **columns)
@@ -139,17 +152,11 @@ class ExperienceBatch(TokenBatch):
     squares: Tensor | None = None  # (B, T) sum of squares of the old policy's distributions
     entropy: Tensor | None = None  # (B, T) of the old policy's distributions, in nats
     ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model
-    # (B, T, K) int32, the reference model's K likeliest tokens at position t
+    # the reference model's distributions, as those of a teacher
     ref_ids: Tensor | None = None
-    # (B, T, K + 1) their log-probs, then that of all other tokens together
     ref_support: Tensor | None = None
-    # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
     ref_hidden: Tensor | None = None
     teacher_logprobs: Tensor | None = None  # (B, T) of the teacher
-    # the teacher's distributions, as those of the reference
-    teacher_ids: Tensor | None = None
-    teacher_support: Tensor | None = None
-    teacher_hidden: Tensor | None = None
     teacher_weights: Tensor | None = None  # (B,) factor on what each row learns from it; None: 1
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) from the critic
@@ -166,14 +173,6 @@ class ExperienceBatch(TokenBatch):
     selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately
     # (B,) int64, the number of a row on whose tokens the update reports; -1: it does not
     traced: Tensor | None = None
-
-    def distributions(self, other: Literal["reference", "teacher"]) -> tuple[Tensor, ...]:
-        """Return the filled columns that hold the distributions of the reference or the teacher."""
-        columns = {
-            "reference": (self.ref_ids, self.ref_support, self.ref_hidden),
-            "teacher": (self.teacher_ids, self.teacher_support, self.teacher_hidden),
-        }[other]
-        return tuple(column for column in columns if column is not None)
 
 
 @dataclass(kw_only=True)

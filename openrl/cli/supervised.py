@@ -31,6 +31,7 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
         SupervisedInputs,
         describe,
         serve,
+        teacher_specs,
         train,
         trained_spec,
     )
@@ -44,7 +45,8 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
         from openrl.trainer.planning.first_row import print_example
 
         spec = trained_spec(config, inputs.task, inputs.device, inputs.steps)
-        memory = supervised_memory(config, spec, inputs.ranks(config.ranks))
+        frozen = teacher_specs(config, inputs.task, inputs.device)
+        memory = supervised_memory(config, spec, inputs.ranks(config.ranks), frozen)
         print(printable(describe(config, inputs)), memory, sep="\n\n")
         names = inputs.task.builder.row_names
         print_example(PlainConsole(), inputs.examples.train[0], names, inputs.tokenizer)

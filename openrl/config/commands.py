@@ -86,7 +86,7 @@ from openrl.config.groups.rollout_engine import (
     OneEngineFlags,
 )
 from openrl.config.groups.sampling import InferenceSamplingFlags, SamplingFlags
-from openrl.config.groups.teacher import TeacherFlags
+from openrl.config.groups.teacher import AnswerTeacherFlags, TeacherFlags
 from openrl.config.groups.vision import ImageFlags, PixelFlags, VisionFlags
 from openrl.config.teacher_plan import teacher_plan
 from openrl.flags.schema import absent, given, part
@@ -206,6 +206,7 @@ class SFTConfig(SupervisedConfig):
 
     data: SupervisedDataFlags = part(max_len=2048)
     templates: TemplateFlags = part(only_if=absent("pretrain_mode"), input_template=PLAIN_DIALOGUE)
+    teacher: AnswerTeacherFlags
     learning_rate: LearningRateFlags = part(learning_rate=5e-6)
     checkpoint: CheckpointFlags = part(ckpt_path="./ckpt/checkpoints_sft")
 

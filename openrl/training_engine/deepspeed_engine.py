@@ -240,7 +240,6 @@ class DeepSpeedEngine:
         tokens = [part.to(self.device) for part in inputs]
         compared: dict[Other, list[Tensor]] = {}
         for other in {COMPARISONS[name][0] for name in outputs if name in COMPARISONS}:
-            assert isinstance(batch, ExperienceBatch)
             compared[other] = [part.to(self.device) for part in batch.distributions(other)]
         read = self.model.vision.read(batch.images) if self.model.vision else None
         media = read and {name: tensor.to(self.device) for name, tensor in read.items()}

@@ -298,16 +298,25 @@ def balanced(update: U, coef: float) -> U | BalancedUpdate:
 
 @dataclass(frozen=True)
 class SupervisedUpdate:
-    """``coef`` times the mean negative log-likelihood of the tokens in ``loss_mask``. The metric
-    ``name`` is the mean itself."""
+    """``coef`` times the mean negative log-likelihood of the tokens in ``loss_mask``, and
+    ``teacher_coef`` times the mean divergence from a teacher there, if there is one. The metrics
+    ``name`` and ``teacher_loss`` are the means themselves."""
 
     coef: float = 1.0
     name: str = "loss"
+    divergence: Divergence | None = None  # None: no teacher
+    teacher_coef: float = 0.0
 
     def __call__(self, forward: Forward, batch: TokenBatch, counts: StepCounts) -> Measured:
-        logprobs, _ = forward(batch)
-        loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
-        return self.coef * loss, masked_metrics({self.name: -logprobs}, batch.loss_mask)
+        logprobs, more = forward(batch, *([self.divergence] if self.divergence else []))
+        loss = self.coef * step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
+        columns = {self.name: -logprobs}
+        if self.divergence is not None:
+            taught = columns["teacher_loss"] = more[self.divergence]
+            loss = loss + self.teacher_coef * step_loss(
+                taught, batch.loss_mask, counts, "token-mean"
+            )
+        return loss, masked_metrics(columns, batch.loss_mask)
 
 
 def _needed(batch: ExperienceBatch, column: str) -> Tensor:

@@ -103,3 +103,43 @@ class TeacherFlags:
     def top_k(self) -> int | None:
         """--teacher_topk if whole distributions are compared, else None."""
         return None if self.divergence is None else self.teacher_topk
+
+
+@group("Teacher")
+class AnswerTeacherFlags:
+    """Flags of distillation on given answers."""
+
+    teacher_pretrain: str | None = flag(
+        None,
+        "Model that also teaches the policy, by its distributions at the tokens of the answers. It"
+        " needs the policy's tokens, and stands on the ranks that train.",
+    )
+    teacher_mode: Literal["forward_kl", "reverse_kl", "jsd"] = flag(
+        "forward_kl",
+        "The divergence that is learned: KL of teacher to policy, of policy to teacher, or the"
+        " Jensen-Shannon divergence.",
+        only_if=TEACHER,
+    )
+    teacher_coef: float = flag(1.0, "Weight of the divergence.", bounds="> 0", only_if=TEACHER)
+    teacher_topk: int = flag(
+        128,
+        "The divergence compares the teacher's K likeliest tokens and all others as one. 0: the"
+        " whole vocabulary, from hidden states of the teacher and a copy of its output head.",
+        bounds=">= 0",
+        only_if=TEACHER,
+    )
+    sft_loss_coef: float = flag(
+        1.0,
+        "Weight of the answers' negative log-likelihood. 0: the teacher alone.",
+        bounds=">= 0",
+        only_if=TEACHER,
+    )
+
+    @property
+    def used(self) -> bool:
+        return self.teacher_pretrain is not None
+
+    @property
+    def top_k(self) -> int | None:
+        """--teacher_topk with a teacher, else None."""
+        return self.teacher_topk if self.used else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -183,18 +184,21 @@ def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def supervised_memory(config: SupervisedConfig, spec: ModelSpec, ranks: int) -> str:
-    """Return the memory table for training one model. A reference model runs before it and needs
-    less. Raises UserError if the model's config does not load."""
+def supervised_memory(
+    config: SupervisedConfig, spec: ModelSpec, ranks: int, teachers: Sequence[ModelSpec] = ()
+) -> str:
+    """Return the memory table for training one model, beside ``teachers`` on the same ranks. A
+    reference model runs before it and needs less. Raises UserError if the model's config does not load."""
     size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
     tokens = size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len
-    shape = model_shape(spec.path, config.model.trust_remote_code)
     split = config.parallel.ds_tensor_parallel_size
-    memory = model_memory(
-        spec, shape.of_rank(split), ranks // split, tokens // config.parallel.sequence_size
-    )
-    table = memory_table({"model": memory}, {"model": ranks}, spec.device)
+    memory = {}
+    for name, model in [("model", spec), *(("teacher", teacher) for teacher in teachers)]:
+        shape = model_shape(model.path, config.model.trust_remote_code).of_rank(split)
+        of_rank = tokens // config.parallel.sequence_size
+        memory[name] = model_memory(model, shape, ranks // split, of_rank)
+    table = memory_table(memory, dict.fromkeys(memory, ranks), spec.device)
     return f"{table}\nNot counted: libraries."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError, short
 from openrl.models.stored import check_language_model, check_length, load_config
@@ -37,7 +37,9 @@ def check_sources(flag: str, named: Iterable[str], prompts: list[Prompt]) -> Non
         raise UserError(message, f"one of {', '.join(sorted(there))}, by --datasource_key")
 
 
-def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_teacher(
+    config: PPOConfig | SFTConfig, path: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Raise UserError if the model at ``path`` cannot give log-probs of the policy's tokens: if it
     has other tokens, or fewer, or does not see the images."""
     trusted = config.model.trust_remote_code

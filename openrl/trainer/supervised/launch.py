@@ -4,7 +4,7 @@ ranks are this process alone, the processes of a launcher, or Ray workers."""
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.launcher_group import LauncherGroup
 from openrl.cluster.planner import RoleRequest, check_address
 from openrl.cluster.ray_group import RayGroup, reserved_cluster
-from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from openrl.config.derived import logging_directory, shards_divide
 from openrl.config.groups.placement import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
@@ -41,6 +41,7 @@ from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.summary import RunSummary
 from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import supervised_batching
+from openrl.trainer.planning.other_models import check_teacher
 from openrl.trainer.planning.prepare import (
     check_models_split,
     check_saved_beside,
@@ -108,6 +109,10 @@ def prepare(config: Any) -> SupervisedInputs:
         longest = max(map(len, token_ids))
         rows, overrides = "--max_len: a row of the data", config.changes.model_config_overrides
         check_length(path, longest, trusted, rows, overrides=overrides)
+        if isinstance(config, SFTConfig) and task.teacher is not None:
+            check_teacher(config, task.teacher, tokenizer)
+            check_length(task.teacher, longest, trusted, rows)
+            check_models_split(config, [task.teacher])
     collector.raise_all()
     steps = config.batch.total_steps(len(examples.train))
     cost = row_cost(path, trusted)
@@ -184,12 +189,13 @@ async def train_once(
     name, done = run_name(config.logging, task.name), checkpoints.saved
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.lines_every
-    spec = trained_spec(config, task, inputs.device, inputs.steps)
+    trained = trained_spec(config, task, inputs.device, inputs.steps)
+    specs = [trained, *teacher_specs(config, task, inputs.device)]
     with (
         Progress(name, inputs.steps, columns, done=done, every=every) as progress,
         explain_end(progress, checkpoints, stop),
     ):
-        async with start_ranks(config, inputs.launch, spec, progress.stage, stop) as group:
+        async with start_ranks(config, inputs.launch, specs, progress.stage, stop) as group:
             monitor = NonFiniteMonitor(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
             model = SupervisedModel(
@@ -230,6 +236,10 @@ async def start_model(
 
 
 def trained_spec(config: SupervisedConfig, task: Task, device: Device, steps: int) -> ModelSpec:
+    compared: dict[str, Any] = {}
+    if isinstance(config, SFTConfig) and task.teacher is not None:
+        top_k = {"teacher": config.teacher.teacher_topk}
+        compared = {"top_k": top_k, "others": {"teacher": task.teacher}}
     return model_spec(
         config,
         config.model.pretrain,
@@ -239,7 +249,17 @@ def trained_spec(config: SupervisedConfig, task: Task, device: Device, steps: in
         value_head=task.value_head,
         fp32_head=task.fp32_head,
         lora=config.lora,
+        **compared,
     )
+
+
+def teacher_specs(config: SupervisedConfig, task: Task, device: Device) -> list[ModelSpec]:
+    """Return the frozen model that stands beside the trained one, if there is one."""
+    if not isinstance(config, SFTConfig) or task.teacher is None:
+        return []
+    top_k, policy = {"teacher": config.teacher.teacher_topk}, config.model.pretrain
+    own = {"kind": task.kind, "optim": None, "vocabulary_of": policy, "top_k": top_k}
+    return [model_spec(config, task.teacher, device, **own)]
 
 
 def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -> Trackers:
@@ -256,11 +276,13 @@ def trackers_of(config: SupervisedConfig, name: str, checkpoints: Checkpoints) -
 async def start_ranks(
     config: SupervisedConfig,
     launch: Launch | None,
-    spec: ModelSpec,
+    specs: Sequence[ModelSpec],
     stage: Stage,
     stop: StopRequest,
 ) -> AsyncIterator[RankGroup]:
-    """Yield a group whose workers have loaded no model yet; it ends with the with block."""
+    """Yield a group whose workers have loaded no model yet; it ends with the with block. The first
+    of ``specs`` is trained."""
+    spec = specs[0]
     if config.ranks.under_ray:
         flags = config.ranks
         request = RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)
@@ -276,7 +298,7 @@ async def start_ranks(
             )
             with stage("start"):
                 group = await RayGroup.create(
-                    cluster, reservation, ROLE, settings, ModelWorker, spec
+                    cluster, reservation, ROLE, settings, ModelWorker, *specs
                 )
             started.append(group)
             yield group
@@ -285,9 +307,9 @@ async def start_ranks(
         await in_daemon(launch.join, spec.device, spec.deepspeed.dist_timeout)
         ranks = LauncherGroup(ROLE, launch, spec.parallel.ranks_per_shard, stop.act_on)
         try:
-            await ranks.build(ModelWorker, spec)
+            await ranks.build(ModelWorker, *specs)
             yield ranks
         finally:
             await ranks.close()
     else:
-        yield LocalGroup.create(ROLE, 1, ModelWorker, spec)
+        yield LocalGroup.create(ROLE, 1, ModelWorker, *specs)

@@ -22,6 +22,7 @@ from openrl.trainer.learning.nonfinite import NonFiniteMonitor
 from openrl.trainer.learning.rows import (
     BatchingSpec,
     evaluate_rows,
+    forward_outputs,
     forward_rows,
     shards_of,
     update_rows,
@@ -31,6 +32,7 @@ from openrl.trainer.supervised.tasks import Examples, Task
 from openrl.training_engine.build import ModelSpec
 from openrl.training_engine.state import StateParts
 
+TEACHER = 1  # number of the teacher among the models of a worker
 CHUNK = 1024  # examples per batch where no optimizer step determines the number
 # training examples whose rewards are measured if there are no evaluation examples
 STATISTICS = 1000
@@ -91,6 +93,10 @@ class SupervisedModel:
     async def _planned(self, batch: TokenBatch) -> tuple[TokenBatch, TrainingPlan]:
         """Return the batch with all columns that the task needs, and the plan of a single step."""
         batch, spec = await self.task.prepare_batch(batch, self.forward), self.batching
+        if self.task.teacher is not None:
+            found = await forward_outputs(self.group, batch, spec, TEACHER, "teacher")
+            found.pop("output")
+            batch = batch.replace(**found)
         return batch, self.task.plan(batch, data_ranks(self.group), spec.train, spec.cost)
 
     async def add_reference(

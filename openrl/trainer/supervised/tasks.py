@@ -57,6 +57,8 @@ class Task:
     # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
     reference_lora: LoRAFlags | None = None  # for the reference model
+    # path of a frozen model whose distributions the update reads, beside the trained one
+    teacher: str | None = None
     # further metrics
     from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = lambda values: {}
     # computes fields for config.json from rewards (B,)
@@ -70,10 +72,19 @@ def task_of(config: SupervisedConfig, tokenizer: PreTrainedTokenizerBase) -> Tas
 
 
 def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
+    teacher = config.teacher
+    update = SupervisedUpdate()
+    if teacher.used:
+        update = SupervisedUpdate(
+            teacher.sft_loss_coef,
+            divergence=teacher.teacher_mode,
+            teacher_coef=teacher.teacher_coef,
+        )
     return Task(
         name="sft",
         kind="logprobs",
-        update=_add_balance_loss(config, SupervisedUpdate()),
+        teacher=teacher.teacher_pretrain,
+        update=_add_balance_loss(config, update),
         builder=SupervisedBuilder(**_builder_arguments(config, tokenizer)),
         columns=(),
         from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
