@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 from zipfile import is_zipfile
 
+import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from openrl.errors import UserError
@@ -21,7 +23,7 @@ from openrl.models.unread import HEADS, OUTPUTS, empty_backbone, warn_of_unread
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 UNDONE = ("fp8", "mxfp4")  # quantisations that transformers undoes where it has no kernels for them
-INDEX = "model.safetensors.index.json"
+INDEX, BIN_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 POSITIONS = "max_position_embeddings"
 # bytes; the header of a file with ten thousand tensors has one million
 LONGEST_HEADER = 100_000_000
@@ -56,27 +58,64 @@ def load_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def stored_shapes(path: str) -> dict[str, Shape]:
-    """Return the shape of each weight in a directory's safetensors files; empty if there are none,
-    or for a name of the Hub. Raises UserError for a file of weights that is truncated, missing or
-    of another kind."""
-    directory = Path(path).expanduser()
-    index = directory / INDEX
-    files = sorted(directory.glob("*.safetensors"))
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{index} lists no weights", WHOLE) from error
-        files = [directory / name for name in names]
-    # a link of the Hub's cache may lead nowhere after a copy
-    if absent := [file.name for file in files if not file.is_file()]:
-        raise UserError(f"{path}: {len(absent)} of its files missing, e.g. {absent[0]}", WHOLE)
-    for file in () if files else directory.glob("pytorch_model*.bin"):
-        with open(file, "rb") as opened:
-            old = opened.read(1) == b"\x80"  # a bare pickle, as PyTorch wrote before 1.6
-        if not old and not is_zipfile(file):
-            raise UserError(f"{file} is no file of PyTorch's weights, or is cut", WHOLE)
-    return {name: shape for file in files for name, shape in shapes_in(file).items()}
+    """Return the shape of each weight of a model: of a directory, or of a name of the Hub that is
+    in its cache. Empty if it is not, and for pickles from before PyTorch 1.6. Raises UserError for
+    a file of weights that is truncated, missing or of another kind."""
+    directory, cached = Path(path).expanduser(), None
+    if not directory.exists():
+        cached = _cached_directory(path)
+        directory = cached or directory
+    for pattern, index, read in (
+        ("*.safetensors", INDEX, shapes_in),
+        ("pytorch_model*.bin", BIN_INDEX, _shapes_in_bin),
+    ):
+        files = _files(directory, pattern, index)
+        absent = [file.name for file in files if not file.is_file()]
+        if absent and cached:  # it is downloaded when the model is loaded
+            return {}
+        if absent:  # a link of the Hub's cache may lead nowhere after a copy
+            raise UserError(f"{path}: {len(absent)} of its files missing, e.g. {absent[0]}", WHOLE)
+        if files:
+            return {name: shape for file in files for name, shape in read(file).items()}
+    return {}
+
+
+def _cached_directory(name: str) -> Path | None:
+    """Return where the Hub's cache has the files of a model; None if it has not."""
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name that the Hub would know
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _files(directory: Path, pattern: str, index_name: str) -> list[Path]:
+    """Return the files of weights in a directory, by their index if it has one. Raises
+    UserError."""
+    index = directory / index_name
+    if not index.is_file():
+        return sorted(directory.glob(pattern))
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{index} lists no weights", WHOLE) from error
+    return [directory / name for name in names]
+
+
+def _shapes_in_bin(file: Path) -> dict[str, Shape]:
+    """Return the shape of each tensor in a file of torch.save. Raises UserError."""
+    with open(file, "rb") as opened:
+        old = opened.read(1) == b"\x80"  # a bare pickle, as PyTorch wrote before 1.6
+    if old:
+        return {}
+    if not is_zipfile(file):
+        raise UserError(f"{file} is no file of PyTorch's weights, or is cut", WHOLE)
+    try:
+        held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+        return {name: tuple(tensor.shape) for name, tensor in held.items()}
+    except Exception as error:  # unpickling raises anything
+        reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
+        raise UserError(f"{file} holds no weights: {reason}", WHOLE) from error
 
 
 def shapes_in(file: Path) -> dict[str, Shape]:

@@ -1,17 +1,26 @@
 """Stored tensors that no parameter takes are named; a head's bias is one that is taken."""
 
+import json
+import shutil
 import warnings
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from openrl.config.groups.model import LoadFlags, WeightFlags
+from openrl.errors import UserError
 from openrl.models.causal_lm import Loading
 from openrl.models.lora_merge import merge_adapter
 from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model
-from openrl.models.stored import check_backbone, check_head, check_language_model
+from openrl.models.stored import (
+    check_backbone,
+    check_head,
+    check_language_model,
+    stored_shapes,
+)
 from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 from tests.unit.models.test_lora_merge import make_adapter
 
@@ -112,3 +121,60 @@ def test_what_is_left_out_on_purpose_is_not(tmp_path, arch):
     add(path, mine__weight=head)
     assert warned(check_language_model, str(path), False)
     assert not warned(check_backbone, str(path), False, "mine")
+
+
+def as_bin(path, shards=1):
+    """Store a model's weights as torch.save does, in so many files."""
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names = sorted(weights)
+    if shards == 1:
+        torch.save(weights, path / "pytorch_model.bin")
+        return
+    files = [f"pytorch_model-{n}-of-{shards}.bin" for n in range(shards)]
+    for n, file in enumerate(files):
+        torch.save({name: weights[name] for name in names[n::shards]}, path / file)
+    index = {name: files[n % shards] for n, name in enumerate(names)}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_tensors_of_bin_files_are_named_too(tmp_path, shards):
+    path = tiny_model_dir(tmp_path)
+    shapes = stored_shapes(str(path))
+    add(path, adapter__scale=torch.zeros(3))
+    as_bin(path, shards)
+    (said,) = warned(check_language_model, str(path), False)
+    assert "1 stored tensor, left out: adapter.scale" in said
+    assert stored_shapes(str(path)) == shapes | {"adapter.scale": (3,)}
+    (path / "config.json").write_text((path / "config.json").read_text().replace(": 128", ": 96"))
+    with pytest.raises(UserError, match="and by the config"):
+        check_language_model(str(path), False)
+
+
+def test_bin_files_that_are_missing_or_hold_no_weights(tmp_path):
+    path = tiny_model_dir(tmp_path)
+    as_bin(path, 2)
+    (path / "pytorch_model-1-of-2.bin").unlink()
+    with pytest.raises(UserError, match="1 of its files missing"):
+        stored_shapes(str(path))
+    (path / "pytorch_model.bin.index.json").unlink()
+    torch.save([1, 2], path / "pytorch_model-0-of-2.bin")
+    with pytest.raises(UserError, match="holds no weights"):
+        stored_shapes(str(path))
+
+
+def test_a_name_of_the_hub_is_looked_up_in_its_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    home = tmp_path / "cache/models--people--small"
+    path = tiny_model_dir(tmp_path)
+    shapes = stored_shapes(str(path))
+    assert shapes and stored_shapes("people/small") == {} == stored_shapes("no name/at/all")
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text("0" * 40)
+    shutil.copytree(path, home / "snapshots" / ("0" * 40))
+    assert stored_shapes("people/small") == shapes
+    (home / "snapshots" / ("0" * 40) / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-1.safetensors"}})
+    )
+    assert stored_shapes("people/small") == {}  # what is missing is downloaded later
