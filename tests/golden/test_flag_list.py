@@ -96,6 +96,7 @@ def names_read() -> set[str]:
             "commands.py",
             "derived.py",
             "reward_plan.py",
+            "teacher_plan.py",
             "groups/placement.py",
             "groups/rollout_correction.py",
         )
