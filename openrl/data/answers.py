@@ -138,6 +138,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             without_end = sum(text.stands_in for text in texts)
             chunk.items.append(TokenisedRow(cut, whole, value, without_end))
         chunk.unread_keys |= self.templates.unread_keys
+        chunk.marks |= self.templates.marks
         return chunk
 
     def _ends_made(self, turns: int) -> str:

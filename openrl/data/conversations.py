@@ -150,6 +150,8 @@ def _call(call: Any) -> dict[str, Any]:
     arguments = _from_json(function.get("arguments"))
     own = {"id": call["id"]} if call.get("id") else {}
     arguments = {} if arguments in (None, "") else arguments
+    if isinstance(arguments, str):
+        raise BadRow(f"the arguments of a call of {function['name']} are no JSON: {arguments[:80]}")
     return own | {
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},

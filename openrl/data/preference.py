@@ -72,6 +72,14 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         return MarkedText(as_text(answer), ((0, len(answer)),))
 
 
+def _prompts_differ(chosen: SupervisedRow, rejected: SupervisedRow) -> bool:
+    """Whether two answers have other tokens before them. The last one may belong to the answer in
+    part, so it does not count."""
+    starts = [row.loss_mask.index(True) if any(row.loss_mask) else 0 for row in (chosen, rejected)]
+    end = max(min(starts) - 1, 0)
+    return chosen.token_ids[:end] != rejected.token_ids[:end]
+
+
 def _joined(prompt: list[Message], earlier: list[Message]) -> list[Message]:
     """Return a prompt and the messages before an answer, without the prompt if they hold it, as
     where columns of answers are whole dialogues."""
@@ -105,6 +113,11 @@ class PairBuilder(PreferenceBuilder):
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
         return texts, _margin(row) if self.margins else 0.0
+
+    def _report(self, source: str, tokenised: list[TokenisedRow], flag: str) -> str:
+        text = super()._report(source, tokenised, flag)
+        other = sum(_prompts_differ(*d.rows) for d in tokenised)
+        return f"{text}; in {other} the two prompts differ" if other else text
 
     def examples(self, tokenised: list[TokenisedRow]) -> list[PreferenceExample]:
         return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in tokenised]

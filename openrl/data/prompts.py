@@ -176,6 +176,7 @@ class PromptBuilder:
                 continue
             chunk.items.append((kept, len(ids)))
         chunk.unread_keys |= self.templates.unread_keys
+        chunk.marks |= self.templates.marks
         return chunk
 
     def _draft(

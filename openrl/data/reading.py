@@ -28,12 +28,21 @@ class Chunk(Generic[T]):
     items: list[T] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
     unread_keys: set[str] = field(default_factory=set)  # of messages, see ``Templates``
+    marks: set[str] = field(default_factory=set)  # likewise
 
     @property
     def notes(self) -> list[str]:
         """What to say of the messages."""
-        names = ", ".join(map(repr, sorted(self.unread_keys)))
-        return [f"the chat template reads no {names} of messages"] if names else []
+        keys, marks = (
+            ", ".join(map(repr, sorted(said))) for said in (self.unread_keys, self.marks)
+        )
+        notes = [f"the chat template reads no {keys} of messages"] if keys else []
+        if marks:
+            notes.append(
+                f"WARNING: texts of messages hold {marks}, which the chat template writes itself:"
+                " if they are rendered already, leave --apply_chat_template out"
+            )
+        return notes
 
 
 Read = Callable[[Numbered], Chunk[T]]
@@ -46,6 +55,7 @@ def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
         whole.items += chunk.items
         whole.bad += chunk.bad
         whole.unread_keys |= chunk.unread_keys
+        whole.marks |= chunk.marks
     return whole
 
 

@@ -72,6 +72,8 @@ class Templates:
         """Token ids before plain text; a chat template writes them itself."""
         self.unread_keys: set[str] = set()
         """Keys of messages rendered so far that the chat template does not mention."""
+        self.marks: set[str] = set()
+        """Special tokens that the chat template writes and that texts of messages held so far."""
 
     @cached_property
     def forms(self) -> TemplateForms:
@@ -81,6 +83,14 @@ class Templates:
             return self._apply(messages, generate, {"tools": [*tools]} if tools else {})
 
         return find_forms(render)
+
+    @cached_property
+    def _written(self) -> list[str]:
+        """The special tokens that the chat template writes around messages."""
+        template = str(self.tokenizer.chat_template)
+        added = self.tokenizer.added_tokens_decoder.values()
+        marks = [str(token) for token in added if token.special]
+        return [mark for mark in marks if self.chat and not self.sees and mark in template]
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -158,6 +168,10 @@ class Templates:
         ):
             others = [m for m in messages if m["role"] not in SYSTEM]
             messages = [{"role": "system", "content": self.system}, *others]
+        said = [m["content"] for m in messages if m["role"] != "assistant"]
+        self.marks.update(
+            mark for text in said if isinstance(text, str) for mark in self._written if mark in text
+        )
         if not self.sees and (kinds := kinds_of_content(messages) - {"text"}):
             raise BadRow(
                 f"a message has content of the type {min(kinds)}, which is no text"

@@ -1,16 +1,20 @@
 """Every kind of agent through the command, with rollouts beside training that a sync interrupts.
-With OPENRL_FULL_MATRIX=1 also episodes that outlast several steps."""
+With OPENRL_FULL_MATRIX=1 also episodes that outlast several steps, and kills of a run on vLLM."""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.bench import without_ray
-from tests.e2e.runs import make_task, metrics, ppo_flags, run_here
+from tests.e2e.runs import make_task, metrics, ppo_flags, run, run_here
+from tests.e2e.test_async import one_step_later, prompts_of_steps
 from tests.unit.agents.test_agent_command import ASK
 
 pytestmark = pytest.mark.full
@@ -142,3 +146,26 @@ def test_no_token_is_too_old_where_episodes_outlast_three_steps(policy, tmp_path
     pressed = {"drop": "rollout/dropped_groups", "mask": "rollout/masked_share"}
     for name in pressed.values():
         assert any(m[name] > 0 for m in steps) == (name == pressed.get(policy)), name
+
+
+@pytest.mark.skipif(not FULL, reason="on demand")
+@pytest.mark.parametrize("seed", [11])
+def test_a_run_of_agents_on_vllm_that_is_killed_goes_on_with_the_same_prompts(
+    seed, tmp_path, monkeypatch
+):
+    """At a moment that the seed chooses of the steps after a checkpoint, with episodes that are
+    half played and weights on their way."""
+    task = make_task(tmp_path, rows=100)
+    (task / "slow_game.py").write_text(FILES["slow_game.py"].replace("SECONDS", "0.1"))
+    monkeypatch.chdir(task)
+    settings = SMALL | OWN_REWARD | {"agent_func_path": "slow_game.py", "save_steps": 1}
+    settings |= {"rollout_backend": "vllm", "max_steps": 6}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run("train_ppo_ray", ppo_flags(task, whole, **settings))
+    words = ppo_flags(task, cut, **settings, load_checkpoint=True)
+    process = one_step_later(words, cut)
+    time.sleep(random.Random(seed).random() * 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "resumed from" in run("train_ppo_ray", words)
+    assert prompts_of_steps(cut) == prompts_of_steps(whole)

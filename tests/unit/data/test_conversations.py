@@ -724,3 +724,39 @@ def test_half_of_alpacas_prompt_is_refused():
         builder.build([source(rows)], "--prompt_data", "prompts")
     (((_, learned),), _) = build(rows, "chatml", input_key="instruction", output_key="output")
     assert learned == "4<|im_end|>"
+
+
+def test_arguments_that_are_no_json_make_a_bad_row():
+    """A template would write them as a text, which no parser of calls reads."""
+    broken = {"function": {"name": "add", "arguments": '{"a": 2,'}}
+    with pytest.raises(BadRow, match=r'arguments of a call of add are no JSON: \{"a": 2,'):
+        as_messages([ASKS, {"role": "assistant", "tool_calls": [broken]}])
+
+
+@pytest.mark.parametrize("kind", ["prompts", "answers"])
+def test_a_text_that_is_rendered_already_is_warned_of(kind):
+    """As when the chat template has been applied before, and is applied again."""
+    once = "<|im_start|>user\n2 and 2?<|im_end|>\n<|im_start|>assistant\n"
+    rows = [{"input": once, "label": "4"}, {"input": "2 and 2?", "label": "4"}]
+    if kind == "answers":
+        _, report = build(rows, "qwen2.5", input_key="input", output_key="label")
+        _, quiet = build(rows[1:], "qwen2.5", input_key="input", output_key="label")
+    else:
+        builder = PromptBuilder(PromptDataFlags(), CHAT, family_tokenizer("qwen2.5"), 10_000)
+        _, (report, *_) = builder.build([source(rows)], "--prompt_data", "prompts")
+        builder = PromptBuilder(PromptDataFlags(), CHAT, family_tokenizer("qwen2.5"), 10_000)
+        _, (quiet, *_) = builder.build([source(rows[1:])], "--prompt_data", "prompts")
+    assert "texts of messages hold '<|im_end|>', '<|im_start|>', which the chat template" in report
+    assert "texts of messages" not in quiet
+
+
+def test_pairs_whose_prompts_differ_are_counted():
+    """As in HH's dialogues, of which some part before the last answer."""
+    tokenizer = family_tokenizer("chatml")
+    flags = PreferenceDataFlags(dataset="d", max_len=10_000)
+    wrong = {"role": "assistant", "content": "5."}
+    same = {"chosen": [ASKS, ANSWERS, AGAIN, ANSWERS], "rejected": [ASKS, ANSWERS, AGAIN, wrong]}
+    other = {**same, "rejected": [ASKS, wrong, AGAIN, wrong]}
+    for rows, said in (([same, other, same], "in 1 the two prompts differ"), ([same], None)):
+        _, (report, *_) = PairBuilder(flags, CHAT, tokenizer).build([source(rows)])
+        assert said in report if said else "differ" not in report
