@@ -11,6 +11,8 @@ from typing import Any
 
 from openrl.cli.printing import printing, words_parser
 from openrl.errors import printable
+from openrl.trace.history import histories
+from openrl.trace.index import Columns
 from openrl.trace.query import Query, select
 from openrl.trace.reader import Trace
 
@@ -21,6 +23,7 @@ examples:
   python -m openrl.cli.trace RUN 50/13 --color_by gap
   python -m openrl.cli.trace RUN 50/70 --transcript          who said what, in an evaluation
   python -m openrl.cli.trace RUN --text "I cannot" --json    a JSON object per trajectory
+  python -m openrl.cli.trace RUN --history --limit 0         the solve rate of each prompt, step by step
   python -m openrl.cli.trace rescore RUN --remote_rm_url new_reward.py
 
 docs/trace.md explains the columns.
@@ -75,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
         help="what the colour of a token shows",
     )
     add("--transcript", action="store_true", help="show who said what, instead of the tokens")
+    add("--history", action="store_true", help="one line per prompt: what each step made of it")
     add("--json", action="store_true", help="print JSON: one object per line, or the whole record")
     return found
 
@@ -97,6 +101,9 @@ def listed(trace: Trace, given: argparse.Namespace) -> None:
         **{name: getattr(given, name) for name in names}, text=given.text, sort=given.sort
     )
     rows = select(trace, columns, query)
+    if given.history:
+        told(columns, rows, given)
+        return
     shown_rows = rows[: given.limit] if given.limit else rows
     if given.json:
         for row in shown_rows:
@@ -111,6 +118,26 @@ def listed(trace: Trace, given: argparse.Namespace) -> None:
     console.print(f"{len(shown_rows)} of {len(rows)} found, of {kept} in the trace")
     if not rows and kept:
         console.print(f"nothing matches {', '.join(query.filters)}")
+
+
+def told(columns: Columns, rows: Sequence[int], given: argparse.Namespace) -> None:
+    """Print what each step made of the prompts of these rows."""
+    found = histories(columns, rows)
+    some = dict(list(found.items())[: given.limit or None])
+    if given.json:
+        for prompt, steps in some.items():
+            print(
+                json.dumps({"prompt_id": prompt, "steps": {n: vars(p) for n, p in steps.items()}})
+            )
+        return
+    from openrl.trace.show import history_table
+    from openrl.tracking.console import PlainConsole
+
+    console = PlainConsole()
+    console.print(history_table(some))
+    console.print(
+        f"{len(some)} of {len(found)} prompts, of {len(columns['step'])} trajectories kept"
+    )
 
 
 def shown(trace: Trace, given: argparse.Namespace) -> None:

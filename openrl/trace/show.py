@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openrl.errors import printable
+from openrl.trace.history import Played
 from openrl.trace.index import Columns
 
 Record = Mapping[str, Any]
@@ -30,6 +31,19 @@ def table(columns: Columns, rows: Sequence[int]) -> Table:
     for row in cells:
         found.add_row(*map(Text, row))
     return found
+
+
+def history_table(found: Mapping[str, Mapping[int, Played]]) -> Table:
+    """Return a table of prompts with the steps in which they were played, as ``histories`` tells
+    them."""
+    lines = Table(box=None, pad_edge=False)
+    lines.add_column("prompt_id", no_wrap=True)
+    lines.add_column("steps", justify="right")
+    lines.add_column("step: right/judged or mean reward, (filtered)", overflow="fold")
+    for prompt, steps in found.items():
+        told = "  ".join(f"{step}: {played.text}" for step, played in steps.items())
+        lines.add_row(Text(printable(prompt)), str(len(steps)), Text(told))
+    return lines
 
 
 def _cells(row: Record) -> list[str]:

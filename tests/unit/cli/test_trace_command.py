@@ -72,3 +72,20 @@ def test_what_a_policy_wrote_does_not_act_on_the_terminal(tmp_path, capsys):
     assert main([str(tmp_path)]) == main([str(tmp_path), "1/0"]) == 0
     output = capsys.readouterr().out
     assert "\x1b[2J" not in output and "\x1b]0" not in output and "[red]x" in output
+
+
+def test_each_prompt_has_its_history(tmp_path, capsys):
+    """Prompt 0 was played twice, prompt 1 once."""
+    write(tmp_path, [group(0, (1.0, 0.0)), group(1, (0.0, 0.0))], [group(0, (1.0, 1.0))])
+    assert main([str(tmp_path), "--history"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"train:0 +2 +1: 1/2  2: 2/2", output)
+    assert re.search(r"train:1 +1 +1: 0/2", output)
+    assert "2 of 2 prompts, of 6 trajectories kept" in output
+    assert main([str(tmp_path), "--history", "--prompt_id", "train:0", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    steps = json.loads(line)["steps"]
+    assert {step: played["verdicts"] for step, played in steps.items()} == {
+        "1": [1.0, 0.0],
+        "2": [1.0, 1.0],
+    }
