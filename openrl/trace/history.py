@@ -10,7 +10,7 @@ from openrl.trace.index import Columns
 
 
 @dataclass
-class Played:
+class PlayedInStep:
     """The answers to a prompt in one step."""
 
     rewards: list[float] = field(default_factory=list)  # of those that have one
@@ -29,15 +29,15 @@ class Played:
         return f"({said})" if self.filtered else said
 
 
-def histories(columns: Columns, rows: Sequence[int]) -> dict[str, dict[int, Played]]:
+def histories(columns: Columns, rows: Sequence[int]) -> dict[str, dict[int, PlayedInStep]]:
     """Return prompt -> training step -> what was played there, among these rows of an index. Prompts
     come in the order of ``rows``. Evaluations, greedy answers and failed attempts are left out."""
-    found: dict[str, dict[int, Played]] = {}
+    found: dict[str, dict[int, PlayedInStep]] = {}
     for row in rows:
         if columns["tag"][row] == "evaluation" or columns["role"][row] != "answer":
             continue
         steps = found.setdefault(columns["prompt_id"][row], {})
-        played = steps.setdefault(columns["step"][row], Played())
+        played = steps.setdefault(columns["step"][row], PlayedInStep())
         played.answers += 1
         played.filtered |= columns["tag"][row] == "filtered"
         for into, name in ((played.rewards, "reward"), (played.verdicts, "passed")):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openrl.errors import printable
-from openrl.trace.history import Played
+from openrl.trace.history import PlayedInStep
 from openrl.trace.index import Columns
 
 Record = Mapping[str, Any]
@@ -33,7 +33,7 @@ def table(columns: Columns, rows: Sequence[int]) -> Table:
     return found
 
 
-def history_table(found: Mapping[str, Mapping[int, Played]]) -> Table:
+def history_table(found: Mapping[str, Mapping[int, PlayedInStep]]) -> Table:
     """Return a table of prompts with the steps in which they were played, as ``histories`` tells
     them."""
     lines = Table(box=None, pad_edge=False)

@@ -1,6 +1,6 @@
 """What the kept answers to a prompt show, by hand."""
 
-from openrl.trace.history import Played, histories
+from openrl.trace.history import PlayedInStep, histories
 
 
 def columns_of(*rows):
@@ -22,6 +22,6 @@ def test_what_counts_in_a_history():
     )
     found = histories(columns, range(9))
     assert list(found) == ["a", "b"] and list(found["a"]) == [1, 3]
-    assert found["a"][3] == Played([1.0, 0.0], [1.0], answers=2)
+    assert found["a"][3] == PlayedInStep([1.0, 0.0], [1.0], answers=2)
     texts = {key: [played.text for played in steps.values()] for key, steps in found.items()}
     assert texts == {"a": ["(0/1)", "1/1"], "b": ["0.5", "?"]}
