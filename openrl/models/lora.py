@@ -41,6 +41,9 @@ PLAIN = {
 OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """Names that peft applies to fused weights of experts and to their router."""
 
+OF_MAMBA = {"out_proj", "dt_proj"}
+"""Names of Mamba's linear layers whose weights its kernels read without calling the layer."""
+
 # names of adapters: the one that learns, and a frozen copy of what it started from
 TRAINED, START = ("default", "start")
 
@@ -167,11 +170,13 @@ def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> peft.LoraConfig:
 
 def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
     """Return the target modules for peft. Its "all-linear" includes the fused weights of experts,
-    which are not layers of their own."""
+    which are not layers of their own, and layers of Mamba whose adapter would be passed by."""
     if flags.target_modules != ("all-linear",):
         return list(flags.target_modules)
     fused = any(".experts." in name and p.dim() == 3 for name, p in hf.named_parameters())
-    return sorted(_linear_names(hf) - OF_EXPERTS) if fused else "all-linear"
+    mamba = any(hasattr(m, "A_log") and hasattr(m, "D") for m in hf.modules())
+    left_out = (OF_EXPERTS if fused else set()) | (OF_MAMBA if mamba else set())
+    return sorted(_linear_names(hf) - left_out) if left_out else "all-linear"
 
 
 def _read_config(path: str) -> peft.LoraConfig:

@@ -54,8 +54,8 @@ SIZES: dict[str, int] = {
     # layers with a state
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,  # and of such layers
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 128,  # vLLM's kernel on a CPU knows few others
+    "linear_value_head_dim": 128,
     "mamba_d_ssm": 128,
     "mamba_n_heads": 8,
     "mamba_d_head": 16,

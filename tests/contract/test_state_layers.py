@@ -1,5 +1,7 @@
 """Layers with a state, in packed rows: each row gets what it gets alone, and nothing of another."""
 
+import re
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -11,6 +13,7 @@ from openrl.experience import StepPlan
 from openrl.models.causal_lm import Loading, load_causal_lm
 from openrl.models.small import write_small_model
 from openrl.models.states import segmented_modules
+from openrl.trainer.planning.certificate import Subject, adapters
 from openrl.training_engine.build import build_engine
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.updates import PolicyUpdate
@@ -120,6 +123,13 @@ def test_a_state_in_no_known_place_is_refused(tmp_path, one_of, monkeypatch):
     monkeypatch.setattr("openrl.models.states._carries_state", lambda module: False)
     with pytest.raises(UserError, match="the state of its Lfm2DecoderLayer is not in one known"):
         build_engine(engine_spec(one_of("lfm2"), packing=True))
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "jamba", "bamba"])
+def test_adapters_on_all_linear_layers_leave_out_what_kernels_of_mamba_read(one_of, kind):
+    """As peft demands of Falcon-H1. Each adapter that there is learns."""
+    subject = Subject(ModelFlags(pretrain=str(one_of(kind)), param_dtype="fp32"), "cpu", "hf")
+    assert not {"out_proj", "dt_proj"} & set(re.split("[:, ]+", adapters(subject)))
 
 
 def rank_of_two(rank, port, checkpoint, root):

@@ -30,8 +30,8 @@ class LoRAFlags(QuantizationFlags):
     lora_dropout: float = of_adapter(0.0, "Dropout before the adapters.", bounds="[0, 1)")
     target_modules: tuple[str, ...] = of_adapter(
         ("all-linear",),
-        "Module names that get adapters; all-linear: every linear layer except the head. Experts"
-        " of a mixture never get any.",
+        "Module names that get adapters; all-linear: every linear layer except the head and those"
+        " of Mamba that its kernels read past an adapter. Experts of a mixture never get any.",
     )
     lora_exclude_modules: str | None = of_adapter(
         None, "Regular expression of modules without adapters."
