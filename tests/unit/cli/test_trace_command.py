@@ -6,7 +6,8 @@ import pytest
 from openrl.cli.trace import main
 from openrl.trace.index import NAME
 from openrl.trace.writer import TraceWriter
-from openrl.types import PromptGroup
+from openrl.types import PromptGroup, RenderedTurn
+from tests.made_runs import write_run
 from tests.traces import WHOLE, answered, group, prompt, write
 
 
@@ -89,3 +90,14 @@ def test_each_prompt_has_its_history(tmp_path, capsys):
         "1": [1.0, 0.0],
         "2": [1.0, 1.0],
     }
+
+
+def test_a_transcript_is_shown_instead_of_tokens(tmp_path, capsys):
+    said = {"role": "user", "content": "dark \x1b[31m"}
+    turns = (RenderedTurn((said,), action="on", reward=0.25), RenderedTurn(()))
+    run = write_run(tmp_path / "run", turns=turns)
+    assert main([str(run), "10/8", "--transcript"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["--- user", "dark \\x1b[31m", "--- policy, reward 0.25", "on"]
+    assert main([str(run), "10/0", "--transcript"]) == 0
+    assert capsys.readouterr().out.startswith("no transcript")
