@@ -136,11 +136,7 @@ class TemplateForms:
             message = {key: cell for key, cell in given.items() if key != TRAIN}
             if message["role"] == "developer" and not self.developer:
                 message["role"] = "system"
-            if thought := message.pop(REASONING[0], None):
-                if self.reply.key is None:
-                    message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
-                else:
-                    message[self.reply.key] = thought
+            message = self.with_reasoning(message)
             if calls := message.get("tool_calls"):
                 if not self.calls:
                     raise BadRow("the chat template has no place for calls of tools")
@@ -155,6 +151,16 @@ class TemplateForms:
                 message["tool_call_id"] = own or self.id_form.format(name=name, number=0)
             adapted.append(message)
         return adapted
+
+    def with_reasoning(self, message: Message) -> Message:
+        """Return a message with its reasoning where the template reads it."""
+        others = {key: cell for key, cell in message.items() if key != REASONING[0]}
+        thought = message.get(REASONING[0])
+        if not thought:
+            return others
+        if self.reply.key is not None:
+            return {**others, self.reply.key: thought}
+        return {**others, "content": f"<think>\n{thought}\n</think>\n\n{message['content']}"}
 
     def _call(
         self, call: dict[str, Any], ids: dict[Any, str], unanswered: list[str]

@@ -15,6 +15,7 @@ from openrl.agents.endpoint.records import (
     logprob_items,
 )
 from openrl.agents.tools.calls import call_in_chat
+from openrl.data.conversations import REASONING
 from openrl.http_server import Refusal
 from openrl.types import Message
 
@@ -50,6 +51,10 @@ def read_message(message: Json) -> Message:
     read = fields.message(message)
     if calls := fields.objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]
+    if read["role"] == "assistant":
+        thoughts = [fields.get(message, key, str, None) for key in REASONING]
+        if thought := next(filter(None, thoughts), None):
+            read[REASONING[0]] = thought
     names = {key: fields.get(message, key, str, None) for key in ("tool_call_id", "name")}
     return read | {key: name for key, name in names.items() if name}
 

@@ -23,6 +23,7 @@ from openrl.agents.endpoint.records import (
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges
 from openrl.agents.tools.calls import ParsedReply
+from openrl.data.conversations import REASONING
 from openrl.errors import BadRow
 from openrl.http_server import Refusal
 from openrl.processes.worker import NotUsable
@@ -123,6 +124,8 @@ class Session:
 
     def _chat(self, request: CompletionRequest, messages: list[Message]) -> list[Message]:
         """Return a request's messages as the policy is shown them."""
+        if any(REASONING[0] in message for message in messages):  # of another model
+            messages = [self.config.chat.forms.with_reasoning(message) for message in messages]
         if request.instructions:
             messages = [{"role": "system", "content": request.instructions}, *messages]
         tools, continued = request.tools, request.prefilled

@@ -336,7 +336,7 @@ _LISTS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|pyt
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-@call_format("pythonic", "<|tool_call_start|>")
+@call_format("pythonic", "<|tool_list_start|>")
 def pythonic(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     """LFM 2, Llama 4: ``<|tool_call_start|>[name(key="value"), ..]<|tool_call_end|>``, or the list
     alone."""

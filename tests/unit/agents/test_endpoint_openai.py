@@ -342,3 +342,23 @@ def test_a_template_that_loses_what_is_begun_is_told():
                 await chat(client, [ASKS, beginning("It ")], **CONTINUES)
 
     run(talk, policy_of(), config=EpisodeConfig(format_))
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2.5"])
+def test_the_reasoning_of_a_message_that_a_client_sends_is_shown(family, key):
+    """That of another model, or of an example; it stands where the template reads reasoning."""
+    format_ = ChatFormat(family_tokenizer(family), chat=True, kwargs={})
+    policy = ScriptedPolicy(format_, [f"It is 4.{FAMILIES[family].end}"])
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    thought = {"role": "assistant", "content": "", key: "I add them.", "tool_calls": [call]}
+
+    async def talk(session):
+        async with client_of(session) as client:
+            result = {"role": "tool", "tool_call_id": "c1", "content": "4"}
+            await chat(client, [ASKS, thought, result], tools=TOOLS)
+
+    run(talk, policy, config=EpisodeConfig(format_, parser_for(None, format_)))
+    shown = format_.tokenizer.decode(policy.asked[0])
+    assert "<think>\nI add them.\n</think>" in shown
+    assert shown.index("I add them.") < shown.rindex('"name": "add", "arguments"')

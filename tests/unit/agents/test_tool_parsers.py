@@ -284,6 +284,9 @@ def test_a_template_that_only_describes_calls():
     shown = "{% if tools %}Write <|tool_call|> and a list.{{ tools | tojson }}{% endif %}"
     assert detect(chat_with(shown + FAMILIES["chatml"].template)) == "granite"
     assert detect(chat_with("<|tool_call|>" + FAMILIES["chatml"].template)) is None
+    # as LFM 2 8B, whose template has no place for calls
+    listed = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
+    assert detect(chat_with(listed + FAMILIES["chatml"].template)) == "pythonic"
 
 
 def test_the_format_of_one_template_of_several():
