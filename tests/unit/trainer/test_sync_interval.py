@@ -70,7 +70,7 @@ class Evaluation:
     def __init__(self, run):
         self.of = run
 
-    async def run(self, rollouts, tell, step):
+    async def run(self, rollouts, tell):
         self.of.events.append(f"judge {self.of.engines}")
         return {}
 
