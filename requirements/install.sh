@@ -5,13 +5,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 venv=$1
 cpu_index=https://download.pytorch.org/whl/cpu
 
-usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; }
+usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; }
 
 find_python() {
-    for candidate in ${1:-python3 python3.12 python3.11}; do
+    for candidate in ${1:-python3 python3.13 python3.12 python3.11}; do
         if usable "$candidate"; then echo "$candidate"; return; fi
     done
-    echo "openrl needs Python 3.11 or 3.12 with venv, and found none." >&2
+    echo "openrl needs Python 3.11, 3.12 or 3.13 with venv, and found none." >&2
     echo "  try: install python3.11 and python3.11-venv, or name one: make setup PYTHON=/path/to/python3.11" >&2
     return 1
 }
