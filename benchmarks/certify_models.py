@@ -176,9 +176,10 @@ def main() -> None:
     parser.add_argument("types", nargs="*", default=TYPES)
     parser.add_argument("--backend", choices=["hf", "vllm"], default="hf")
     given = parser.parse_args()
-    records = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for kind in given.types:
-        records.setdefault(kind, {})[given.backend] = certify(kind, given.backend)
+        found = certify(kind, given.backend)
+        records = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        records.setdefault(kind, {})[given.backend] = found
         KEPT.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
         PAGE.write_text(page(records))
 

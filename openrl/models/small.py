@@ -19,7 +19,7 @@ SPECIALS = ("pad", "bos", "eos")  # the first tokens
 WIDTH = 0.2  # of initial weights: far from uniform, so that a wrong weight shows in every log-prob
 
 SIZES: dict[str, int] = {
-    "hidden_size": 64,
+    "hidden_size": 128,  # four heads of 32 where a config does not say a head's width
     "intermediate_size": 128,
     "intermediate_size_mlp": 128,
     "num_attention_heads": 4,
@@ -56,8 +56,8 @@ SIZES: dict[str, int] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 128,  # vLLM's kernel on a CPU knows few others
     "linear_value_head_dim": 128,
-    "mamba_d_ssm": 128,
-    "mamba_n_heads": 8,
+    "mamba_d_ssm": 256,
+    "mamba_n_heads": 16,
     "mamba_d_head": 16,
     "mamba_d_state": 16,
     "mamba_n_groups": 1,

@@ -38,7 +38,7 @@ def test_a_small_model_is_a_whole_checkpoint(config_of, tmp_path):
     write_small_model(config_of("gemma2"), tmp_path / "small", False)
     check_language_model(str(tmp_path / "small"), False)
     shapes = stored_shapes(str(tmp_path / "small"))
-    assert shapes["model.embed_tokens.weight"] == (512, 64)
+    assert shapes["model.embed_tokens.weight"] == (512, 128)
     assert not any(f"layers.{MOST_LAYERS}." in name for name in shapes)
 
 
