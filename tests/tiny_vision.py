@@ -73,6 +73,8 @@ def tiny_vision_dir(
     test where the processor cannot be made."""
     if arch not in ("idefics3", "gemma3"):
         pytest.importorskip("torchvision")
+    if arch == "smolvlm":
+        pytest.importorskip("num2words")
     tokenizer = _tokenizer(*_MARKS[arch])
     config, processor = _MAKERS[arch](tokenizer, {"vocab_size": len(tokenizer)} | overrides)
     with torch.random.fork_rng(devices=[]):
