@@ -19,7 +19,6 @@ metric_names.add("ROLL", {"actor/ppo_ratio_clipfrac": "actor/clip_fraction"})
 
 row_shapes.add("ROLL", [("messages", "ground_truth", "tag"), ("prompt", "ground_truth", "tag")])
 
-DISTILLATION = ("start_distill_pipeline.py", "start_distill_vl_pipeline.py", "student.")
 ROLLOUTS = ("start_rlvr_rollout_pipeline.py", "start_agentic_rollout_pipeline.py")
 RL = ("rlvr", "rlvr_vl", "agentic", "onpolicy_distill")
 config_tables.add(
@@ -27,23 +26,23 @@ config_tables.add(
     ConfigTable(
         Path(__file__).with_name("keys.tsv"),
         marks={
-            **dict.fromkeys((*DISTILLATION, *ROLLOUTS), ""),
+            **dict.fromkeys(ROLLOUTS, ""),
             **{f"start_{name}_pipeline.py": "train_ppo_ray" for name in RL},
-            "start_sft_pipeline.py": "train_sft",
+            **{
+                f"start_{name}_pipeline.py": "train_sft"
+                for name in ("sft", "distill", "distill_vl")
+            },
             "start_dpo_pipeline.py": "train_dpo",
             "sft_train.": "train_sft",
             "chosen_key": "train_dpo",
             "actor_infer.": "train_ppo_ray",
         },
-        refused={
-            **dict.fromkeys(
-                DISTILLATION,
-                "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL, whose policy answers"
-                " itself (docs/distillation.md)",
-            ),
-            **dict.fromkeys(ROLLOUTS, "python -m openrl.cli.evaluate --help"),
+        refused=dict.fromkeys(ROLLOUTS, "python -m openrl.cli.evaluate --help"),
+        renamed={
+            "student": "sft_train",
+            "student_train": "actor_train",
+            "student_infer": "actor_infer",
         },
-        renamed={"student_train": "actor_train", "student_infer": "actor_infer"},
         together="openrl.compat.roll.keys:together",
     ),
 )

@@ -48,6 +48,11 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     else:
         gpus = devices(keys, trained)
         yield Computed("num_gpus_per_node", len(gpus) or 1, (f"{trained}device_mapping",))
+    if command == "train_sft" and keys.given("teacher_pretrain"):
+        weight = keys.number("distill_loss_weight", 0.5)
+        yield Computed("teacher_coef", weight, ("distill_loss_weight", "teacher_pretrain"))
+        answers = round(1 - weight, 6)
+        yield Computed("sft_loss_coef", answers, ("distill_loss_weight", "teacher_pretrain"))
 
 
 def devices(keys: GivenKeys, role: str) -> list[int]:
