@@ -90,8 +90,10 @@ MORE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
     "lfm2": {"full_attn_idxs": [1]},
+    "deepseek_v3": {"topk_method": "noaux_tc"},  # vLLM reads it
 }
-"""Fields of types whose default config has one kind of layer where released models have two."""
+"""Fields that released models have and the default config of their type has not: a second kind of
+layer, most often."""
 
 HEAD = """# Models
 
@@ -156,7 +158,7 @@ def page(records: dict[str, dict[str, Any]]) -> str:
         names = [*OF_MODEL, "transformers", "vLLM"]
         for name, finding in zip(names, [*found, *engines], strict=True):
             if finding and finding["verdict"] == "no":
-                reason = re.sub(r"\s*try: .*", "", finding["measured"])
+                reason = re.sub(r"\s*try: .*", "", finding["measured"]).replace("<", "&lt;")
                 reasons.setdefault(f"{name}: {reason}", []).append(kind)
     why = [f"- {', '.join(kinds)}: {reason}" for reason, kinds in reasons.items()]
     return HEAD + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(why) + "\n"
