@@ -23,7 +23,7 @@ examples:
   python -m openrl.cli.trace RUN 50/13 --color_by gap
   python -m openrl.cli.trace RUN 50/70 --transcript          who said what, in an evaluation
   python -m openrl.cli.trace RUN --text "I cannot" --json    a JSON object per trajectory
-  python -m openrl.cli.trace RUN --history --limit 0         the solve rate of each prompt, step by step
+  python -m openrl.cli.trace RUN --history --limit 0         the solve rate of each prompt
   python -m openrl.cli.trace rescore RUN --remote_rm_url new_reward.py
 
 docs/trace.md explains the columns.

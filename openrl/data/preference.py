@@ -47,8 +47,8 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
         """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key
-        followed, in a chat list, by everything before the last message, which may hold it too. Plain text without
-        --prompt_key is learned as a whole. Raises BadRow."""
+        followed, in a chat list, by everything before the last message, which may hold it too.
+        Plain text without --prompt_key is learned as a whole. Raises BadRow."""
         answer = as_chat(value_of(row, key))
         given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
         variables = self.templates.variables(row)

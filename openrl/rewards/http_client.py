@@ -116,9 +116,9 @@ class JsonClient:
         timeout: float,
         attempts: int,
         token: str | None = None,
-        max_reply: int = MAX_REPLY,
+        max_reply: int | None = None,
     ) -> None:
-        self._max_reply = max_reply
+        self._max_reply = max_reply or MAX_REPLY
         self.endpoints, self.timeout, self._attempts = endpoints, timeout, attempts
         headers = {"Content-Type": "application/json"}
         # The client keeps its connections, and follows no redirects because the token is for this

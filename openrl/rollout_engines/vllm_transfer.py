@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -135,13 +136,19 @@ def _of_tower(model: nn.Module) -> tuple[str, ...]:
 
 def wanted_parameters(model: nn.Module) -> set[str]:
     """Return the names of the parameters that a sync has to bring. As in vLLM's own loader, layers
-    that are quantised while they load are left out, because no checkpoint has their scales."""
-    made_here = {
-        f"{name}.{inner}"
-        for name, module in model.named_modules()
-        if getattr(getattr(module, "quant_method", None), "uses_meta_device", False)
-        for inner, _ in module.named_parameters()
-    }
+    that are quantised while they load are left out, because no checkpoint has their scales; so are
+    the parameters of attention layers themselves, which are computed when a reload ends (with
+    latent attention, W_UK_T and W_UV from ``kv_b_proj``)."""
+    made_here = set()
+    for name, module in model.named_modules():
+        quantised = getattr(getattr(module, "quant_method", None), "uses_meta_device", False)
+        # layers with a state are AttentionLayerBase too, but nothing is computed for them
+        attends = isinstance(module, AttentionLayerBase) and hasattr(
+            module, "process_weights_after_loading"
+        )
+        if quantised or attends:
+            inner = module.named_parameters(recurse=quantised)
+            made_here |= {f"{name}.{parameter}" for parameter, _ in inner}
     return {parameter_key(name) for name, _ in model.named_parameters() if name not in made_here}
 
 

@@ -161,7 +161,7 @@ actor/teacher_loss | nats | falling | --teacher_mode reverse_kl, forward_kl or j
     The divergence from the teacher as it enters the loss, before its coefficient.
 teacher_loss | nats per token | falling | train_sft with --teacher_pretrain
     The divergence from the teacher at the tokens of the answers, before its coefficient.
-actor/untaught_share | share of rows | near 0 | --teacher_prompt_key, --teacher_routing, --teacher_url
+actor/untaught_share | share of rows | near 0 | where a row may have no teacher
     Rows without a teacher: of a data source that has none, without a hint, or without a reply.
 actor/teacher_failures | rows | 0 | with a teacher behind a server
     Rows of which the server gave no log-probs after all attempts.

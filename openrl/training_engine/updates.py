@@ -70,9 +70,9 @@ class RoleUpdate(Protocol):
 class PolicyUpdate:
     """The policy's loss: rl_coef * (policy loss + kl_coef * KL to the reference model) -
     entropy_coef * entropy + sft_coef * NLL of good samples + observation_coef * NLL of what others
-    wrote + teacher_coef * divergence from the teacher. With the mode ``advantage`` the teacher has no term of its own: the advantage of each
-    token rises by teacher_coef * (its log-prob under the teacher - under the old policy), whose
-    policy gradient is that of the KL of policy and teacher.
+    wrote + teacher_coef * divergence from the teacher. With the mode ``advantage`` the teacher has
+    no term of its own: the advantage of each token rises by teacher_coef * (its log-prob under the
+    teacher - under the old policy), whose policy gradient is that of the KL of policy and teacher.
 
     ``agg_mode`` aggregates every term. The batch's row and token weights multiply the policy loss
     only.

@@ -16,6 +16,8 @@ from openrl.trainer.planning.chat_checks import answers, reasoning, tool_calls
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 from tests.tiny_vision import tiny_vision_dir
 
+pytestmark = pytest.mark.full
+
 
 def check(*words):
     flags = ["--device", "cpu", "--rollout_backend", "hf", *map(str, words)]

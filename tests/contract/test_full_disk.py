@@ -24,6 +24,8 @@ from tests.experience import counts_of, engine_spec, on_ranks, optim_spec, ragge
 from tests.full_disk import files_of_at_most
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.full
+
 LIMIT = 30  # seconds that a rank waits for the other
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")
 KINDS = {"whole": {}, "adapters": {"lora": LoRAFlags(lora_rank=4, target_modules=("q_proj",))}}

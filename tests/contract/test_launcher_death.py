@@ -10,6 +10,8 @@ from openrl.cluster.launcher_group import LauncherGroup
 from openrl.training_engine.distributed import Launch
 from tests.experience import on_ranks
 
+pytestmark = pytest.mark.full
+
 
 class Worker:
     def __init__(self, context):

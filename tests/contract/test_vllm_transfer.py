@@ -15,10 +15,28 @@ CODE = """
 import torch
 from torch import nn
 from types import SimpleNamespace
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.utils import replace_parameter
 from openrl.rollout_engines.vllm_transfer import wanted_parameters
 
+class State(nn.Module, AttentionLayerBase):
+    get_attn_backend = get_kv_cache_spec = None
+
+    def __init__(self):
+        super().__init__()
+        self.A_log = nn.Parameter(torch.ones(1))
+
+class Latent(State):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.kv_b_proj = nn.Linear(2, 2, bias=False)
+        self.W_UV = nn.Parameter(torch.ones(1))
+
+    def process_weights_after_loading(self, dtype):
+        self.W_UV.data.copy_(self.kv_b_proj.weight[:1, 0])
+
 model = nn.ModuleDict({"plain": nn.Linear(2, 2), "online": nn.Linear(2, 2, bias=False)})
+model["state"], model["latent"] = State(), Latent()
 model["plain"].quant_method = SimpleNamespace(uses_meta_device=False)
 model["online"].quant_method = SimpleNamespace(uses_meta_device=True)
 model["online"].register_parameter("weight_scale", nn.Parameter(torch.ones(1)))
@@ -95,7 +113,8 @@ def last_line(code: str) -> str:
 
 
 def test_scales_of_what_is_quantised_while_it_loads_are_in_no_sync():
-    assert last_line(CODE) == "['plain.bias', 'plain.weight']"
+    expected = ["latent.kv_b_proj.weight", "plain.bias", "plain.weight", "state.A_log"]
+    assert last_line(CODE) == str(expected)
 
 
 def test_half_of_a_layer_from_a_sync_that_broke_off_is_not_counted_in_the_next():

@@ -202,6 +202,7 @@ def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
         assert pair["chosen_reward"] > pair["rejected_reward"]
 
 
+@pytest.mark.full
 def test_responses_without_a_reward_fail_the_command_again_when_nothing_is_left(
     task, tmp_path, capsys
 ):
@@ -224,6 +225,7 @@ def test_responses_without_a_reward_fail_the_command_again_when_nothing_is_left(
         assert "1 of 4 responses have no reward" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_texts_that_a_reward_model_did_not_see_whole_are_counted(task, tmp_path, capsys):
     given = tmp_path / "given.jsonl"
     given.write_text(
@@ -243,6 +245,7 @@ def test_texts_that_a_reward_model_did_not_see_whole_are_counted(task, tmp_path,
     assert "3 of 5 texts lost tokens at the start (--max_len)" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_conditional_prompts_say_a_reward(task, tmp_path):
     rows = batch(
         task,
@@ -346,6 +349,7 @@ class Frail:
 """
 
 
+@pytest.mark.full
 def test_evaluate_plays_an_episode_again_if_its_environment_fails(task, tmp_path):
     out, game = tmp_path / "figures.json", tmp_path / "frail.py"
     game.write_text(FRAIL)
@@ -374,6 +378,7 @@ class Own:
 """
 
 
+@pytest.mark.full
 def test_evaluate_takes_no_rewards_from_two_sides(task, tmp_path, capsys):
     """An agent of ours shows only when it plays whether it gives rewards."""
     agent = tmp_path / "own.py"

@@ -13,6 +13,8 @@ from tests.e2e.test_teacher import TAUGHT
 from tests.marks import full_after
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.full
+
 ONE = TAUGHT | {"temperature": 1.0, "max_steps": 1}
 SIX = {"rollout_batch_size": 6, "train_batch_size": 24, "micro_train_batch_size": 24}
 SOURCES = ("math", "code", "chat")

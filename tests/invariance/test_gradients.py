@@ -362,6 +362,7 @@ def test_one_rank(one_rank, case):
     assert_same_gradient(found[1:], found[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks(one_rank, two_ranks, case):
     assert_same_gradient(two_ranks[case], one_rank[2][case][0])

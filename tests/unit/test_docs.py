@@ -227,6 +227,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_the_site_holds_every_page_and_fetches_nothing(site):
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
     assert pages <= {page.stem for page in site.glob("*.html")}
@@ -243,6 +244,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.full
 def test_the_site_opens_in_a_browser_without_an_error(site):
     handler = functools.partial(QuietHandler, directory=site)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as window:

@@ -188,7 +188,8 @@ def supervised_memory(
     config: SupervisedConfig, spec: ModelSpec, ranks: int, teachers: Sequence[ModelSpec] = ()
 ) -> str:
     """Return the memory table for training one model, beside ``teachers`` on the same ranks. A
-    reference model runs before it and needs less. Raises UserError if the model's config does not load."""
+    reference model runs before it and needs less. Raises UserError if the model's config does not
+    load."""
     size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
     tokens = size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len

@@ -32,6 +32,8 @@ from benchmarks.virtual_clock import run_virtually
 from openrl.types import Prompt
 from tests.marks import full_after
 
+pytestmark = pytest.mark.full
+
 COSTS = Costs(0.01, 0.2e-3, 0.3e-3, 0.1e-3, sync=3.0, switch=5.0)
 EQUAL = Workload(COSTS, Lengths(500, prompt=100), 256, per_prompt=8)  # all answers: 500 tokens
 

@@ -10,6 +10,8 @@ from openrl.compat.openrlhf.entries import EXECUTE
 from tests.endpoint import hermes_chat
 from tests.unit.agents.test_agent_setup import TOOLS, assert_refused, setup
 
+pytestmark = pytest.mark.full
+
 METHOD = indent(TOOLS, "    ").replace("(a:", "(self, a:")
 FILES = {
     "TRL": f"class T:\n    def reset(self, **row): ...\n{METHOD}",

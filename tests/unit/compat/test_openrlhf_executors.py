@@ -15,6 +15,8 @@ from tests.agent_files import CHAT, END, PROMPT, ROOM, play, policy_of
 from tests.marks import full_after
 from tests.scripted_policy import sampled
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def write(tmp_path):

@@ -18,6 +18,8 @@ from openrl.errors import UserError
 from openrl.types import FinishReason, Prompt
 from tests.endpoint import ROOM, Row, endpoint, policy_of, rows_of
 
+pytestmark = pytest.mark.full
+
 ASKS = {"role": "user", "content": "What is 2 + 2?"}
 PROMPT = Prompt("train:17", [1], "as rendered", label="4", messages=(ASKS,), meta={"level": 3})
 VERSIONS = ("0.1", "0.3", "0.4")

@@ -18,6 +18,9 @@ ROWS = "return document.querySelectorAll('#table tbody tr').length"
 FOUND = "return document.getElementById('found').textContent"
 
 
+pytestmark = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def window():
     with browser("--window-size=1400,1000") as opened:

@@ -351,6 +351,7 @@ sys.exit(bool(t.failures))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_wandb_offline_run_holds_the_values(tmp_path):
     tracked("wandb", tmp_path)
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
