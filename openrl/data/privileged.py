@@ -63,9 +63,11 @@ def privileged_chat(chat: Sequence[Message], prompt: Prompt) -> list[Message] | 
     read = list(chat)
     if len(told) > len(own):
         read, told = with_system(read, told[0]["content"]), told[1:]
+    place = 0  # messages may be equal, so each is sought behind the one before it
     for ours, theirs in zip(own, told, strict=True):
-        if ours not in chat:
+        if ours not in read[place:]:
             return None
-        if theirs != ours and ours in read:
-            read[read.index(ours)] = theirs
+        place = read.index(ours, place)
+        read[place] = theirs
+        place += 1
     return read

@@ -99,3 +99,11 @@ def test_a_chat_that_holds_the_prompt_is_told_in_its_place():
     led = prompt_of([user("q")], [{"role": "system", "content": "hint"}, user("q")])
     both = {"role": "system", "content": "sys\n\nhint"}
     assert privileged_chat([SYSTEM, user("q"), *more], led) == [both, user("q"), *more]
+
+
+def test_the_hint_stands_in_the_message_that_has_it_though_an_earlier_one_says_the_same():
+    answer, go_on = {"role": "assistant", "content": "a"}, user("Go on.")
+    prompt = prompt_of([go_on, answer, go_on], [go_on, answer, user("hint Go on.")])
+    expected = [SYSTEM, go_on, answer, user("hint Go on."), answer]
+    assert privileged_chat([SYSTEM, go_on, answer, go_on, answer], prompt) == expected
+    assert privileged_chat([SYSTEM, go_on, answer], prompt) is None
