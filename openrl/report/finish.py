@@ -13,15 +13,17 @@ from openrl.tracking.summary import RunSummary, summary_table, write_summary
 
 
 def write_reports(run_dir: Path, summary: RunSummary, note: Callable[[str], None]) -> Path | None:
-    """Write summary.json and the report, and return the latter's path. A report that cannot be
-    written, such as on a full disk, costs a ``note``."""
-    write_summary(run_dir / "summary.json", summary)
+    """Write summary.json and the report, and return the latter's path. What cannot be written, such
+    as on a full disk, costs a ``note``."""
+    path = run_dir / "summary.json"
     try:
-        write_report([run_dir], run_dir / NAME)
+        write_summary(path, summary)
+        path = run_dir / NAME
+        write_report([run_dir], path)
     except (OSError, UserError) as error:
-        note(f"{run_dir / NAME} was not written: {error}")
+        note(f"{path} was not written: {error}")
         return None
-    return run_dir / NAME
+    return path
 
 
 def closing_table(run_dir: Path, summary: RunSummary) -> Group:

@@ -122,11 +122,14 @@ class Trackers:
         self._guard("jsonl", self.local.close)
         if self.trace:
             self._guard("trace", self.trace.close)
-        path = report() if report else None
-        for name, tracker in self.others.items():
-            if path and (send := getattr(tracker, "log_report", None)):
-                self._guard(name, send, path)
-            self._guard(name, tracker.close)
+        path = None
+        try:
+            path = report() if report else None
+        finally:
+            for name, tracker in self.others.items():
+                if path and (send := getattr(tracker, "log_report", None)):
+                    self._guard(name, send, path)
+                self._guard(name, tracker.close)
 
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:

@@ -248,6 +248,16 @@ def test_the_report_is_made_once_all_is_written_and_reaches_trackers_that_take_i
     assert told == ["local", "shows"]
 
 
+def test_trackers_are_closed_though_the_report_fails():
+    def report():
+        raise KeyError("a bug in the report")
+
+    local, other = Memory(), Memory()
+    with pytest.raises(KeyError, match="a bug"):
+        Trackers(local, {"other": other}).close(report)
+    assert local.closed and other.closed
+
+
 def test_an_alert_reaches_every_tracker_that_shows_one_and_its_failure_is_counted():
     class Alerting(Memory):
         def alert(self, step, title, text):
