@@ -82,7 +82,9 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
     added = max(len(p.privileged.token_ids) - len(p.token_ids) for p in prompts if p.privileged)
     longest = config.sampling.lengths.both + max(added, 0)
     rows = "--teacher_prompt_key: prompt with the longest hint and response"
-    for path in teacher_plan(config.teacher).of("model") or [config.model.pretrain]:
+    plan, policy = teacher_plan(config.teacher), config.model.pretrain
+    readers = plan.of("model") + ([policy] if plan.own else [])
+    for path in readers or [policy]:
         trusted = config.model.trust_remote_code
         check_length(path, longest, trusted, rows, "shorter hints or answers")
     dynamic, name = config.dynamic, "rollout_max_tokens_per_gpu"

@@ -1,11 +1,14 @@
+import json
+
 import pytest
 import torch
 
 from openrl.algorithms.collate import turn_ids
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepCounts
-from openrl.trainer.planning.other_models import check_teacher
+from openrl.trainer.planning.other_models import check_privileged, check_teacher
 from openrl.training_engine.updates import PolicyUpdate
+from openrl.types import Prompt
 from tests.flags import ppo
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 
@@ -97,3 +100,22 @@ def test_a_teacher_knows_the_policys_tokens(tmp_path):
     fewer = tiny_model_dir(tmp_path, seed=3, vocab_size=8)
     with pytest.raises(UserError, match="knows 8 tokens"):
         check_teacher(config_of(student, fewer), str(fewer), tokenizer)
+
+
+@pytest.mark.parametrize("code, fits", [("start", False), ("http://host:1/v1", True)])
+def test_hints_fit_all_models_that_read_them(tmp_path, code, fits):
+    """32 tokens of prompt and answer, and 8 of the hint: too many for the policy, which reads them
+    only where it is a teacher itself."""
+    policy = tiny_model_dir(tmp_path, seed=1, max_position_embeddings=36)
+    teacher = tiny_model_dir(tmp_path, seed=2, max_position_embeddings=64)
+    routes = tmp_path / "routes.json"
+    routes.write_text(json.dumps({"math": {str(teacher): 1}, "code": {code: 1}}))
+    words = f"--pretrain {policy} --prompt_data d --teacher_routing {routes}"
+    words += " --teacher_prompt_key hint --prompt_max_len 16 --generate_max_len 16"
+    told = Prompt("0", [1] * 10, "")
+    prompts = [Prompt("0", [1] * 2, "", privileged=told)]
+    if fits:
+        check_privileged(ppo(words), prompts)
+        return
+    with pytest.raises(UserError, match=f"40 tokens in all, and {policy} knows 36"):
+        check_privileged(ppo(words), prompts)
