@@ -16,6 +16,7 @@ from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags, ModelFlags
 from openrl.config.groups.optimizer import OptimizerFlags
 from openrl.config.groups.vision import VisionFlags
+from openrl.config.teacher_plan import EarlierPolicy
 from openrl.experience import ExperienceBatch, StepCounts
 from openrl.models.logits import Other
 from openrl.training_engine.build import EngineKind, ModelSpec
@@ -72,7 +73,7 @@ def counts_of(batch: ExperienceBatch, dp_size: int = 1) -> StepCounts:
 def optim_spec(
     learning_rate: float = 1e-2,
     average: float | None = None,
-    earlier: float | None = None,
+    earlier: EarlierPolicy | None = None,
     **flags: object,
 ) -> OptimSpec:
     """Eight steps from ``learning_rate`` on; ``flags`` are those of OptimizerFlags."""

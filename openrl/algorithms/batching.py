@@ -88,7 +88,8 @@ def plan_steps(
         trained = {index[row] for row in rows if tokens[row]}
         skipped = sum(tokens[row] for row in rows if not runs[row])
         whole = sum(tokens[row] for row in rows)
-        observed = 0 if batch.observed is None else int(batch.observed[rows].sum())
+        read = [row for row in rows if runs[row]]  # a row that is left out adds nothing to the loss
+        observed = 0 if batch.observed is None else int(batch.observed[read].sum())
         counts = StepCounts(whole, len(trained), dp_size, skipped, observed)
         steps.append([StepPlan(micro, counts) for micro in cut])
     return TrainingPlan(shards, steps)

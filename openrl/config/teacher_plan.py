@@ -31,6 +31,14 @@ class Teacher:
 
 
 @dataclass(frozen=True)
+class EarlierPolicy:
+    """Weights of the policy that are kept for its teacher."""
+
+    kind: str  # start or ema, as in --teacher_self; steps: those of every N-th step
+    beta: float  # of their moving average; 1: they do not move by themselves
+
+
+@dataclass(frozen=True)
 class TeacherPlan:
     """The teachers of a run. One name may teach several data sources."""
 
@@ -51,12 +59,12 @@ class TeacherPlan:
         older one; 1: it always is."""
         return int(self.own) if self.own not in (None, *SELVES) else None
 
-    def earlier_beta(self, flags: TeacherFlags) -> float | None:
-        """Return the beta of the weights to keep for a teacher that is an earlier policy; 1: they
-        do not move by themselves. None: there are none."""
-        if self.own == "ema":
-            return flags.teacher_ema_beta
-        return None if self.own is None or self.every == 1 else 1.0
+    def earlier(self, flags: TeacherFlags) -> EarlierPolicy | None:
+        """Return what to keep for a teacher that is an earlier policy; None: nothing."""
+        if self.own is None or self.every == 1:
+            return None
+        beta = flags.teacher_ema_beta if self.own == "ema" else 1.0
+        return EarlierPolicy(self.own if self.every is None else "steps", beta)
 
 
 def read_teachers(flags: TeacherFlags) -> TeacherPlan:
@@ -129,6 +137,9 @@ def _check(name: str, where: str, kind: Kind) -> None:
         raise UserError(message, "start, ema or a number from 1")
     if kind != "server":
         return
+    if "@" in name or "?" in name:  # checked first, so that no message holds it
+        message = f"{where}: what a URL holds beside host and path would be written to logs"
+        raise UserError(message, f"${TOKEN_VARIABLE} for a token")
     try:
         parts = urlsplit(name)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -136,9 +147,6 @@ def _check(name: str, where: str, kind: Kind) -> None:
         usable = False
     if not usable:
         raise UserError(f"{where}: {name} has no valid host and port", "http://HOST:PORT/v1")
-    if "@" in name.split("/")[2] or parts.query:
-        message = f"{where}: what a URL holds beside host and path would be written to logs"
-        raise UserError(message, f"${TOKEN_VARIABLE} for a token")
 
 
 def _is_weight(value: Any) -> bool:

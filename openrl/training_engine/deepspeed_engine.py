@@ -78,6 +78,7 @@ class DeepSpeedEngine:
     ) -> None:
         self._average: MovingAverage | None = None
         self._earlier: MovingAverage | None = None
+        self._earlier_kind: str | None = None  # which earlier policy it is: ``EarlierPolicy.kind``
         self.layout = layout
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.sleeper = Sleep(self.device)
@@ -125,7 +126,8 @@ class DeepSpeedEngine:
         if optim.average is not None:
             self._average = MovingAverage(self._masters.tensors(), optim.average, "average")
         if optim.earlier is not None:
-            self._earlier = MovingAverage(self._masters.tensors(), optim.earlier, "earlier")
+            beta, self._earlier_kind = optim.earlier.beta, optim.earlier.kind
+            self._earlier = MovingAverage(self._masters.tensors(), beta, "earlier")
 
     def _facts(self, **more: Any) -> EngineFacts:
         return EngineFacts(
@@ -414,7 +416,7 @@ class DeepSpeedEngine:
         return {
             "--param_dtype": self.dtype,
             "--enable_ema": self._average is not None,
-            "--teacher_self": self._earlier is not None,
+            "--teacher_self": self._earlier_kind or False,
             "--ds_tensor_parallel_size": tp,
             "parameters": self.parameter_count(),
             **(self._division() if tp > 1 else {}),

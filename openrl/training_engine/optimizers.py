@@ -14,6 +14,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from openrl.config.groups.optimizer import OptimizerFlags
+from openrl.config.teacher_plan import EarlierPolicy
 from openrl.errors import UserError
 
 # number of elements that have fp32 copies at a time; a ZeRO shard can be one huge tensor
@@ -32,9 +33,9 @@ class OptimSpec:
     total_steps: int
     # beta of a moving average of the weights, which is then exported; None: no average
     average: float | None = None
-    # beta of a copy of the weights that can be evaluated in their place: 1 keeps them as they are
-    # until ``DeepSpeedEngine.remember``, less averages them; None: no copy
-    earlier: float | None = None
+    # a copy of the weights that can be evaluated in their place; with beta 1 they stay as they are
+    # until ``DeepSpeedEngine.remember``
+    earlier: EarlierPolicy | None = None
 
     @property
     def warmup_steps(self) -> int:

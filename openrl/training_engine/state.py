@@ -78,10 +78,11 @@ def check_values(
 ) -> None:
     """Raise UserError if a value differs from the saved one, or if a part was not saved."""
     for name, now in expected.items():
-        if values.get(name, False) != now:  # older checkpoints lack switches of later versions
+        before = values.get(name, False)  # older checkpoints lack switches of later versions
+        if before != now:
             raise UserError(
-                f"{directory} was saved with {name} {values[name]}, this run has {now}",
-                f"resume with {name} {values[name]}, or start fresh from an exported model",
+                f"{directory} was saved {_said(name, before)}, this run is {_said(name, now)}",
+                f"resume {_said(name, before)}, or start fresh from an exported model",
             )
     for wanted, witness, flag in (
         (parts.optimizer, "scheduler", "optim"),
@@ -91,6 +92,12 @@ def check_values(
             raise UserError(
                 f"{directory} was saved with --no_save_{flag}", f"resume with --no_load_{flag}"
             )
+
+
+def _said(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"with {name}" if value else f"without {name}"
+    return f"with {name} {value}"
 
 
 def optimizer_tensors(

@@ -111,7 +111,7 @@ def model_specs(
     rate, steps = config.actor_optim.learning_rate, optimizer_steps - frozen
     average = config.checkpoint.ema_beta if config.checkpoint.enable_ema else None
     plan = teacher_plan(config.teacher)
-    earlier = plan.earlier_beta(config.teacher)
+    earlier = plan.earlier(config.teacher)
     critic_rate = config.critic_optim.learning_rate
     evaluated = {"optim": None, "streamed": derived.ref_reward_streams(config)}
     own: dict[str, dict[str, Any]] = {

@@ -1,10 +1,13 @@
 """--enable_ema and the parts of a checkpoint: what is kept beside weights, what is exported, what a
 resume takes up."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from openrl.config.teacher_plan import EarlierPolicy
 from openrl.errors import UserError
 from openrl.experience import StepPlan
 from openrl.training_engine.build import build_engine
@@ -104,8 +107,25 @@ def test_masters_that_slept_are_exported_as_before(tmp_path, checkpoint, batch):
 
 def test_an_average_cannot_join_halfway(tmp_path, checkpoint):
     build_engine(engine_spec(checkpoint, optim=optim_spec())).save(tmp_path)
-    with pytest.raises(UserError, match="--enable_ema False, this run has True"):
+    with pytest.raises(UserError, match="without --enable_ema, this run is with --enable_ema"):
         build_engine(engine_spec(checkpoint, optim=optim_spec(average=BETA))).load(tmp_path)
+    values = tmp_path / "rank_00000.json"
+    before = json.loads(values.read_text())
+    del before["--teacher_self"]  # as an earlier version of openrl wrote it
+    values.write_text(json.dumps(before))
+    ema = engine_spec(checkpoint, optim=optim_spec(earlier=EarlierPolicy("ema", BETA)))
+    with pytest.raises(UserError, match="without --teacher_self, this run is with --teacher_self"):
+        build_engine(ema).load(tmp_path)
+
+
+def test_one_earlier_policy_does_not_become_another(tmp_path, checkpoint):
+    """The average of a run is no policy that it began with."""
+    ema, start = (optim_spec(earlier=EarlierPolicy(*it)) for it in (("ema", BETA), ("start", 1.0)))
+    build_engine(engine_spec(checkpoint, optim=ema)).save(tmp_path)
+    with pytest.raises(
+        UserError, match="--teacher_self ema, this run is with --teacher_self start"
+    ):
+        build_engine(engine_spec(checkpoint, optim=start)).load(tmp_path)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -157,7 +177,7 @@ def test_an_earlier_self_answers_as_it_did(tmp_path, checkpoint, batch, stage, d
     resume knows it."""
     rows = [list(range(8))]
 
-    optim = optim_spec(earlier=1.0)
+    optim = optim_spec(earlier=EarlierPolicy("steps", 1.0))
     spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
     engine = build_engine(spec)
     start = column_of(engine, batch, rows)
@@ -178,7 +198,9 @@ def test_an_earlier_self_answers_as_it_did(tmp_path, checkpoint, batch, stage, d
 def test_an_average_answers_for_the_policy(checkpoint, batch):
     """0.75 times the start and 0.25 times the weights after a step."""
     rows = [list(range(8))]
-    engine = build_engine(engine_spec(checkpoint, optim=optim_spec(earlier=BETA)))
+    engine = build_engine(
+        engine_spec(checkpoint, optim=optim_spec(earlier=EarlierPolicy("ema", BETA)))
+    )
     start = weights(engine)
     step(engine, batch)
     found, now = engine.forward_earlier(batch, rows)["output"], weights(engine)

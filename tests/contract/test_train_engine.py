@@ -350,7 +350,7 @@ def test_a_state_that_cannot_be_cut_anew_is_refused(tmp_path, checkpoint, batch)
     resumed.load(tmp_path, StateParts(optimizer=False, random=True))
     for (name, a), (_, b) in zip(saving.named_weights(), resumed.named_weights(), strict=True):
         assert torch.equal(a, b), name
-    with pytest.raises(UserError, match="--param_dtype fp32, this run has bf16"):
+    with pytest.raises(UserError, match="--param_dtype fp32, this run is with --param_dtype bf16"):
         build_engine(engine_spec(checkpoint, dtype="bf16", optim=blocks)).load(tmp_path)
     values = tmp_path / "rank_00000.json"
     text = json.loads(values.read_text())

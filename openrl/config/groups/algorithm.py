@@ -88,7 +88,8 @@ class AlgorithmFlags:
         None,
         "YAML or JSON file {datasource: {advantage_estimator: NAME, rl_weight: X, kl_weight: X}}"
         " that says how rows of these sources are learned from: by which estimator, with its"
-        " options, and with which weights of their policy loss and their KL. None: all alike.",
+        " options, and with which weights of their policy loss and their KL. Options that the file"
+        " leaves out have their defaults, whatever the flags say. None: all alike.",
     )
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
     loss_agg_mode: LossAggMode | None = flag(

@@ -34,8 +34,8 @@ class TeacherFlags:
     )
     teacher_max_retries: int = flag(
         5,
-        "Attempts at one request to a server, with growing pauses between them. A row without a"
-        " reply then has no teacher in this step, which is counted.",
+        "Attempts at one request to a server, with growing pauses between them; one that is late is"
+        " not repeated. A row without a reply has no teacher in this step, which is counted.",
         bounds="> 0",
         only_if=given("teacher_url") | given("teacher_routing"),
     )

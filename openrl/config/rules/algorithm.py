@@ -6,6 +6,7 @@ from openrl.config.algo_routes import read_algo_routes
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import agents_of, outputs_before, source_kinds
 from openrl.config.groups.reward_shaping import part_weights
+from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, verifiers
 from openrl.flags.checks import Problems, check, problem, warning
@@ -52,6 +53,14 @@ def routes_have_what_they_need(config: PPOConfig) -> Problems:
             yield problem(
                 ("algo_routing", "advantage_estimator"), message, f"--advantage_estimator {name}"
             )
+    teachers = teacher_plan(config.teacher).teachers
+    taught = {teacher.source for teacher in teachers} if not config.teacher.divergence else set()
+    for source, route in routes.items():
+        if route.rl_weight == 0 and {None, source} & taught:
+            message = (
+                f"the teacher's advantage acts through the policy loss, which {source} weighs 0"
+            )
+            yield problem(("algo_routing", "teacher_mode"), message, "--teacher_mode reverse_kl")
     used = config.kl.in_reward or config.kl.in_loss
     if not used and any(route.kl_weight != 1 for route in routes.values()):
         message = "kl_weight is a factor on a KL that this run does not have"

@@ -251,7 +251,7 @@ class Learner:
             requests.append(
                 ForwardRequest("old_logprobs", policy, also=self.losses.before, rows=rows)
             )
-        asking = self.teaching.ask_servers(batch, rows, reads)
+        asking = self.teaching.ask_servers(batch, rows, reads, point)
         outputs, (replies, lost) = await all_or_first_error(
             (self._outputs(batch, requests, point), asking)
         )

@@ -34,6 +34,7 @@ class TeacherServer:
         self.url, self.top_k = url, top_k
         self._flags = flags
         self._slots = asyncio.Semaphore(CONCURRENT)
+        self._gone = ""  # why the server itself, not a request, has failed; empty: it has not
         self._client: JsonClient | None = None
         self.counts = Counter[str]()  # "failures" of rows and "retries" of requests
 
@@ -50,6 +51,7 @@ class TeacherServer:
             found["teacher_ids"] = torch.zeros(*shape, k, dtype=torch.int32)
             found["teacher_support"] = torch.zeros(*shape, k + 1)
         lost = torch.zeros_like(rows)
+        self._gone = ""
         failures = await asyncio.gather(*(self._fill(found, batch, row) for row in asked))
         for row, failure in zip(asked, failures, strict=True):
             lost[row] = failure is not None
@@ -59,16 +61,24 @@ class TeacherServer:
         return found, lost
 
     async def _fill(self, found: dict[str, Tensor], batch: ExperienceBatch, row: int) -> str | None:
-        """Fill the columns of a row. Returns why there was no reply; None if there was one."""
+        """Fill the columns of a row. Returns why there was no reply; None if there was one. Once a
+        row has used up its attempts at a server that is gone, the others are not asked: each would
+        wait as long."""
         ids = batch.token_ids[row, : int(batch.lengths[row])].tolist()
         trained = batch.loss_mask[row].nonzero()[:, 0].tolist()
         try:
             async with self._slots:
+                if self._gone:
+                    self.counts["failures"] += 1
+                    return self._gone
                 entries = await self.ask(ids, self.top_k or 0)
         except RequestFailed as failed:
             self.counts["failures"] += 1
             self.counts["retries"] += failed.attempts - 1
+            if not failed.suspect and not failed.final:
+                self._gone = str(failed)
             return str(failed)
+        self._gone = ""
         for place in trained:
             entry = entries[place]
             found["teacher_logprobs"][row, place] = dict(entry)[ids[place]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,9 +15,11 @@ from openrl.config.teacher_plan import TeacherPlan, read_teachers
 from openrl.experience import ExperienceBatch
 from openrl.metrics import Mean, Metric, Sum
 from openrl.models.logits import Output
+from openrl.trainer.learning.dropping import DropPoint
 from openrl.trainer.learning.rows import ForwardRequest
 from openrl.trainer.learning.teacher_server import TeacherServer
 from openrl.types import PromptGroup
+from openrl.waiting import cancel_all
 from openrl.workers.model_worker import ModelChoice
 from openrl.workers.roles import Roles
 
@@ -39,7 +42,7 @@ class Teaching:
             plan,
             flags.divergence is not None,
             flags.teacher_prompt_key is not None,
-            plan.earlier_beta(flags) is not None,
+            plan.earlier(flags) is not None,
             {url: TeacherServer(url, flags, flags.top_k) for url in plan.of("server")},
         )
 
@@ -89,10 +92,26 @@ class Teaching:
         return found
 
     async def ask_servers(
-        self, batch: ExperienceBatch, rows: Tensor, reads: PrivilegedRows | None
+        self,
+        batch: ExperienceBatch,
+        rows: Tensor,
+        reads: PrivilegedRows | None,
+        point: DropPoint,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return the columns of the teachers that are servers, and the rows, (B,) bool, of which
-        one gave none. Raises UserError if a server fails for all its rows."""
+        one gave none. Raises UserError if a server fails for all its rows, and StepDropped if the
+        run is asked to stop meanwhile."""
+        asking = asyncio.create_task(self._ask(batch, rows, reads))
+        try:
+            while not (await asyncio.wait([asking], timeout=1.0))[0]:
+                await point.check()
+            return asking.result()
+        finally:
+            await cancel_all([asking])
+
+    async def _ask(
+        self, batch: ExperienceBatch, rows: Tensor, reads: PrivilegedRows | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, Tensor] = {}
         lost = torch.zeros_like(rows)
         for name, server in self.servers.items():

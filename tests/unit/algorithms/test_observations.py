@@ -35,6 +35,14 @@ def test_the_mean_is_over_the_observed_tokens_of_the_step():
     assert found == (3 + 4 + 6) / 6
 
 
+def test_a_row_that_is_left_out_counts_nowhere():
+    """An episode that was cut is masked after its observations were marked: no rank reads it."""
+    batch = a_batch()
+    cut = batch.replace(loss_mask=batch.loss_mask & torch.tensor([[False], [True], [True]]))
+    (plan,) = plan_steps(cut, 1, 3, 3, computed=cut.loss_mask.any(-1)).steps
+    assert plan[0].counts.observed == 0
+
+
 def test_the_policy_loss_reads_sampled_tokens_only():
     """Each sampled token has the advantage 2 over four tokens, each observed one 0.5 over three.
     Their log-probs are asked for together."""

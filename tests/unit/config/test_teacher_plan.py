@@ -2,9 +2,11 @@
 
 import pytest
 
+from openrl.config.commands import PPOConfig
 from openrl.config.groups.teacher import TeacherFlags
-from openrl.config.teacher_plan import Teacher, read_teachers, teacher_plan
+from openrl.config.teacher_plan import EarlierPolicy, Teacher, read_teachers, teacher_plan
 from openrl.errors import UserError
+from tests.flags import said
 
 
 def routed(tmp_path, text):
@@ -38,6 +40,7 @@ def test_names_say_what_teaches(tmp_path):
         ("math: {start: 1}\ncode: {ema: 1}", "only one of its earlier selves"),
         ("math: {'http://host:x/v1': 1}", "no valid host and port"),
         ("math: {'http://me:secret@host/v1': 1}", "would be written to logs"),
+        ("math: {'http://me:secret@host:99999/v1': 1}", "would be written to logs"),
         ("math: {0: 1}", "neither start nor ema nor a number of steps"),
     ],
 )
@@ -49,9 +52,26 @@ def test_what_is_no_routing(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    "own, every, beta", [("start", None, 1.0), ("ema", None, 0.99), ("3", 3, 1.0), ("1", 1, None)]
+    "own, every, earlier",
+    [
+        ("start", None, ("start", 1.0)),
+        ("ema", None, ("ema", 0.99)),
+        ("3", 3, ("steps", 1.0)),
+        ("1", 1, None),
+    ],
 )
-def test_which_weights_the_policy_keeps(own, every, beta):
+def test_which_weights_the_policy_keeps(own, every, earlier):
     flags = TeacherFlags(teacher_self=own)
     plan = read_teachers(flags)
-    assert (plan.every, plan.earlier_beta(flags)) == (every, beta)
+    expected = earlier and EarlierPolicy(*earlier)
+    assert (plan.every, plan.earlier(flags)) == (every, expected)
+
+
+def test_a_weight_of_0_leaves_a_teachers_advantage_nothing_to_act_through(tmp_path):
+    path = tmp_path / "algo.yaml"
+    path.write_text("chat: {rl_weight: 0}\n")
+    words = f"--pretrain m --prompt_data d --teacher_pretrain t --algo_routing {path}"
+    message = "the teacher's advantage acts through the policy loss, which chat weighs 0"
+    assert any(message in problem for problem in said(PPOConfig, words))
+    as_loss = said(PPOConfig, f"{words} --teacher_mode reverse_kl")
+    assert not any(message in problem for problem in as_loss)

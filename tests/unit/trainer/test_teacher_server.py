@@ -1,10 +1,19 @@
 """What a server says of a prompt, by hand."""
 
+import asyncio
 import math
+import socket
 
 import pytest
+import torch
 
-from openrl.trainer.learning.teacher_server import others, read_entries
+from openrl.config.groups.teacher import TeacherFlags
+from openrl.config.teacher_plan import Teacher, TeacherPlan
+from openrl.errors import UserError
+from openrl.trainer.learning.dropping import DropPoint, StepDropped
+from openrl.trainer.learning.teacher_server import CONCURRENT, TeacherServer, others, read_entries
+from openrl.trainer.learning.teaching import Teaching
+from tests.batches import outcome_batch
 
 
 def reply_of(*entries):
@@ -47,3 +56,40 @@ def test_what_is_no_answer(reply):
 def test_the_log_prob_of_all_others():
     assert others([math.log(0.5), math.log(0.25)]) == pytest.approx(math.log(0.25))
     assert others([0.0]) == -36.0  # nothing is left, as far as anybody can tell
+
+
+ROWS = CONCURRENT + 8
+
+
+def server_of(url, attempts):
+    return TeacherServer(url, TeacherFlags(teacher_url=url, teacher_max_retries=attempts), None)
+
+
+def test_rows_do_not_wait_for_a_server_that_is_gone():
+    """The first row that has used up its attempts speaks for those that were not asked yet."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        server = server_of(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", 2)
+        batch = outcome_batch([0.0] * ROWS, [0] * ROWS)
+        with pytest.raises(UserError, match="gave no row its log-probs"):
+            asyncio.run(server.columns(batch, torch.ones(ROWS, dtype=torch.bool)))
+    assert server.counts == {"failures": ROWS, "retries": CONCURRENT}
+
+
+def test_a_step_that_waits_for_a_server_can_be_dropped():
+    """The server takes the connection and says nothing."""
+    looks = []
+
+    async def stops():
+        looks.append(None)
+        return len(looks) > 1
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        plan = TeacherPlan((Teacher(url, "server"),))
+        teaching = Teaching(plan, servers={url: server_of(url, 5)})
+        batch = outcome_batch([0.0, 0.0], [0, 0])
+        rows = torch.ones(2, dtype=torch.bool)
+        with pytest.raises(StepDropped):
+            asyncio.run(teaching.ask_servers(batch, rows, None, DropPoint(stops)))
+    assert len(looks) == 2
