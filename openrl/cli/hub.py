@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from openrl.config.derived import DATA, MODELS, given_names, is_local
 from openrl.config.groups.data import data_items, name_and_subset
 from openrl.config.groups.reward import split
+from openrl.config.teacher_plan import routed_models
 from openrl.errors import UserError
 from openrl.files import expanded
 
@@ -43,7 +44,7 @@ def hub_names(config: Any) -> list[str]:
     """Return the models and data of a command that are not paths here."""
     models = [item for _, names in given_names(config, MODEL_FLAGS) for item in split(names)]
     data = [item for _, names in given_names(config, DATA) for item in data_items(names)]
-    names = [*models, *(name_and_subset(item)[0] for item in data)]
+    names = [*models, *routed_models(config), *(name_and_subset(item)[0] for item in data)]
     return list(dict.fromkeys(name for name in names if not is_local(name)))
 
 

@@ -21,7 +21,9 @@ from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.groups.placement import FLAG_NAMES
+from openrl.config.groups.reward import split
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
+from openrl.config.teacher_plan import routed_models
 from openrl.flags.checks import Problems, in_use, problem
 
 # -- directories ----------------------------------------------------------------------------------
@@ -375,6 +377,16 @@ def given_names(config: Any, flags: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return those of ``flags`` that a command has and that are given, with their values."""
     groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
     return [(f, group[f]) for f in flags for group in groups if group.get(f) is not None]
+
+
+def given_models(config: Any) -> list[tuple[str, str]]:
+    """Return each model that a flag or the file of --teacher_routing names, with the flag."""
+    named = [
+        (flag, name)
+        for flag, names in given_names(config, MODELS)
+        for name in (split(names) or [""] if flag == "reward_pretrain" else [names])
+    ]
+    return named + [("teacher_routing", name) for name in routed_models(config)]
 
 
 def is_local(name: str) -> bool:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from openrl.config.groups.teacher import TOKEN_VARIABLE, TeacherFlags
 from openrl.errors import UserError, short
+from openrl.files import expanded
 from openrl.flags.sources import read_table
 
 ROUTES_SHAPE = "lines of the form  datasource: {teacher: weight}"
@@ -96,6 +97,14 @@ def teacher_plan(flags: TeacherFlags) -> TeacherPlan:
         return TeacherPlan()
 
 
+def routed_models(config: Any) -> list[str]:
+    """Return the models that the file of --teacher_routing names, for any command's config."""
+    flags = getattr(config, "teacher", None)
+    if not isinstance(flags, TeacherFlags) or flags.teacher_routing is None:
+        return []
+    return teacher_plan(flags).of("model")
+
+
 def _routed(path: str) -> list[Teacher]:
     table = read_table(path, "teacher_routing")
     if not isinstance(table, dict) or not table:
@@ -111,10 +120,11 @@ def _routed(path: str) -> list[Teacher]:
                 " both",
                 "one of them, or two data sources",
             )
-        ((name, weight),) = row.items()
-        kind = _kind_of(str(name))
-        _check(str(name), where, kind)
-        found.append(Teacher(str(name), kind, str(source), float(weight)))
+        ((given, weight),) = row.items()
+        name = str(expanded(given)) if str(given).startswith("~") else str(given)
+        kind = _kind_of(name)
+        _check(name, where, kind)
+        found.append(Teacher(name, kind, str(source), float(weight)))
     if len(own := TeacherPlan(tuple(found)).of("self")) > 1:
         raise UserError(
             f"--teacher_routing: {path} asks for {' and '.join(own)}, but the policy keeps only one"

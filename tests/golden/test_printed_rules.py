@@ -51,6 +51,7 @@ FILES = (
 """What command lines name: models, data, rewards, an earlier run, checkpoints, rollouts."""
 CONTENTS = {
     "adapter/adapter_config.json": '{"r": 8}',
+    "taught.yaml": "math: {./absent: 1}\ncode: {org/teacher: 1}\nchat: {~/run: 1}\n",
     "tags.yaml": "chess: {size: 8}\n",
     "algo.yaml": "a: {advantage_estimator: gae, kl_weight: 2}\nb: {advantage_estimator: rloo}\n",
 }

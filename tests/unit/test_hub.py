@@ -18,6 +18,7 @@ from openrl.cli.hub import PROXIES, hub_names, settle_for_cache, with_places
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import given_names
+from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError, printable
 from tests.flags import PPO, settle
 
@@ -41,6 +42,18 @@ def test_a_hub_that_does_not_answer_is_asked_once(config, monkeypatch):
     assert "127.0.0.1: Connection refused" in settle_for_cache(config)
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert settle_for_cache(config) == ""
+
+
+def test_teachers_in_a_file_are_models_too(config, monkeypatch, tmp_path):
+    """``~`` is the home directory there too."""
+    routes = tmp_path / "routes.yaml"
+    routes.write_text("math: {some/teacher: 1}\ncode: {~/here: 1}\nchat: {ema: 1}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = f"--pretrain {tmp_path} --prompt_data {tmp_path} --teacher_routing {routes}"
+    config = settle(PPOConfig, words)[0]
+    assert teacher_plan(config.teacher).of("model") == ["some/teacher", f"{tmp_path}/here"]
+    assert hub_names(config) == ["some/teacher"]
+    assert "must hold some/teacher" in settle_for_cache(config)
 
 
 @pytest.mark.usefixtures("config")

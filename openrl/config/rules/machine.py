@@ -20,11 +20,11 @@ from openrl.config.commands import (
     SupervisedConfig,
     TrainingConfig,
 )
-from openrl.config.derived import DATA, MODELS, given_names, is_local
+from openrl.config.derived import DATA, given_models, given_names, is_local
 from openrl.config.groups.checkpoint import CHECKPOINT_NAME, COMPLETE_CHECKPOINTS
 from openrl.config.groups.data import FILE_FORMATS, JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.groups.placement import has_launcher
-from openrl.config.groups.reward import split
+from openrl.config.teacher_plan import routed_models
 from openrl.extension_points import trackers
 from openrl.flags.checks import Problems, check, check_environment, problem, unknown_names, warning
 from openrl.flags.dump import value_of
@@ -85,9 +85,18 @@ def other_models_exist(
 ) -> Problems:
     trains = isinstance(config, TrainingConfig)  # and gives tokens, not texts, to its reward models
     files = MODEL_FILES | ({} if trains else TOKENIZER_FILES)
-    for flag, names in given_names(config, MODELS[1:]):  # ``policy_exists`` looks at the first
-        for name in (split(names) or [""]) if flag == "reward_pretrain" else [names]:
+    for flag, name in given_models(config):
+        if flag != "pretrain":  # ``policy_exists`` looks at it
             yield from model_problems(flag, name, files)
+
+
+@check_environment
+def routed_models_are_downloaded(config: PPOConfig) -> Problems:
+    away = [name for name in routed_models(config) if not is_local(name)]
+    if config.model.use_ms and away:
+        message = f"{away[0]} in the file is no directory, and ModelScope gives what flags name"
+        fix = "a directory that you have downloaded, in the file"
+        yield problem(("teacher_routing", "use_ms"), message, fix)
 
 
 @check_environment
@@ -191,8 +200,7 @@ def results_are_not_in_the_way(config: TrainingConfig) -> Problems:
     places = {os.path.realpath(directory) for directory in directories}
     used = [
         flag
-        for flag, models in given_names(config, MODELS)
-        for model in models.split(",")
+        for flag, model in given_models(config)
         if is_local(model) and os.path.realpath(Path(model).expanduser()) in places
     ]
     left = [
