@@ -77,7 +77,7 @@ def test_log_probs_are_those_of_rows_alone(one_of, kind, shares):
     found = column_of(engine, siblings(), ROWS)
     expected = plain_logprobs(one_of(kind), siblings())
     rows = sorted(row for rows in ROWS for row in rows if row >= 0)
-    # a scan that is cut elsewhere adds in another order: roundings in fp32, a leak would be 1e-2
+    # a scan that is cut elsewhere adds in another order, which rounds otherwise
     torch.testing.assert_close(found[rows], expected[rows], rtol=3e-6, atol=1e-5)
 
 
