@@ -27,7 +27,6 @@ from openrl.data.prompts import PromptBuilder, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import ErrorCollector, UserError, printable
 from openrl.flags.dump import effective_flags
-from openrl.inference.episodes import open_episodes
 from openrl.inference.output import Output, Row, rows_of
 from openrl.inference.scoring import ModelScorer, check_reward_model, load_reward_model
 from openrl.models.attention import check_attention
@@ -44,7 +43,7 @@ from openrl.rollout_engines.build import sampling_from_flags
 from openrl.rollout_engines.engine import EngineSpec
 from openrl.rollout_engines.parallel import check_engine
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs
-from openrl.types import Prompt
+from openrl.types import Prompt, PromptGroup
 from openrl.waiting import in_order
 from openrl.workers.rollout_worker import RolloutRequest, RolloutWorker
 
@@ -77,7 +76,15 @@ class Unit:
     rows: list[Prompt]
 
 
-Work = Callable[[Unit], Awaitable[list[Row]]]
+@dataclass(frozen=True)
+class Done:
+    """What has become of a unit."""
+
+    rows: list[Row]
+    group: PromptGroup  # the rows are of
+
+
+Work = Callable[[Unit], Awaitable[Done]]
 
 
 @dataclass(frozen=True)
@@ -170,13 +177,13 @@ def output_settings(
 
 async def run_units(
     units: list[Unit], work: Work, output: Output | None, console: Console
-) -> AsyncIterator[list[Row]]:
-    """Yield the rows of each unit that ``output`` does not hold yet, in order."""
+) -> AsyncIterator[Done]:
+    """Yield each unit that ``output`` does not hold yet once it is done, in order."""
     done = output.done if output else 0
     with output or nullcontext(), Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("prompts", total=len(units), completed=done)
-        async for rows in in_order(units[done:], work, WIDTH):
-            yield rows
+        async for unit in in_order(units[done:], work, WIDTH):
+            yield unit
             bar.advance(task)
 
 
@@ -211,22 +218,20 @@ async def open_answering(
         scored=bool(inputs.plan.sources) or rewards_itself,
     )
     agents = agent_setup(config)
-    kept = config.task.rollout_dump_dir if isinstance(config, EvaluateConfig) else None
-    with open_reward_models(config, inputs) as models, open_episodes(kept, inputs.tokenizer) as to:
+    shown = isinstance(config, EvaluateConfig) and config.task.rollout_dump_dir is not None
+    with open_reward_models(config, inputs) as models:
         rewards = RewardSetup(config.reward, inputs.plan, bearer_token())
         context = WorkerContext("vllm", plugins=config.debug.plugin)
         worker = RolloutWorker(context, backend, spec, agents, rewards, models=models)
 
-        async def work(unit: Unit) -> list[Row]:
-            prompt = replace(unit.rows[0], render=to is not None)
+        async def work(unit: Unit) -> Done:
+            prompt = replace(unit.rows[0], render=shown)
             seed = (config.debug.seed, 0, unit.position)
             try:
                 group = await worker.play(prompt, replace(request, seed=seed))
             except WorkerDied as died:
                 raise UserError(died.message) from died
-            if to is not None:
-                to.add(group)
-            return rows_of(unit.id, group, config.data, inputs.tokenizer)
+            return Done(rows_of(unit.id, group, config.data, inputs.tokenizer), group)
 
         try:
             await worker.start()

@@ -19,6 +19,7 @@ from openrl.data.tokenizer import with_leading
 from openrl.errors import UserError, counted, listed
 from openrl.inference.answering import (
     AnsweringInputs,
+    Done,
     Unit,
     Work,
     make_units,
@@ -127,8 +128,8 @@ async def run(config: BatchInferenceConfig, inputs: AnsweringInputs) -> None:
     tally.note_failures(output.kept)
     if output.done < len(units):
         async with open_work(config, inputs) as work:
-            async for rows in run_units(units, work, output, console):
-                output.write(tally.count(rows, config))
+            async for unit in run_units(units, work, output, console):
+                output.write(tally.count(unit.rows, config))
     console.print(tally.line(output.path, len(units) - output.done))
     tally.check(config.reward.max_reward_failure_rate)
 
@@ -147,13 +148,13 @@ async def open_work(config: BatchInferenceConfig, inputs: AnsweringInputs) -> As
         reward = build_reward(setup, tokenizer, plugins=config.debug.plugin, models=models)
         assert reward is not None  # --pretrain is the reward model, if nothing else is a source
 
-        async def score_given(unit: Unit) -> list[Row]:
+        async def score_given(unit: Unit) -> Done:
             group = given_group(unit, config.data.output_key, tokenizer)
             sound = [t for t in group.trajectories if not t.finish_reason.is_failure]
             scores = await reward.score(PromptGroup(group.prompt, sound))
             for trajectory, score in zip(sound, scores, strict=True):
                 trajectory.score = score
-            return rows_of(unit.id, group, config.data, tokenizer)
+            return Done(rows_of(unit.id, group, config.data, tokenizer), group)
 
         try:
             yield score_given

@@ -20,8 +20,8 @@ AT_ONCE = 64  # prompts of a file
 
 
 class Episodes:
-    """Adds groups to a trace in the order in which they end. What counts as a step there is AT_ONCE
-    prompts."""
+    """Adds groups to a trace, AT_ONCE of them as what counts as a step there. A process that is
+    killed loses those that are not a step yet."""
 
     def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         own = deepcopy(tokenizer)  # tokenizers may not be used by two threads at a time

@@ -24,7 +24,7 @@ from openrl.inference.answering import (
     read_inputs,
     run_units,
 )
-from openrl.inference.episodes import check_directory
+from openrl.inference.episodes import check_directory, open_episodes
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.console import PlainConsole
@@ -90,11 +90,15 @@ async def answer_all(
     rows = list(output.kept) if output else []
     if output and output.done == len(inputs.units):
         return rows
-    async with open_answering(config, inputs, config.engine.rollout_backend) as work:
-        async for of_prompt in run_units(inputs.units, work, output, console):
-            if output:
-                output.write(of_prompt)
-            rows += of_prompt
+    backend = config.engine.rollout_backend
+    with open_episodes(config.task.rollout_dump_dir, inputs.tokenizer) as episodes:
+        async with open_answering(config, inputs, backend) as work:
+            async for unit in run_units(inputs.units, work, output, console):
+                if output:
+                    output.write(unit.rows)
+                if episodes:  # after the output, which says what a later run plays
+                    episodes.add(unit.group)
+                rows += unit.rows
     return rows
 
 

@@ -391,3 +391,52 @@ def test_evaluate_takes_no_rewards_from_two_sides(task, tmp_path, capsys):
     assert command(*arguments, argv=words) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "the agent returns rewards, but reward sources are given too" in told
+
+
+HALTED = """
+import asyncio, signal
+from pathlib import Path
+from openrl.types import Score, Segment, Trajectory
+
+class Halted:
+    done = 0
+
+    def __init__(self, play):
+        pass
+
+    async def run(self, prompt, generate, sampling):
+        mark = Path(__file__ + "." + prompt.text.strip("="))
+        if mark.exists():
+            mark.unlink()
+            while Halted.done < 4:
+                await asyncio.sleep(0)
+            for _ in range(1000):  # the others are scored
+                await asyncio.sleep(0)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()
+        said = await generate(prompt.token_ids, sampling)
+        row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
+        Halted.done += 1
+        return Trajectory(prompt, [row], said.finish_reason, score=Score(1.0))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", [0, 2])
+def test_an_interrupted_evaluation_goes_on_and_its_trace_has_each_episode_once(task, tmp_path, row):
+    """It is interrupted while one prompt is played and all others have been."""
+    agent, kept, out = tmp_path / "halted.py", tmp_path / "kept", tmp_path / "figures.json"
+    agent.write_text(HALTED)
+    prompts = [json.loads(line)["input"] for line in (task / "prompts.jsonl").open()]
+    Path(f"{agent}.{prompts[row].strip('=')}").touch()
+    words = flags(
+        task, out, rollout_backend="hf", agent_func_path=agent, rollout_dump_dir=kept,
+        n_samples_per_prompt=1, k=[1], prompt_max_len=16, generate_max_len=4, max_samples=5,
+    )  # fmt: skip
+    arguments = EvaluateConfig, evaluate.prepare, evaluate.run
+    assert command(*arguments, argv=words) == 128 + signal.SIGINT
+    assert len(read(out.with_suffix(".jsonl"))) == row
+    assert len(Trace(kept).index()["step"]) == row
+    assert command(*arguments, argv=words) == 0
+    ids = [row["id"] for row in read(out.with_suffix(".jsonl"))]
+    assert Trace(kept).index()["prompt_id"] == ids and len({*ids}) == 5
