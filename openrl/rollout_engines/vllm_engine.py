@@ -185,7 +185,7 @@ class VLLMEngine(RolloutEngine):
                 await self._llm.check_health()
             return task.result()
         except EngineDeadError as error:
-            why = "its log above says why (out of memory is the usual reason)"
+            why = "its log above says why; if it ends without a word, memory was short"
             self._dead = f"a process of vLLM died; {why}"
             raise EngineDied(self._dead) from error
         finally:
