@@ -9,6 +9,8 @@ from tests.flags import said
 from tests.unit.compat.test_agent_files import GYM, INSTANCE
 from tests.unit.compat.test_openrlhf_executors import executor
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def write(tmp_path):

@@ -18,6 +18,8 @@ from openrl.vision.pictures import open_image, png_image
 from openrl.vision.processor import VisionProcessor, media_tokens
 from tests.tiny_vision import ARCHITECTURES, picture, tiny_vision_dir
 
+pytestmark = pytest.mark.full
+
 FP32 = LoadFlags(param_dtype="fp32")
 SEEING = Loading(FP32, "cpu", vision=VisionFlags(max_images_per_prompt=2))
 TEXTS = ("no image", "<image>one", "two <image> and<image>:", "7")

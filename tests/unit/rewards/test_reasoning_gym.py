@@ -36,6 +36,7 @@ def tagged(answer):
     return f"<think>hm</think> <answer>{answer}</answer>"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_of_every_task_passes_after_its_row_was_json(task):
     row = json.loads(json.dumps(make_rows(task, 1, seed=1, config={})[0]))

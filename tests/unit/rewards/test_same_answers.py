@@ -230,6 +230,7 @@ def test_answers_that_are_not(box, label):
 PAIRS = Path(__file__).parent / "answer_pairs.jsonl"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", PAIRS.read_text("utf-8").splitlines())
 def test_answers_to_one_label(line):
     """Answers of all kinds, which were written down with their truth before any was judged."""
