@@ -103,6 +103,7 @@ def prepare(config: PPOConfig) -> Inputs:
     if VLLM.holds(config):
         collector.run(check_engine_kwargs, config.engine.vllm_engine_kwargs)
         collector.run(check_engine, path, config.engine, device, trusted)
+        collector.run(check_synced, path, trusted)
     with collector:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.all_sources, config.debug.plugin)
@@ -311,6 +312,19 @@ def check_reward_models(config: PPOConfig) -> None:
             raise UserError(message, "a vision-language reward model, or a reward function")
         if config.others.normalize_reward:
             stored_moments(model, trusted)
+
+
+PAST_RELOADS = {"gpt_oss"}
+"""Types of which vLLM's loader writes experts past the reload that a sync is, read in 0.32: they
+would keep their first weights, and nothing would say so."""
+
+
+def check_synced(path: str, trust_remote_code: bool) -> None:
+    """Raise UserError if vLLM cannot take new weights of the policy's type while it runs."""
+    kind = load_config(path, trust_remote_code).model_type
+    if kind in PAST_RELOADS:
+        message = f"--pretrain: vLLM does not load new experts of {kind} into a running engine"
+        raise UserError(message, "--rollout_backend hf")
 
 
 def check_models_split(config: PPOConfig | SupervisedConfig, paths: Iterable[str]) -> None:
