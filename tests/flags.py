@@ -25,7 +25,7 @@ def settle(command_type: type, words: Words, environment: bool = False) -> tuple
     return resolve(command_type, collect_flags(command_type), settings, environment)
 
 
-def ppo(words: str) -> PPOConfig:
+def ppo(words: Words) -> PPOConfig:
     """The config of train_ppo_ray; fails if anything is wrong with the flags."""
     config, problems = settle(PPOConfig, words)
     assert not problems, problems

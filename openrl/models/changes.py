@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.errors import ErrorCollector, UserError
 from openrl.models.experts import expert_count
-from openrl.models.stored import load_config
+from openrl.models.stored import ROPE, load_config
 from openrl.models.towers import empty_model
 
 OWN_FLAGS = {
@@ -38,9 +38,9 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
         return
     config = load_config(path, trust_remote_code)
     collector = ErrorCollector()
-    for name in changes.model_config_overrides:
+    for name, value in changes.model_config_overrides.items():
         with collector:
-            _check_field(path, config, name)
+            _check_field(path, config, name, value)
     with collector:
         if changes.experts_implementation and not expert_count(config.get_text_config()):
             raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
@@ -51,13 +51,17 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
     collector.raise_all()
 
 
-def _check_field(path: str, config: Any, name: str) -> None:
+def _check_field(path: str, config: Any, name: str, value: Any) -> None:
     if name in OWN_FLAGS:
         raise UserError(f"--model_config_overrides: {name} has its own flag", OWN_FLAGS[name])
     if not hasattr(config, name):
         near = get_close_matches(name, vars(config), 1)
         problem = f"--model_config_overrides: the config of {path} has no field {name!r}"
         raise UserError(problem, f"{near[0]!r}" if near else "")
+    own = getattr(config, name)
+    if name in ROPE and value and "rope_theta" in str(own) and "rope_theta" not in str(value):
+        problem = f"--model_config_overrides: {name} replaces the model's, and has no rope_theta"
+        raise UserError(problem, f"what the model has, and what changes: {own}")
 
 
 def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:

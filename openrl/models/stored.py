@@ -25,6 +25,7 @@ OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnsweri
 UNDONE = ("fp8", "mxfp4")  # quantisations that transformers undoes where it has no kernels for them
 INDEX, BIN_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 POSITIONS = "max_position_embeddings"
+ROPE = ("rope_parameters", "rope_scaling")
 # bytes; the header of a file with ten thousand tensors has one million
 LONGEST_HEADER = 100_000_000
 WHOLE = "a complete copy of the model: this one may be a download that broke off"
@@ -287,11 +288,13 @@ def check_length(
     fix: str = "--max_len {most}",
     overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Raise UserError if rows may grow longer than the model's positions. A config that stretches
-    its positions is taken at its word. ``flags`` says which rows, and which flags limit them."""
+    """Raise UserError if rows may grow longer than the model's positions. A config, or fields of
+    ``overrides``, that stretch positions are taken at their word. ``flags`` says which rows, and
+    which flags limit them."""
     text = load_config(path, trust_remote_code).get_text_config()
     most = overrides.get(POSITIONS, getattr(text, POSITIONS, None))
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    ropes = [overrides[name] for name in ROPE if name in overrides]
+    rope = ropes or [getattr(text, name, None) for name in ROPE]
     if not most or "factor" in str(rope) or longest <= most:
         return
     message = f"{flags} may have {longest} tokens in all, and {path} knows {most} positions"

@@ -175,6 +175,7 @@ def test_experts_multiply_as_asked_and_alike(mixture, batch, how):
     ("changes", "message"),
     [
         ({"model_config_overrides": {"rope_thetta": 1}}, "no field 'rope_thetta'"),
+        ({"model_config_overrides": {"rope_scaling": {"factor": 4.0}}}, "has no rope_theta"),
         ({"model_config_overrides": {"dtype": "float16"}}, "dtype has its own flag"),
         ({"experts_implementation": "eager"}, "has no experts"),
         ({"freeze_modules": "visual"}, "matches no parameter"),

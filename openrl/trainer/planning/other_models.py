@@ -84,13 +84,14 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
     rows = "--teacher_prompt_key: prompt with the longest hint and response"
     plan, policy = teacher_plan(config.teacher), config.model.pretrain
     readers = plan.of("model") + ([policy] if plan.own else [])
-    for path in readers or [policy]:
+    for path in readers:
         trusted = config.model.trust_remote_code
-        check_length(path, longest, trusted, rows, "shorter hints or answers")
+        overrides = config.changes.model_config_overrides if path == policy else {}
+        check_length(path, longest, trusted, rows, "shorter hints or answers", overrides)
     dynamic, name = config.dynamic, "rollout_max_tokens_per_gpu"
     cap = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
     cap *= config.parallel.sequence_size
-    if dynamic.use_dynamic_batch and cap < longest:
+    if readers and dynamic.use_dynamic_batch and cap < longest:
         raise UserError(
             f"--teacher_prompt_key: with the longest hint, prompt and answer may have {longest}"
             f" tokens, more than the {cap} of a micro-batch",

@@ -111,7 +111,8 @@ def prepare(config: Any) -> SupervisedInputs:
         check_length(path, longest, trusted, rows, overrides=overrides)
         if isinstance(config, SFTConfig) and task.teacher is not None:
             check_teacher(config, task.teacher, tokenizer)
-            check_length(task.teacher, longest, trusted, rows)
+            own = overrides if task.teacher == path else {}
+            check_length(task.teacher, longest, trusted, rows, overrides=own)
             check_models_split(config, [task.teacher])
     collector.raise_all()
     steps = config.batch.total_steps(len(examples.train))

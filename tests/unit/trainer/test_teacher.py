@@ -119,3 +119,15 @@ def test_hints_fit_all_models_that_read_them(tmp_path, code, fits):
         return
     with pytest.raises(UserError, match=f"40 tokens in all, and {policy} knows 36"):
         check_privileged(ppo(words), prompts)
+    stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    for name, value in {"max_position_embeddings": 40, "rope_parameters": stretched}.items():
+        changed = ppo([*words.split(), "--model_config_overrides", json.dumps({name: value})])
+        check_privileged(changed, prompts)
+
+
+def test_the_length_of_what_a_server_reads_is_the_servers(tmp_path):
+    policy = tiny_model_dir(tmp_path, seed=1, max_position_embeddings=36)
+    words = f"--pretrain {policy} --prompt_data d --teacher_url http://host:1/v1"
+    words += " --teacher_prompt_key hint --prompt_max_len 16 --generate_max_len 16"
+    prompts = [Prompt("0", [1] * 2, "", privileged=Prompt("0", [1] * 10, ""))]
+    check_privileged(ppo(words), prompts)
