@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Receiver, Route, corrupted_tensors, make_receiver, read_message
@@ -112,11 +113,12 @@ class BucketTransfer(WeightTransferEngine[RouteInitInfo, Buckets]):
         if self._wanted is None:
             self.absent = tuple(name for name, _ in self.model.named_parameters())
             return
+        past = _written_past_loaders(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_heads(self.model)
         if self.device.type != "cpu":
             torch.accelerator.empty_cache()  # for the trainer, which may share the GPU
-        missing = set() if self._loaded is None else self._wanted - self._loaded
+        missing = set() if self._loaded is None else self._wanted - (self._loaded - past)
         self.absent = tuple(sorted(n for n in missing if not n.startswith(self._kept)))
         self._wanted = None
 
@@ -150,6 +152,20 @@ def wanted_parameters(model: nn.Module) -> set[str]:
             inner = module.named_parameters(recurse=quantised)
             made_here |= {f"{name}.{parameter}" for parameter, _ in inner}
     return {parameter_key(name) for name, _ in model.named_parameters() if name not in made_here}
+
+
+def _written_past_loaders(model: nn.Module) -> set[str]:
+    """Return the parameters that no weight loader wrote in the running reload. The reload restores
+    their old values, even if ``load_weights`` reports them as loaded because it wrote into them
+    itself (as that of gpt-oss does with experts, read in vLLM 0.32)."""
+    past = set()
+    for name, module in model.named_modules():
+        info = get_layerwise_info(module)
+        if info.can_load():  # else every value of this layer came, and it was put in place
+            written = {parameter for parameter, _ in info.loaded_weights}
+            own = {parameter for parameter, _ in module.named_parameters(recurse=False)}
+            past |= {parameter_key(f"{name}.{parameter}") for parameter in own - written}
+    return past
 
 
 def parameter_key(name: str) -> str:
