@@ -315,8 +315,8 @@ def check_reward_models(config: PPOConfig) -> None:
 
 
 PAST_RELOADS = {"gpt_oss"}
-"""Types of which vLLM's loader writes experts past the reload that a sync is, read in 0.32: they
-would keep their first weights, and nothing would say so."""
+"""Types whose vLLM model writes experts past the reload that a sync is (read in vLLM 0.32), so that
+they keep their first weights. The first sync would say so; here it is said before the start."""
 
 
 def check_synced(path: str, trust_remote_code: bool) -> None:
