@@ -78,6 +78,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         self.tokenizer, self.workers = tokenizer, workers
         self.images = images
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
+        self.remarks: set[str] = set()
+        """Sentences on columns of the rows read so far."""
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
@@ -139,6 +141,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             chunk.items.append(TokenisedRow(cut, whole, value, without_end))
         chunk.unread_keys |= self.templates.unread_keys
         chunk.marks |= self.templates.marks
+        chunk.remarks |= self.remarks
         return chunk
 
     def _ends_made(self, turns: int) -> str:

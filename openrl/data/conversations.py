@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from openrl.data.rows import as_text
+from openrl.data.rows import MISSING, as_text, column, value_of
 from openrl.errors import BadRow
 from openrl.types import Message
 
@@ -36,8 +36,20 @@ ROLES = {"human": "user", "gpt": "assistant", "ai": "assistant", "bot": "assista
 
 OWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-UNTRAINED = {"weight": 0, "train": False, "loss": False, "loss_mask": 0}
+UNTRAINED = {
+    "weight": 0,
+    "train": False,
+    "training": False,
+    "trainable": False,
+    "train_on_turn": False,
+    "loss": False,
+    "loss_mask": 0,
+    "step_loss_mask": 0,
+}
 """Keys and values by which a row says that a message of the assistant is not learned."""
+
+LOSS_MASK = "loss_mask"
+"""A row's column that says which of its messages are learned."""
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are text; the last two are those of OpenAI's responses."""
@@ -61,6 +73,15 @@ def as_chat(value: Any) -> Any:
                 isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in parsed
             ):
                 return parsed
+    return value
+
+
+def cell(row: dict[str, Any], key: str) -> Any:
+    """Return the text or the chat list in a column. Raises BadRow, which names the column, if it
+    has none or nothing in it."""
+    value = as_chat(value_of(row, key))
+    if value in (None, "", []):
+        raise BadRow(f"{key}: empty")
     return value
 
 
@@ -200,6 +221,27 @@ def has_content(message: Message) -> bool:
 
 def is_learned(message: Message) -> bool:
     return message["role"] == "assistant" and message.get(TRAIN, True)
+
+
+def masked_messages(messages: Sequence[Message], row: dict[str, Any]) -> list[Message] | None:
+    """Return the messages of a row with marks on those that its column ``LOSS_MASK`` does not want
+    to be learned: 0 or 1 for the row, for each message, or for each of the assistant's. None if the
+    column holds anything else."""
+    given = _from_json(column(row, LOSS_MASK))
+    if given is MISSING or given is None:
+        return [*messages]
+    whose = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    mask = given if isinstance(given, list) else [given] * len(messages)
+    if len(mask) == len(messages):
+        whose = [*range(len(messages))]
+    if len(mask) != len(whose) or not all(_is_flag(value) for value in mask):
+        return None
+    out = {at for at, value in zip(whose, mask, strict=True) if not int(value)}
+    return [{**m, TRAIN: False} if at in out else m for at, m in enumerate(messages)]
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, int | float | str) and value in (0, 1, "0", "1")
 
 
 def without_nulls(value: Any) -> Any:

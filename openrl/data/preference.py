@@ -18,7 +18,7 @@ from torch import Tensor
 
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
-from openrl.data.conversations import SYSTEM, as_chat, as_messages, has_content
+from openrl.data.conversations import SYSTEM, as_messages, cell, has_content
 from openrl.data.rows import as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.data.turns import MarkedText
@@ -49,15 +49,15 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key
         followed, in a chat list, by everything before the last message, which may hold it too.
         Plain text without --prompt_key is learned as a whole. Raises BadRow."""
-        answer = as_chat(value_of(row, key))
-        given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
+        answer = cell(row, key)
+        given = None if self.flags.prompt_key is None else cell(row, self.flags.prompt_key)
         variables = self.templates.variables(row)
         if isinstance(answer, list):
             dialogue = as_messages(answer)
             if dialogue[-1]["role"] != "assistant":
                 raise BadRow(f"{key} does not end with an assistant message")
             if not has_content(dialogue[-1]):
-                raise BadRow("empty")
+                raise BadRow(f"{key}: the last message is empty")
             before = [] if given is None else as_messages(given)
             prompt = self.templates.with_system(_joined(before, dialogue[:-1]), row)
             return self.mark_answer(prompt, dialogue[-1], variables)

@@ -29,10 +29,11 @@ class Chunk(Generic[T]):
     bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
     unread_keys: set[str] = field(default_factory=set)  # of messages, see ``Templates``
     marks: set[str] = field(default_factory=set)  # likewise
+    remarks: set[str] = field(default_factory=set)  # sentences on columns
 
     @property
     def notes(self) -> list[str]:
-        """What to say of the messages."""
+        """What to say of the messages and of further columns."""
         keys, marks = (
             ", ".join(map(repr, sorted(said))) for said in (self.unread_keys, self.marks)
         )
@@ -42,7 +43,7 @@ class Chunk(Generic[T]):
                 f"WARNING: texts of messages hold {marks}, which the chat template writes itself:"
                 " if they are rendered already, leave --apply_chat_template out"
             )
-        return notes
+        return notes + sorted(self.remarks)
 
 
 Read = Callable[[Numbered], Chunk[T]]
@@ -56,6 +57,7 @@ def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
         whole.bad += chunk.bad
         whole.unread_keys |= chunk.unread_keys
         whole.marks |= chunk.marks
+        whole.remarks |= chunk.remarks
     return whole
 
 

@@ -10,9 +10,16 @@ import torch
 from openrl.algorithms.collate import length_mask, pad
 from openrl.config.groups.data import SupervisedDataFlags
 from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
-from openrl.data.conversations import as_chat, as_messages, has_content
+from openrl.data.conversations import (
+    LOSS_MASK,
+    as_messages,
+    cell,
+    has_content,
+    is_learned,
+    masked_messages,
+)
 from openrl.data.order import fingerprint
-from openrl.data.rows import as_text, value_of
+from openrl.data.rows import MISSING, as_text, column
 from openrl.data.turns import MarkedText, mark_turns
 from openrl.errors import BadRow
 from openrl.experience import TokenBatch
@@ -29,22 +36,45 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         flags = self.flags
-        given = as_chat(value_of(row, flags.input_key))
-        answers = [] if flags.output_key is None else [as_chat(value_of(row, flags.output_key))]
+        given = cell(row, flags.input_key)
+        answers = [] if flags.output_key is None else [cell(row, flags.output_key)]
         if flags.pretrain_mode:
+            if column(row, LOSS_MASK) not in (MISSING, None):
+                self.remarks.add(f"{LOSS_MASK!r} is not read: --pretrain_mode learns every token")
             text = "".join(as_text(value) for value in [given, *answers])
             return (MarkedText(text, ((0, len(text)),)),), 0.0
-        variables = self.templates.variables(row)
-        if flags.multiturn:
-            dialogue = [
+        dialogue = self._masked(
+            [
                 *_as_chat_list(given, "user"),
                 *(m for answer in answers for m in _as_chat_list(answer, "assistant")),
-            ]
+            ],
+            row,
+        )
+        variables = self.templates.variables(row)
+        if flags.multiturn:
             dialogue = self.templates.with_system(dialogue, row)
             return mark_turns(self.templates, self.templates.dialogue(dialogue), variables), 0.0
-        given, answer = (given, _answer(answers[0])) if answers else _last_answer(given)
-        given = self.templates.with_system(given, row)
+        *before, answer = dialogue
+        if not before or answer["role"] != "assistant":
+            raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
+        if not has_content(answer):
+            raise BadRow(f"{flags.output_key or flags.input_key}: the last message is empty")
+        if not is_learned(answer):
+            raise BadRow("the answer is not to be learned, says the row: --multiturn learns others")
+        if self.templates.chat or len(before) > 1:
+            given = self.templates.with_system(before, row)
         return (self.mark_answer(given, answer, variables),), 0.0
+
+    def _masked(self, dialogue: Sequence[Any], row: dict[str, Any]) -> list[Message]:
+        """Return the messages, with the marks of the row's ``LOSS_MASK``. Raises BadRow."""
+        messages = as_messages([*dialogue])
+        if (masked := masked_messages(messages, row)) is not None:
+            return masked
+        self.remarks.add(
+            f"WARNING: {LOSS_MASK!r} of some rows is not read: it has no 0 or 1 for each message, or"
+            " for each of the assistant's"
+        )
+        return messages
 
     def _has_answer(self, example: TokenisedRow) -> bool:
         return any(any(row.loss_mask) for row in example.rows)
@@ -67,22 +97,6 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
 def _as_chat_list(value: Any, role: str) -> list[Message]:
     """Return a chat list unchanged, and text as one message of ``role``."""
     return value if isinstance(value, list) else [{"role": role, "content": as_text(value)}]
-
-
-def _answer(value: Any) -> str | Message:
-    """Return the answer in a cell: a text, or the last message of a chat list. Raises BadRow."""
-    return as_messages(value)[-1] if isinstance(value, list) else as_text(value)
-
-
-def _last_answer(chat: Any) -> tuple[Any, Message]:
-    """Split a chat that ends with the assistant into prompt and answer. Raises BadRow."""
-    if isinstance(chat, list) and chat:
-        messages = as_messages(chat)
-        if messages[-1]["role"] == "assistant" and len(messages) > 1:
-            if not (has_content(messages[-1])):
-                raise BadRow("empty")
-            return messages[:-1], messages[-1]
-    raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
 
 
 def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> TokenBatch:

@@ -267,7 +267,17 @@ def test_reasoning_is_part_of_the_answer():
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"loss_mask": 0}]
+    "mark",
+    [
+        {"weight": 0},
+        {"train": False},
+        {"training": False},
+        {"trainable": "false"},
+        {"train_on_turn": False},
+        {"loss": False},
+        {"loss_mask": 0},
+        {"step_loss_mask": 0},
+    ],
 )
 def test_messages_that_are_not_to_be_learned(mark):
     rows = [{"messages": [ASKS, {**ANSWERS, "content": "5.", **mark}, AGAIN, ANSWERS]}]
@@ -275,6 +285,49 @@ def test_messages_that_are_not_to_be_learned(mark):
     assert "5." in text and learned == "It is 4.<|im_end|>"
     with pytest.raises(UserError, match="no assistant message to learn"):
         build([{"messages": [ASKS, {**ANSWERS, **mark}]}], "chatml", multiturn=True)
+    with pytest.raises(UserError, match="row 0: the answer is not to be learned"):
+        build([{"messages": [ASKS, {**ANSWERS, **mark}]}], "chatml")
+
+
+FIVE = {"role": "assistant", "content": "5."}
+TALK = [ASKS, FIVE, AGAIN, ANSWERS]
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 0, 1], [1, 0, 1, 1], [0, 1], [False, True], "[0, 1]"])
+def test_a_column_says_which_messages_are_learned(mask):
+    row = {"messages": TALK, "loss_mask": mask}
+    (((text, learned),), report) = build([row], "chatml", multiturn=True)
+    assert "5." in text and learned == "It is 4.<|im_end|>"
+    assert "WARNING" not in report and "loss_mask" not in report
+    (((_, alone),), _) = build([row], "chatml")
+    assert alone == learned
+
+
+def test_a_column_that_masks_the_answer_or_the_row_or_nothing():
+    first = {"messages": TALK, "loss_mask": [0, 1, 0, 0]}
+    (((_, learned),), _) = build([first], "chatml", multiturn=True)
+    assert learned == "5.<|im_end|>"
+    with pytest.raises(UserError, match="row 0: the answer is not to be learned"):
+        build([first], "chatml")
+    with pytest.raises(UserError, match="row 0: the dialogue has no assistant message to learn"):
+        build([{**first, "loss_mask": 0}], "chatml", multiturn=True)
+    for mask in (1, None, [1, 1]):
+        (((_, learned),), _) = build([{**first, "loss_mask": mask}], "chatml", multiturn=True)
+        assert learned == "5.<|im_end|>It is 4.<|im_end|>"
+    one = {"question": "2 and 2?", "answer": "4.", "loss_mask": [0, 1]}
+    keys = {"input_key": "question", "output_key": "answer"}
+    (((_, learned),), report) = build([one], "chatml", **keys)
+    assert learned == "4.<|im_end|>" and "loss_mask" not in report
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1, 0, 1, 1, 1], [0.5, 1], {"start": 3}, "some"])
+def test_a_column_of_masks_that_nobody_understands_is_named_once(mask):
+    row = {"messages": TALK, "loss_mask": mask}
+    ((_, learned), *others), report = build([row] * 3, "chatml", multiturn=True)
+    assert learned == "5.<|im_end|>It is 4.<|im_end|>" and len(others) == 2
+    assert report.count("WARNING: 'loss_mask' of some rows is not read") == 1
+    _, report = build([{"messages": "2 and 2", "loss_mask": [1]}], "chatml", pretrain_mode=True)
+    assert report.endswith("; 'loss_mask' is not read: --pretrain_mode learns every token")
 
 
 def test_a_dialogue_is_split_where_the_template_drops_reasoning():

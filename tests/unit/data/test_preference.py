@@ -58,6 +58,27 @@ def test_chats_with_and_without_a_column_of_prompts():
         build([{"chosen": [good, user], "rejected": [user, bad]}], template=CHAT, prompt_key=None)
 
 
+DIALOGUE = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+DIALOGUES = {"chosen": DIALOGUE, "rejected": DIALOGUE}
+
+
+@pytest.mark.parametrize("key", ["prompt", "chosen", "rejected"])
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_an_empty_cell_is_named(key, empty):
+    for template in (None, CHAT):
+        with pytest.raises(UserError, match=f"row 0: {key}: empty"):
+            build([PAIR | {key: empty}], template=template)
+    if key != "prompt":
+        with pytest.raises(UserError, match=f"row 0: {key}: empty"):
+            build([DIALOGUES | {key: empty}], template=CHAT, prompt_key=None)
+
+
+def test_an_answer_that_says_nothing_is_named():
+    silent = [DIALOGUE[0], {"role": "assistant", "content": ""}]
+    with pytest.raises(UserError, match="row 0: rejected: the last message is empty"):
+        build([DIALOGUES | {"rejected": silent}], template=CHAT, prompt_key=None)
+
+
 def test_pairs_that_cannot_be_told_apart_are_left_out_and_counted():
     rows = [
         PAIR,

@@ -113,10 +113,22 @@ def test_bad_rows_are_named():
         UserError, match=r"--output_key: rows.jsonl has no key 'output'; it has input"
     ):
         build([{"input": "1"}])
-    with pytest.raises(UserError, match="row 1: empty"):
+    with pytest.raises(UserError, match="row 1: output: empty"):
         build([{"input": "1", "output": "2"}, {"input": "1", "output": None}])
     with pytest.raises(UserError, match="row 0: no answer"):
         build([{"input": "1"}], output_key=None)
+    asked = [{"role": "user", "content": "2"}]
+    with pytest.raises(UserError, match="row 0: no answer"):
+        build([{"input": "1", "output": asked}], template=CHAT)
+
+
+def test_of_an_answer_of_several_messages_all_are_shown_and_the_last_is_learned():
+    said = [("assistant", "2"), ("user", "3"), ("assistant", "4")]
+    answer = [{"role": role, "content": content} for role, content in said]
+    rows, _ = build([{"input": "1", "output": answer}], template=CHAT)
+    assert (text(rows[0]), learned(rows[0])) == ("u(1)a(2<eos>\nu(3)a(4<eos>", "4<eos>")
+    with pytest.raises(UserError, match="row 0: a chat list needs --apply_chat_template"):
+        build([{"input": "1", "output": answer}])
 
 
 def test_collate_pads_on_the_right():
