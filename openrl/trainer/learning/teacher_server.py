@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from openrl.rewards.http_client import JsonClient, Reply, RequestFailed, Service
 
 CONCURRENT = 32  # requests to a server at a time
 MAX_REPLY = 2**30  # bytes; a token with 128 log-probs takes 10 KB
+MOST = 1.001  # that probabilities, read from rounded log-probs, add up to
 PROBED = 512  # tokens of the vocabulary that a server is asked about before the start
 
 Likeliest = list[tuple[int, float]]
@@ -35,6 +36,7 @@ class TeacherServer:
         self._flags = flags
         self._slots = asyncio.Semaphore(CONCURRENT)
         self._gone = ""  # why the server itself, not a request, has failed; empty: it has not
+        self._unanswered = 0  # requests since the last reply that used up their time or attempts
         self._client: JsonClient | None = None
         self.counts = Counter[str]()  # "failures" of rows and "retries" of requests
 
@@ -51,7 +53,7 @@ class TeacherServer:
             found["teacher_ids"] = torch.zeros(*shape, k, dtype=torch.int32)
             found["teacher_support"] = torch.zeros(*shape, k + 1)
         lost = torch.zeros_like(rows)
-        self._gone = ""
+        self._gone, self._unanswered = "", 0
         failures = await asyncio.gather(*(self._fill(found, batch, row) for row in asked))
         for row, failure in zip(asked, failures, strict=True):
             lost[row] = failure is not None
@@ -62,8 +64,8 @@ class TeacherServer:
 
     async def _fill(self, found: dict[str, Tensor], batch: ExperienceBatch, row: int) -> str | None:
         """Fill the columns of a row. Returns why there was no reply; None if there was one. Once a
-        row has used up its attempts at a server that is gone, the others are not asked: each would
-        wait as long."""
+        row has used up its attempts at a server that is gone, or as many rows as are asked at a
+        time have had no reply, the others are not asked: each would wait as long."""
         ids = batch.token_ids[row, : int(batch.lengths[row])].tolist()
         trained = batch.loss_mask[row].nonzero()[:, 0].tolist()
         try:
@@ -75,10 +77,12 @@ class TeacherServer:
         except RequestFailed as failed:
             self.counts["failures"] += 1
             self.counts["retries"] += failed.attempts - 1
-            if not failed.suspect and not failed.final:
+            if not failed.final:
+                self._unanswered += 1 if failed.suspect else CONCURRENT
+            if self._unanswered >= CONCURRENT:
                 self._gone = str(failed)
             return str(failed)
-        self._gone = ""
+        self._gone, self._unanswered = "", 0
         for place in trained:
             entry = entries[place]
             found["teacher_logprobs"][row, place] = dict(entry)[ids[place]]
@@ -145,6 +149,11 @@ def read_entries(reply: Any, ids: Sequence[int], count: int) -> list[Likeliest]:
                 or not all(map(math.isfinite, values))
             ):
                 raise ValueError(f"it says of token {token} only {short(entry)}")
+            if math.fsum(math.exp(min(value, 1.0)) for value in values) > MOST:
+                raise ValueError(
+                    f"what it says of token {token} is no log-prob, as with --logprobs-mode"
+                    f" raw_logits: {short(entry)}"
+                )
             found.append(pairs)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) else ""
@@ -159,33 +168,49 @@ def others(logprobs: Sequence[float]) -> float:
 
 
 def check_teacher_server(
-    url: str, flags: TeacherFlags, top_k: int | None, tokenizer: PreTrainedTokenizerBase
+    flag: str,
+    url: str,
+    flags: TeacherFlags,
+    longest: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Ask a server about tokens from all over the policy's vocabulary. Raises UserError if it does
-    not answer, does not give their log-probs, or knows them as other tokens."""
+    """Ask a server that ``flag`` names about tokens from all over the policy's vocabulary, and
+    about a row of ``longest`` tokens. Raises UserError if it does not answer, does not give their
+    log-probs, knows them as other tokens, or reads no row of this length."""
     vocabulary = sorted(tokenizer.get_vocab().values())
     step = -(-len(vocabulary) // PROBED)
-    ids = [*vocabulary[::step], vocabulary[-1]]
+    ids = [*vocabulary[::step], vocabulary[-1]][-longest:]
+    fix = "a running server of the policy's family, by http://HOST:PORT/v1"
+    if flags.top_k:
+        fix += f", that gives {flags.top_k} log-probs of a token (--max-logprobs {flags.top_k})"
+
+    shorter = (
+        "shorter prompts or answers, or a server that reads the row and one token more"
+        f" (--max-model-len {longest + 1})"
+    )
 
     async def probe() -> list[str | None]:
-        server = TeacherServer(url, flags, top_k)
+        server = TeacherServer(url, flags, flags.top_k)
         try:
-            return await server.texts(ids)
+            texts = await _or_refused(server.texts(ids), flag, fix)
+            await _or_refused(server.ask((ids * longest)[:longest], 0), flag, shorter)
+            return texts
         finally:
             await server.close()
 
-    try:
-        texts = asyncio.run(probe())
-    except RequestFailed as failed:
-        fix = "a running server of the policy's family"
-        if top_k:
-            fix += f" that gives {top_k} log-probs of a token (vllm serve --max-logprobs {top_k})"
-        raise UserError(f"--teacher_url: {failed}", fix) from None
+    texts = asyncio.run(probe())
     for token, text in zip(ids, texts, strict=True):
         own = tokenizer.decode([token])
         names = (own, tokenizer.convert_ids_to_tokens(token))
         if text is not None and "\ufffd" not in own and text not in names:
             raise UserError(
-                f"--teacher_url: token {token} is {text!r} to {url} and {own!r} to the policy",
+                f"--{flag}: token {token} is {text!r} to {url} and {own!r} to the policy",
                 "a teacher of the policy's family: it is asked about tokens, not about text",
             )
+
+
+async def _or_refused(reply: Awaitable[Reply], flag: str, fix: str) -> Reply:
+    try:
+        return await reply
+    except RequestFailed as failed:
+        raise UserError(f"--{flag}: {failed}", fix) from None

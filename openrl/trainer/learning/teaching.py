@@ -19,7 +19,7 @@ from openrl.trainer.learning.dropping import DropPoint
 from openrl.trainer.learning.rows import ForwardRequest
 from openrl.trainer.learning.teacher_server import TeacherServer
 from openrl.types import PromptGroup
-from openrl.waiting import cancel_all
+from openrl.waiting import all_or_first_error, cancel_all
 from openrl.workers.model_worker import ModelChoice
 from openrl.workers.roles import Roles
 
@@ -114,10 +114,12 @@ class Teaching:
     ) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, Tensor] = {}
         lost = torch.zeros_like(rows)
-        for name, server in self.servers.items():
-            taught = self.taught(name, batch, rows)
-            read = batch if reads is None else reads.batch
-            columns, failed = await server.columns(read, taught)
+        read = batch if reads is None else reads.batch
+        replies = await all_or_first_error(
+            server.columns(read, self.taught(name, batch, rows))
+            for name, server in self.servers.items()
+        )
+        for columns, failed in replies:
             if reads is not None:
                 columns = {column: reads.back(values) for column, values in columns.items()}
             merge(found, columns)

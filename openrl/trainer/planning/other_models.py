@@ -24,8 +24,9 @@ def check_teachers(
     flags, plan = config.teacher, teacher_plan(config.teacher)
     for path in plan.of("model"):
         check_teacher(config, path, tokenizer)
+    flag = "teacher_url" if flags.teacher_url else "teacher_routing"
     for url in plan.of("server"):
-        check_teacher_server(url, flags, flags.top_k, tokenizer)
+        check_teacher_server(flag, url, flags, longest_read(config, prompts), tokenizer)
     check_sources("teacher_routing", {t.source for t in plan.teachers if t.source}, prompts)
 
 
@@ -68,6 +69,13 @@ def check_teacher(
         )
 
 
+def longest_read(config: PPOConfig, prompts: list[Prompt]) -> int:
+    """Return the most tokens of a row as a teacher reads it, with its hint if it has one."""
+    told = [p for p in prompts if p.privileged]
+    added = [len(p.privileged.token_ids) - len(p.token_ids) for p in told if p.privileged]
+    return config.sampling.lengths.both + max([0, *added])
+
+
 def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
     """Raise UserError if no prompt has a hint for the teacher, or if an answer after the longest
     prompt with one would be too long for the model that reads it."""
@@ -79,8 +87,7 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
             f"--teacher_prompt_key: {key!r} is empty in every row, so no row has a teacher",
             "a column with hints",
         )
-    added = max(len(p.privileged.token_ids) - len(p.token_ids) for p in prompts if p.privileged)
-    longest = config.sampling.lengths.both + max(added, 0)
+    longest = longest_read(config, prompts)
     rows = "--teacher_prompt_key: prompt with the longest hint and response"
     plan, policy = teacher_plan(config.teacher), config.model.pretrain
     readers = plan.of("model") + ([policy] if plan.own else [])
