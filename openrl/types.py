@@ -323,7 +323,7 @@ class RenderedTurn:
     an episode shows its end and holds no action."""
 
     messages: tuple[Message, ...]  # new in this turn
-    frame: Any | None = None  # uint8 (height, width, 3)
+    frame: Image | None = None  # what the environment drew
     action: str | None = None
     reward: float = 0.0
 

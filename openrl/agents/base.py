@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from openrl.types import (
     Completion,
     FinishReason,
+    Image,
     Message,
     PlacedImage,
     Prompt,
@@ -99,8 +100,8 @@ class Environment(ABC):
     async def step(self, action: str) -> Step:
         """Take an action, which is all the text that the policy wrote in its turn."""
 
-    async def frame(self) -> Any | None:
-        """Return a picture of the state, uint8 (height, width, 3); None if it cannot be drawn."""
+    async def frame(self) -> Image | None:
+        """Return a picture of the state for people; None if it cannot be drawn."""
         return None
 
     async def close(self) -> None:  # noqa: B027  (many have nothing to release)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError, with_row_tools
@@ -333,7 +332,7 @@ class Conversation:
         self._last.rewards[at] = self._last.rewards.get(at, 0.0) + reward
 
     def render_turn(
-        self, new: Sequence[Message], frame: Any = None, action: str | None = None
+        self, new: Sequence[Message], frame: Image | None = None, action: str | None = None
     ) -> None:
         """Record for people what a turn shows the policy, if the prompt asks for that."""
         if self.prompt.render:

@@ -6,12 +6,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from openrl.agents.chat import Schemas
 from openrl.agents.conversation import Conversation, EpisodeOver, Reply
 from openrl.agents.time_limits import deadline
-from openrl.types import FinishReason, Message, Trajectory
+from openrl.types import FinishReason, Image, Message, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ class TurnEpisode(ABC):
     async def close(self) -> None:
         """Release what the episode holds. Called on every way out of it."""
 
-    async def frame(self) -> Any | None:
-        """Return a picture of the state, uint8 (height, width, 3), if there is one."""
+    async def frame(self) -> Image | None:
+        """Return a picture of the state for people, if there is one."""
         return None
 
     def continued(self, chat: list[Message], reply: Reply, after: list[Message]) -> list[Message]:

@@ -21,7 +21,7 @@ examples:
   python -m openrl.cli.trace RUN --step 50 --sort reward     the worst of step 50 first
   python -m openrl.cli.trace RUN 50/13                       one in full, coloured by advantage
   python -m openrl.cli.trace RUN 50/13 --color_by gap
-  python -m openrl.cli.trace RUN 50/70 --transcript          who said what, in an evaluation
+  python -m openrl.cli.trace RUN 50/70 --transcript          who said what in which turn
   python -m openrl.cli.trace RUN --text "I cannot" --json    a JSON object per trajectory
   python -m openrl.cli.trace RUN --history --limit 0         the solve rate of each prompt
   python -m openrl.cli.trace rescore RUN --remote_rm_url new_reward.py

@@ -64,7 +64,7 @@ OWN = FlagNames(
             ("train_ppo_ray",),
         ),
         "render_save_dir": MissingFlag(
-            "the trace keeps transcripts and frames of evaluations; that of evaluate is"
+            "the trace keeps transcripts and frames of episodes; that of evaluate is"
             " --rollout_dump_dir",
             commands=("train_ppo_ray", "evaluate"),
         ),

@@ -141,7 +141,7 @@ class Trace:
                           seconds
         rendered          one dict per turn, for people: messages (dicts of role, text and the
                           hashes of its images), frame (hash of the picture that the environment
-                          drew, or None), action and reward; [] unless it is of an evaluation
+                          drew, or None), action and reward; [] if it was not recorded
         shaped            the reward after shaping; "estimate": what the estimator made of it,
                           before token rewards and whitening; "loss_weight": factor on its loss
         segments          one dict per token row, whose lists all have L entries:

@@ -90,7 +90,6 @@ def played_row(played: Played, pictures: dict[str, bytes]) -> dict[str, Any]:
 def _turn_row(turn: RenderedTurn, pictures: dict[str, bytes]) -> dict[str, Any]:
     # readers do not load what opens pictures
     from openrl.vision.parts import content_text
-    from openrl.vision.pictures import png_image
 
     def named(image: Image) -> str:
         pictures[image.sha256] = image.data
@@ -107,7 +106,7 @@ def _turn_row(turn: RenderedTurn, pictures: dict[str, bytes]) -> dict[str, Any]:
 
     return {
         "messages": [*map(row, turn.messages)],
-        "frame": None if turn.frame is None else named(png_image(turn.frame)),
+        "frame": None if turn.frame is None else named(turn.frame),
         "action": None if turn.action is None else _writable(turn.action),
         "reward": turn.reward,
     }

@@ -140,10 +140,16 @@ def whole(found: Record, siblings: Sequence[Record], by: str) -> Iterator[Text]:
         yield _coloured(segment, values or [None] * len(segment["token_ids"]), colouring.signed)
 
 
+NO_TRANSCRIPT = (
+    "no transcript: the trace has those of evaluations and, of training with agents, those of the"
+    " sample that --trace_sample_rate draws before the prompts are played"
+)
+
+
 def transcript(found: Record) -> Iterator[Text]:
-    """Yield the lines of who said what in an evaluated episode."""
+    """Yield the lines of who said what in an episode."""
     if not found["rendered"]:
-        yield Text("no transcript: the trace keeps those of evaluations")
+        yield Text(NO_TRANSCRIPT)
     for turn in found["rendered"]:
         for message in turn["messages"]:
             yield from _said(message["role"], message["text"])

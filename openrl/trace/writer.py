@@ -6,8 +6,9 @@ import errno
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,12 @@ class TraceWriter:
         version: int,
         counts: dict[str, float],
     ) -> None:
-        """Keep a sample of the groups of a step, before it trains, and mark them as ``traced``;
-        and the first groups in which something failed. ``trained`` are the indices of those that
-        the filter let through."""
+        """Keep a sample of the groups of a step, before it trains, and mark them as ``traced``:
+        those with transcripts first; and the first groups in which something failed. ``trained``
+        are the indices of those that the filter let through."""
         failed = [n for n, group in enumerate(groups) if any(t.any_failure for t in group.attempts)]
-        sampled = chosen(_ids(groups), self.flags.trace_sample_rate, step)
+        shown = {n for n, group in enumerate(groups) if group.prompt.render}
+        sampled = chosen(_ids(groups), self.flags.trace_sample_rate, step, first=shown)
         kept = sorted({*sampled, *failed[:MOST_FAILED]})
         for place in kept:
             groups[place].traced = True
@@ -201,15 +203,30 @@ class TraceWriter:
             del self._images[name]
 
 
-def chosen(prompts: Sequence[str], share: float, *key: object) -> list[int]:
+def chosen(
+    prompts: Sequence[str], share: float, *key: object, first: Container[int] = ()
+) -> list[int]:
     """Return the places of the prompts, given by id, whose groups are kept: a ``share`` of them,
-    but at least FEWEST, chosen by a hash of ``key`` and the prompt, so that equal keys choose equal
-    prompts."""
+    but at least FEWEST, the places in ``first`` before others, chosen by a hash of ``key`` and the
+    prompt, so that equal keys choose equal prompts."""
     if share >= 1:
         return list(range(len(prompts)))
     count = max(FEWEST, math.ceil(share * len(prompts)))
-    order = sorted(range(len(prompts)), key=lambda n: (seed_of(*key, prompts[n]), n))
+    order = sorted(
+        range(len(prompts)), key=lambda n: (n not in first, seed_of(*key, prompts[n]), n)
+    )
     return sorted(order[:count])
+
+
+def with_transcript(per_step: int, share: float) -> Callable[[int], bool]:
+    """Return a function that says of the n-th prompt of a run, before it is played, whether to keep
+    the turns of its episodes: of as many in each ``per_step`` prompts as ``chosen`` keeps."""
+
+    @lru_cache(maxsize=2)
+    def of_step(step: int) -> frozenset[int]:
+        return frozenset(chosen([*map(str, range(per_step))], share, step))
+
+    return lambda n: n % per_step in of_step(n // per_step)
 
 
 def _ids(groups: Sequence[PromptGroup]) -> list[str]:

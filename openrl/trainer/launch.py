@@ -29,7 +29,7 @@ from openrl.models.device import Device
 from openrl.report.finish import closing_table
 from openrl.rewards.combined import RewardCombiner
 from openrl.rollout_engines.build import sampling_from_flags
-from openrl.trace.writer import TraceWriter, chosen
+from openrl.trace.writer import TraceWriter, chosen, with_transcript
 from openrl.tracking.console import PlainConsole
 from openrl.tracking.health import HealthMonitor
 from openrl.tracking.jsonl import read_jsonl
@@ -267,6 +267,8 @@ def build_rollouts(
     buffer = RolloutBuffer(order, limits, chosen)
     if (saved := config.collecting.rollout_replay_dir) is not None:
         buffer = SavedRollouts(Path(saved).expanduser(), order, limits, chosen)
+    # without agents a transcript would say again what the tokens say
+    shown = trace_flags(config).trace_sample_rate if derived.agents_of(config) else 0.0
     return Rollouts(
         pool,
         buffer,
@@ -274,6 +276,7 @@ def build_rollouts(
         request,
         build_reward_models(config, roles, learner),
         config.reward.max_reward_failure_rate,
+        with_transcript(wanted, shown) if shown else lambda n: False,
     )
 
 

@@ -132,7 +132,7 @@ def test_evaluation_plays_and_leaves_transcripts(bench, tmp_path):
     for episode in kept:
         actions = [turn["action"] for turn in episode["rendered"] if turn["action"] is not None]
         assert len(actions) == TURNS and all(action in episode["text"] for action in actions)
-    assert not any(e["rendered"] for e in Trace(tmp_path).trajectories(1))
+    assert all(e["rendered"] for e in Trace(tmp_path).trajectories(1))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3] if os.environ.get("OPENRL_FULL_MATRIX") else [1])

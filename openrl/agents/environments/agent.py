@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from openrl.agents.base import REDUCTIONS, Environment, Generate, Step
 from openrl.agents.conversation import Conversation, EpisodeConfig, Reply
@@ -15,7 +15,7 @@ from openrl.errors import BadRow, UserError
 from openrl.processes.child import CallFailed
 from openrl.processes.worker import WrongValueError
 from openrl.seeds import seed_of
-from openrl.types import FinishReason, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import FinishReason, Image, Message, Prompt, Sampling, Score, Trajectory
 from openrl.vision.parts import Content
 
 LONGEST_OBSERVATION = 1_000_000  # characters
@@ -138,7 +138,7 @@ class EnvironmentEpisode(TurnEpisode):
             f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}", kind
         )
 
-    async def frame(self) -> Any | None:
+    async def frame(self) -> Image | None:
         return await self._answer(self.environment.frame())
 
     async def trajectory(self, finish_reason: FinishReason) -> Trajectory:

@@ -21,9 +21,9 @@ from openrl.agents.files import user_code
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
-from openrl.types import Message, Prompt
+from openrl.types import Image, Message, Prompt
 from openrl.vision.parts import Content, as_content
-from openrl.vision.pictures import is_picture
+from openrl.vision.pictures import is_picture, png_image
 from openrl.waiting import maybe_await
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class GymEnvironment(Environment):
             passed=None if success is None else user_code.scalar(success, "success"),
         )
 
-    async def frame(self) -> Any | None:
+    async def frame(self) -> Image | None:
         """Return None too if ``render`` fails, since only people would see the picture."""
         render = getattr(self._game, "render", None)
         # in gym's mode "human" it opens a window, and in others it draws text or fails
@@ -100,15 +100,15 @@ class GymEnvironment(Environment):
             return None
         try:
             frame = await maybe_await(render())
+            return png_image(frame) if is_picture(frame) else None
         except Exception as error:
             name = type(self._game).__name__
             if name not in _undrawn:
                 _undrawn.add(name)
                 log.warning(
-                    "render() of %s failed, so evaluations show no picture: %r", name, error
+                    "render() of %s failed, so transcripts show no picture: %r", name, error
                 )
             return None
-        return frame if is_picture(frame) else None
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):

@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.agents.base import Environment
 from openrl.agents.files.adapter import Adapter
-from openrl.types import Prompt, Sampling
+from openrl.types import Image, Prompt, Sampling
 from openrl.waiting import drive
 
 MakeEnvironment = Callable[[Prompt, Sampling], Environment]
@@ -41,7 +41,7 @@ class EnvironmentAdapter(Adapter):
     async def step(self, action: str) -> tuple[Any, Mapping[str, str]]:
         return await self._environment.step(action), self._environment.reductions
 
-    async def frame(self) -> Any:
+    async def frame(self) -> Image | None:
         return await self._environment.frame()
 
     async def close(self) -> None:

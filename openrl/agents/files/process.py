@@ -12,7 +12,7 @@ from openrl.agents.endpoint.session import Session
 from openrl.agents.files.calls import MethodCall
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease
-from openrl.types import Message, Prompt, Sampling, Trajectory
+from openrl.types import Image, Message, Prompt, Sampling, Trajectory
 
 
 class ProcessEnvironment(Environment):
@@ -33,7 +33,7 @@ class ProcessEnvironment(Environment):
         answer, self.reductions = await self._process.call(MethodCall(method, arguments))
         return answer
 
-    async def frame(self) -> Any | None:
+    async def frame(self) -> Image | None:
         return await self._process.call(MethodCall("frame"))
 
     async def close(self) -> None:

@@ -556,7 +556,7 @@
     return data ? make("img", { src: data, alt: short }) : make("p", { class: "dim" }, `The ${short} is in the trace, not in this file.`);
   }
 
-  // Who said what in an evaluation, turn by turn, beside what the environment drew.
+  // Who said what, turn by turn, beside what the environment drew.
   function transcript(record) {
     const turns = record.rendered || [];
     if (!turns.length) return [];

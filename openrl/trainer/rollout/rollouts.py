@@ -31,13 +31,15 @@ class Rollouts:
         request: RolloutRequest,
         reward_models: RewardModels | None = None,
         max_failure_rate: float = 1.0,
+        with_transcript: Callable[[int], bool] = lambda n: False,
     ) -> None:
         """``request`` says how prompts are played for training; if it has a seed, each prompt gets
         one that depends on its step and its place in it. ``max_failure_rate`` is the share of a
-        step's rewards that may fail."""
+        step's rewards that may fail. ``with_transcript`` says of the n-th prompt of the run whether
+        the turns of its episodes are kept for people."""
         self.pool, self.buffer, self.residency = pool, buffer, residency
         self.request, self.reward_models = request, reward_models
-        self.max_failure_rate = max_failure_rate
+        self.max_failure_rate, self.with_transcript = max_failure_rate, with_transcript
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
         self._playing: dict[PendingPrompt, asyncio.Task[None]] = {}
@@ -75,9 +77,10 @@ class Rollouts:
         request = self.request
         if request.seed is not None and pending.draw is not None:
             request = replace(request, seed=(request.seed[0], *pending.draw))
+        prompt = replace(pending.prompt, render=self.with_transcript(pending.index))
         try:
             monitors = self._failures, self._unplayed
-            self.buffer.put(pending, await self.play(pending.prompt, request, *monitors))
+            self.buffer.put(pending, await self.play(prompt, request, *monitors))
         except Exception as error:
             self._fail(error)
         finally:

@@ -23,7 +23,7 @@ from openrl.rewards.combined import read_rows
 from openrl.trace.reader import Trace
 from openrl.trace.writer import TraceWriter
 from openrl.types import FinishReason, PlacedImage, Prompt, PromptGroup, Sampling
-from openrl.vision.pictures import png_image
+from openrl.vision.pictures import open_image, png_image
 from openrl.vision.processor import VisionProcessor
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny_vision import picture, png, tiny_vision_dir
@@ -218,7 +218,7 @@ def test_games_are_shown_as_pictures(tag):
     (first,) = asyncio.run(game.reset(3, PROMPT))[-1]["content"]
     again = asyncio.run(make_environment(tag, {"pictures": True}).reset(3, PROMPT))
     other = asyncio.run(make_environment(tag, {"pictures": True}).reset(4, PROMPT))
-    frame = asyncio.run(game.frame())
+    frame = np.asarray(open_image(asyncio.run(game.frame())))
     assert first["type"] == "image" and np.array_equal(first["image"], frame)
     assert np.array_equal(again[-1]["content"][0]["image"], frame)
     assert not np.array_equal(other[-1]["content"][0]["image"], frame)

@@ -109,7 +109,7 @@ def test_hostile_text_stays_text(window, tmp_path):
 def test_an_evaluated_episode_has_a_transcript_with_its_pictures(window, tmp_path):
     seen = png_image(np.full((2, 3, 3), 7, np.uint8))
     parts = [{"type": "text", "text": HOSTILE}, {"type": "image", "image": seen}]
-    frames = [np.full((4, 6, 3), shade, np.uint8) for shade in (0, 200)]
+    frames = [png_image(np.full((4, 6, 3), shade, np.uint8)) for shade in (0, 200)]
     turns = (
         RenderedTurn(({"role": "user", "content": parts},), frames[0], "<b>on</b>", 0.25),
         RenderedTurn(({"role": "user", "content": "bright"},), frames[1]),

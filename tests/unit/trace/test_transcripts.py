@@ -1,10 +1,12 @@
-"""Evaluated episodes in the trace: who said what, and what the environment drew."""
+"""Transcripts of episodes in the trace: who said what, and what the environment drew."""
 
 import asyncio
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from openrl.agents.chat import ChatFormat
@@ -14,8 +16,8 @@ from openrl.agents.environments.gym import GymEnvironment
 from openrl.config.groups.logging import TraceFlags
 from openrl.trace.places import images_dir
 from openrl.trace.reader import Trace
-from openrl.trace.show import transcript
-from openrl.trace.writer import TraceWriter
+from openrl.trace.show import NO_TRANSCRIPT, transcript
+from openrl.trace.writer import FEWEST, TraceWriter, with_transcript
 from openrl.types import Prompt, PromptGroup, Sampling
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
@@ -92,10 +94,33 @@ def test_an_action_that_was_cut_is_shown_without_what_came_of_it(tmp_path):
     assert lines(found)[-2:] == ["--- policy, reward 0", trajectory.text]
 
 
-def test_training_keeps_no_transcripts(tmp_path):
+def test_an_episode_that_is_not_for_people_has_no_transcript(tmp_path):
     found = kept(tmp_path, played(replace(PROMPT, render=False))).trajectory(0, 0)
     assert found["rendered"] == []
-    assert lines(found) == ["no transcript: the trace keeps those of evaluations"]
+    assert lines(found) == [NO_TRANSCRIPT]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 1.0])
+def test_a_training_step_keeps_the_episodes_that_have_transcripts(tmp_path, share):
+    """Of 40 prompts a step, and of a step in which some that were started early did not come."""
+    shown = with_transcript(40, share)
+    games = [played(replace(PROMPT, render=show)) for show in (False, True)]
+    writer = TraceWriter(tmp_path / "trace", TraceFlags(trace_sample_rate=share))
+    for step, indices in ((1, range(40)), (2, range(40, 80)), (3, [*range(85, 120), 200])):
+        episodes = [games[shown(n)] for n in indices]
+        groups = [PromptGroup(t.prompt, [replace(t)]) for t in episodes]
+        writer.played(step, groups, [*range(len(groups))], 0, {})
+    writer.close()
+    trace = Trace(tmp_path)
+    kept = max(FEWEST, round(40 * share))
+    for step in (1, 2):
+        rows = [*trace.trajectories(step)]
+        assert len(rows) == kept and all(len(row["rendered"]) == 4 for row in rows)
+    third = sum(map(shown, [*range(85, 120), 200]))
+    rows = [*trace.trajectories(3)]
+    assert len(rows) == max(FEWEST, math.ceil(36 * share))
+    assert sum(bool(row["rendered"]) for row in rows) == min(third, len(rows))
+    assert len([*images_dir(trace.directory).iterdir()]) == 4
 
 
 def test_an_environment_that_does_not_draw_itself_has_no_frames(caplog):
