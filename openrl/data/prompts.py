@@ -230,7 +230,10 @@ class PromptBuilder:
             parts, content = draft.parts, hints.fill(draft.hint, content)
         text, messages = parts.around(content)
         (ids,) = self._tokenise([text])
-        ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
+        try:
+            ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
+        except BadRow as reason:  # a hint with the placeholder of an image
+            raise BadRow(f"{hints.key}: {reason}") from reason
         told = replace(prompt, text=text, messages=tuple(messages), token_ids=ids, images=placed)
         return replace(prompt, privileged=told)
 

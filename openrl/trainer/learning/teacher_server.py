@@ -174,12 +174,12 @@ def check_teacher_server(
     longest: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Ask a server that ``flag`` names about tokens from all over the policy's vocabulary, and
+    """Ask a server that ``flag`` names about tokens from all over the policy's vocabulary and
     about a row of ``longest`` tokens. Raises UserError if it does not answer, does not give their
     log-probs, knows them as other tokens, or reads no row of this length."""
     vocabulary = sorted(tokenizer.get_vocab().values())
     step = -(-len(vocabulary) // PROBED)
-    ids = [*vocabulary[::step], vocabulary[-1]][-longest:]
+    ids = [*vocabulary[::step], vocabulary[-1], *tokenizer.all_special_ids][-longest:]
     fix = "a running server of the policy's family, by http://HOST:PORT/v1"
     if flags.top_k:
         fix += f", that gives {flags.top_k} log-probs of a token (--max-logprobs {flags.top_k})"

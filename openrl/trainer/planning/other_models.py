@@ -117,8 +117,8 @@ def check_same_tokens(
     ),
 ) -> None:
     """Raise UserError if the policy's token ids mean other tokens to the model at ``path``, which
-    ``flag`` names. Tokens that only one of them has are not compared. Warns if there is no
-    tokenizer to compare."""
+    ``flag`` names. Ids that only one of them uses are not compared, nor is that of padding, which
+    no text holds. Warns if there is no tokenizer to compare."""
     try:
         actual = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code
@@ -131,13 +131,20 @@ def check_same_tokens(
         )
         return
     expected = tokenizer.get_vocab()
-    if differing := [
-        token for token in expected.keys() & actual.keys() if expected[token] != actual[token]
-    ]:
-        token = min(differing)
+    there = {number: token for token, number in actual.items()}
+    differing = [
+        token
+        for token, number in expected.items()
+        if actual.get(token, number) != number
+        or (there.get(number, token) != token and number != tokenizer.pad_token_id)
+    ]
+    if differing:
+        token, number = min(differing), expected[min(differing)]
+        said = f"{token!r} is token {actual.get(token)} there and {number} here"
+        if token not in actual:
+            said = f"token {number} is {there[number]!r} there and {token!r} here"
         raise UserError(
-            f"--{flag}: {path} and the policy have different tokenizers: {token!r} is"
-            f" token {actual[token]} there and {expected[token]} here ({len(differing)} tokens"
-            " differ)",
+            f"--{flag}: {path} and the policy have different tokenizers: {said}"
+            f" ({len(differing)} tokens differ)",
             fix,
         )

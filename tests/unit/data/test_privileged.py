@@ -1,16 +1,23 @@
 """Prompts as a teacher reads them, with what only it is told."""
 
+import io
+
 import pytest
 from datasets import Dataset
+from transformers import AutoProcessor
 
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
+from openrl.config.groups.model import ModelFlags
 from openrl.config.groups.teacher import TeacherFlags
+from openrl.config.groups.vision import ImageFlags
+from openrl.data.images import row_images
 from openrl.data.loading import RowSource
 from openrl.data.privileged import Hints, privileged_chat
 from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError
 from openrl.types import Prompt
 from tests.tiny import tiny_tokenizer
+from tests.tiny_vision import picture, tiny_vision_dir
 from tests.unit.data.test_overflow import CHAT, user
 
 SYSTEM = {"role": "system", "content": "sys"}
@@ -107,3 +114,49 @@ def test_the_hint_stands_in_the_message_that_has_it_though_an_earlier_one_says_t
     expected = [SYSTEM, go_on, answer, user("hint Go on."), answer]
     assert privileged_chat([SYSTEM, go_on, answer, go_on, answer], prompt) == expected
     assert privileged_chat([SYSTEM, go_on, answer], prompt) is None
+
+
+@pytest.mark.parametrize(
+    "template, text",
+    [
+        ("{hint}:{prompt}", "u:7:<image>what<image>?<eos>a:"),
+        ("It is {hint}", "s:It is 7<eos>u:<image>what<image>?<eos>a:"),
+    ],
+    ids=["beside the prompt", "system"],
+)
+def test_a_teacher_sees_the_images_of_the_prompt(tmp_path, template, text):
+    """What the processor itself makes of the teacher's text and the two pictures."""
+    path = tiny_vision_dir(tmp_path)
+    images = row_images(ImageFlags(max_images_per_prompt=2), ModelFlags(pretrain=str(path)))
+    processor = AutoProcessor.from_pretrained(path)
+    shown = [picture(1, (90, 70)), picture(2, (60, 60))]
+    encoded = []
+    for one in shown:
+        one.save(stream := io.BytesIO(), "PNG")
+        encoded.append({"bytes": stream.getvalue()})
+    row = {"input": "<image>what<image>?", "images": encoded, "hint": "7"}
+
+    def built(row):
+        builder = PromptBuilder(
+            PromptDataFlags(prompt_data="data"),
+            TemplateFlags(apply_chat_template=True),
+            processor.tokenizer,
+            500,
+            images=images,
+        )
+        flags = TeacherFlags(teacher_prompt_key="hint", teacher_template=template)
+        source = RowSource("rows.jsonl", "default", Dataset.from_list([row]))
+        return builder.build([source], "prompt_data", "train", hints=Hints.of(flags, True))
+
+    (((prompt,),), _) = built(row)
+    told = prompt.privileged
+    expected = processor(text=[text], images=shown, add_special_tokens=False)["input_ids"][0]
+    assert told.token_ids == list(expected)
+    assert [placed.image for placed in told.images] == [placed.image for placed in prompt.images]
+    starts = [placed.start for placed in told.images]
+    own = [placed.start for placed in prompt.images]
+    assert [a - b for a, b in zip(starts, own, strict=True)] == [
+        len(told.token_ids) - len(prompt.token_ids)
+    ] * 2
+    with pytest.raises(UserError, match="hint: images: 3 places for images in the text"):
+        built(row | {"hint": "<image>"})

@@ -63,6 +63,16 @@ def test_a_reward_model_must_read_the_policys_tokens(tmp_path):
     check_same_tokens(str(path), policy)
     policy.add_tokens(["more"])  # of its own: none of the others moves
     check_same_tokens(str(path), policy)
+    other = tiny_tokenizer()
+    other.add_tokens(["else"])
+    other.save_pretrained(tmp_path / "other")
+    message = r"token 66 is 'else' there and 'more' here \(1 tokens differ\)"
+    with pytest.raises(UserError, match=message):
+        check_same_tokens(str(tmp_path / "other"), policy)
+    policy.pad_token = "more"  # which no text holds
+    check_same_tokens(str(tmp_path / "other"), policy)
+    policy = tiny_tokenizer()  # as in families whose larger models have more tokens
+    check_same_tokens(str(tmp_path / "other"), policy)
     shifted = json.loads((path / "tokenizer.json").read_text())
     vocabulary = shifted["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]

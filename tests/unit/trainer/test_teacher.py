@@ -97,6 +97,12 @@ def test_a_teacher_knows_the_policys_tokens(tmp_path):
     whole = ("--teacher_mode", "jsd", "--teacher_topk", "0")
     with pytest.raises(UserError, match="output head"):
         check_teacher(config_of(student, more, *whole), str(more), tokenizer)
+    stranger = tiny_model_dir(tmp_path, seed=4)
+    tokens = (stranger / "tokenizer.json").read_text().replace('"z": 40', '"Z": 40')
+    (stranger / "tokenizer.json").write_text(tokens)
+    with pytest.raises(UserError, match="token 40 is 'Z' there and 'z' here") as caught:
+        check_teacher(config_of(student, stranger), str(stranger), tokenizer)
+    assert "it is asked about tokens, not about text" in caught.value.remedy
     fewer = tiny_model_dir(tmp_path, seed=3, vocab_size=8)
     with pytest.raises(UserError, match="knows 8 tokens"):
         check_teacher(config_of(student, fewer), str(fewer), tokenizer)
