@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,8 @@ from openrl.trace.reader import Trace
 
 EXAMPLES = """
 examples:
-  python -m openrl.cli.trace RUN --step 50 --sort reward     the worst of step 50 first
+  python -m openrl.cli.trace RUN --step 50 --sort reward     the lowest rewards of step 50 first
+  python -m openrl.cli.trace RUN --step 50 --sort advantage  the worst beside its siblings first
   python -m openrl.cli.trace RUN 50/13                       one in full, coloured by advantage
   python -m openrl.cli.trace RUN 50/13 --color_by gap
   python -m openrl.cli.trace RUN 50/70 --transcript          who said what in which turn
@@ -84,13 +86,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def steps(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    return int(first), int(last or first)
+    if not (found := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a step such as 50, or steps such as 40-60")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def number(text: str) -> tuple[int, int]:
-    step, _, of_step = text.partition("/")
-    return int(step), int(of_step)
+    if not (found := re.fullmatch(r"(\d+)/(\d+)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: the first column of the list, such as 50/13")
+    return int(found[1]), int(found[2])
 
 
 def listed(trace: Trace, given: argparse.Namespace) -> None:

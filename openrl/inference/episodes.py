@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.logging import TraceFlags
 from openrl.errors import UserError
-from openrl.trace.places import files_by_step
+from openrl.trace.index import NAME, read_lines
 from openrl.trace.writer import TraceWriter
 from openrl.types import PromptGroup
 
@@ -20,19 +20,24 @@ AT_ONCE = 64  # prompts of a file
 
 
 class Episodes:
-    """Adds groups to a trace, AT_ONCE of them as what counts as a step there. A process that is
-    killed loses those that are not a step yet."""
+    """Adds groups to a trace, AT_ONCE of them as what counts as a step there, whose number is the
+    place of its first prompt. A process that is killed leaves out those that are not a step yet;
+    ``prompts_in`` tells where the next one has to go on."""
 
-    def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerBase, first: int) -> None:
+        """``first`` is the place of the next prompt."""
         own = deepcopy(tokenizer)  # tokenizers may not be used by two threads at a time
 
         def pieces(token_ids: list[int]) -> list[str]:
             return [own.decode([token]) for token in token_ids]
 
+        begun = prompts_in(directory) is not None
         flags = TraceFlags(trace_sample_rate=1.0, trace_max_gb=0)
         self._writer = TraceWriter(directory, flags, pieces, keep_until=sys.maxsize)
-        self._step = max(files_by_step(directory), default=-1) + 1
+        self._step = first
         self._groups: list[PromptGroup] = []
+        if not begun:  # it says where the trace begins, even if there is never more
+            self._writer.evaluated(first, [])
 
     def add(self, group: PromptGroup) -> None:
         """Raises UserError if the trace cannot be written."""
@@ -50,7 +55,7 @@ class Episodes:
 
     def _write(self) -> None:
         self._writer.evaluated(self._step, self._groups)
-        self._step, self._groups = self._step + 1, []
+        self._step, self._groups = self._step + len(self._groups), []
 
 
 @contextmanager
@@ -64,22 +69,24 @@ def _disk_errors() -> Iterator[None]:
 
 @contextmanager
 def open_episodes(
-    directory: str | None, tokenizer: PreTrainedTokenizerBase
+    directory: Path | None, tokenizer: PreTrainedTokenizerBase, first: int
 ) -> Iterator[Episodes | None]:
-    """Give the trace in a directory, which is continued if it exists; None without a directory."""
+    """Give the trace in a directory, which is continued if it exists, from the ``first`` prompt
+    on; None without a directory."""
     if directory is None:
         yield None
         return
-    episodes = Episodes(Path(directory).expanduser(), tokenizer)
+    episodes = Episodes(directory, tokenizer, first)
     try:
         yield episodes
     finally:
         episodes.close()
 
 
-def check_directory(directory: str | None, continues: bool) -> None:
-    """Raise UserError if the directory holds the trace of another run."""
-    path = Path(directory or "").expanduser()
-    if directory and not continues and path.is_dir() and files_by_step(path):
-        message = f"--rollout_dump_dir: {directory} holds the trace of an earlier run"
-        raise UserError(message, "another directory")
+def prompts_in(directory: Path) -> int | None:
+    """Return up to which prompt a trace holds an evaluation; None if there is no trace."""
+    if not (directory / NAME).is_file():
+        return None
+    return max(
+        (r["step"] + r.get("groups", 0) for r in read_lines(directory).records), default=None
+    )

@@ -24,7 +24,7 @@ from openrl.inference.answering import (
     read_inputs,
     run_units,
 )
-from openrl.inference.episodes import check_directory, open_episodes
+from openrl.inference.episodes import open_episodes, prompts_in
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import metrics_at_k, powers_of_two, vote
 from openrl.tracking.console import PlainConsole
@@ -44,8 +44,18 @@ def prepare(config: EvaluateConfig) -> AnsweringInputs:
         ids, settings = [unit.id for unit in units], output_settings(config, COUNTING)
         count = config.task.n_samples_per_prompt
         output = Output(figures.with_suffix(".jsonl"), ids, count, settings, figures)
-    check_directory(config.task.rollout_dump_dir, continues=output is not None and output.done > 0)
+    if (kept := trace_dir(config)) and (held := prompts_in(kept)) is not None:
+        if output and output.done:
+            output.forget(held)  # it was killed before the trace had all of them
+        elif held:
+            message = f"--rollout_dump_dir: {kept} holds the trace of an earlier run"
+            raise UserError(message, "another directory")
     return replace(read, units=units, output=output)
+
+
+def trace_dir(config: EvaluateConfig) -> Path | None:
+    given = config.task.rollout_dump_dir
+    return None if given is None else Path(given).expanduser()
 
 
 async def run(config: EvaluateConfig, inputs: AnsweringInputs) -> None:
@@ -91,7 +101,8 @@ async def answer_all(
     if output and output.done == len(inputs.units):
         return rows
     backend = config.engine.rollout_backend
-    with open_episodes(config.task.rollout_dump_dir, inputs.tokenizer) as episodes:
+    done = output.done if output else 0
+    with open_episodes(trace_dir(config), inputs.tokenizer, done) as episodes:
         async with open_answering(config, inputs, backend) as work:
             async for unit in run_units(inputs.units, work, output, console):
                 if output:

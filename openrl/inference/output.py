@@ -43,6 +43,7 @@ class Output:
         self.path, self.units = path, units
         self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
         self._size = self._whole = 0  # bytes that were read, and those of whole units
+        self._bytes: list[int] = []  # of each row of these
         try:
             self._check_settings([path, figures] if figures else [path])
             kept, self.removed = self._read(rows_per_unit)
@@ -86,8 +87,17 @@ class Output:
         cut = sizes[-1] if rows and sizes[-1] < max(rows_per_unit, *sizes) else 0
         kept = rows[: len(rows) - cut]
         self._size = len(read)
-        self._whole = sum(len(line) + 1 for line in lines[: len(kept)])
+        self._bytes = [len(line) + 1 for line in lines[: len(kept)]]
+        self._whole = sum(self._bytes)
         return kept, torn + cut
+
+    def forget(self, first: int) -> None:
+        """Have the units from the ``first`` on done again, though the file holds them."""
+        before = {*self.units[:first]}
+        count = sum(row["id"] in before for row in self.kept)
+        self.removed += len(self.kept) - count
+        self.kept, self.done = self.kept[:count], min(self.done, first)
+        self._whole = sum(self._bytes[:count])
 
     def _position(self, kept: list[Row]) -> int:
         """Return the position among the units of the file's last row. Raises UserError unless the

@@ -186,7 +186,7 @@ class Trace:
         chosen = [n for n, s in enumerate(columns["step"]) if s == step]
         mine = next((n for n in chosen if columns["number"][n] == number), None)
         if mine is None:
-            raise UserError(f"the trace has no trajectory {number} of step {step}", self._steps())
+            raise self._missing(step, number)
         group, evaluated = columns["group"][mine], columns["tag"][mine] == "evaluation"
         return [
             {name: column[n] for name, column in columns.items()}
@@ -272,7 +272,7 @@ class Trace:
                     return read_where(path, number)[0]
                 message = f"the trace no longer holds the trajectories of step {step}"
                 raise UserError(message, "another step, or a higher --trace_keep_steps")
-        raise UserError(f"the trace has no trajectory {number} of step {step}", self._steps())
+        raise self._missing(step, number)
 
     def _whole(
         self, step: int, row: dict[str, Any], learned: Mapping[int, Mapping[str, Any]]
@@ -288,9 +288,13 @@ class Trace:
         ]
         return found
 
-    def _steps(self) -> str:
+    def _missing(self, step: int, number: int) -> UserError:
+        """Return the error of a trajectory that nothing tells of."""
         steps = sorted({record["step"] for record in self._records})
-        return f"a step from {steps[0]} to {steps[-1]}" if steps else "a run with a finished step"
+        fix = f"a step from {steps[0]} to {steps[-1]}" if steps else "a run with a finished step"
+        if step in steps:
+            fix = f"one of the numbers that --step {step} --limit 0 lists"
+        return UserError(f"the trace has no trajectory {number} of step {step}", fix)
 
     def _learned(self, step: int, number: int) -> dict[int, Mapping[str, Any]]:
         """Return what was learned about a trajectory, by segment."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from rich.style import Style
@@ -186,7 +187,7 @@ def _back(found: Record) -> Iterator[tuple[str, str]]:
         calls += "" if score["seconds"] is None else f"; {score['seconds']:.3g} s"
         why = f"; failed: {score['failure']}" if score["failure"] else ""
         passed = "" if score["passed"] is None else f", passed {figure(score['passed'])}"
-        parts = f" = {parts}" if parts else ""
+        parts = f"; parts: {parts}" if parts else ""
         yield "reward", f"{figure(score['reward'])}{passed}{parts}{calls}{why}"
 
 
@@ -204,7 +205,8 @@ def _forward(found: Record, siblings: Sequence[Record]) -> Iterator[tuple[str, s
     if others := [row for row in siblings if row["role"] == "answer"]:
         rewards = [row["reward"] for row in others]
         known = [reward for reward in rewards if reward is not None]
-        mean = f", mean {figure(sum(known) / len(known))}" if known else ""
+        mean = f"; mean {figure(fmean(known))}" if known else ""
+        mean += f", standard deviation {figure(stdev(known))}" if len(known) > 1 else ""
         flat = "; flat: nothing to learn from comparing them" if others[0]["flat"] else ""
         shown = ", ".join(
             f"{figure(row['reward']) or 'none'} ({row['step']}/{row['number']})" for row in others

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -407,12 +409,13 @@ class Halted:
     async def run(self, prompt, generate, sampling):
         mark = Path(__file__ + "." + prompt.text.strip("="))
         if mark.exists():
+            sent = int(mark.read_text())
             mark.unlink()
             while Halted.done < 4:
                 await asyncio.sleep(0)
             for _ in range(1000):  # the others are scored
                 await asyncio.sleep(0)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(sent)
             await asyncio.Event().wait()
         said = await generate(prompt.token_ids, sampling)
         row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
@@ -422,21 +425,29 @@ class Halted:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", [0, 2])
-def test_an_interrupted_evaluation_goes_on_and_its_trace_has_each_episode_once(task, tmp_path, row):
-    """It is interrupted while one prompt is played and all others have been."""
+@pytest.mark.parametrize(
+    ("row", "sent"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGKILL)]
+)
+def test_an_interrupted_evaluation_goes_on_and_its_trace_has_each_episode_once(
+    task, tmp_path, row, sent
+):
+    """It is interrupted or killed while one prompt is played and all others have been."""
     agent, kept, out = tmp_path / "halted.py", tmp_path / "kept", tmp_path / "figures.json"
     agent.write_text(HALTED)
     prompts = [json.loads(line)["input"] for line in (task / "prompts.jsonl").open()]
-    Path(f"{agent}.{prompts[row].strip('=')}").touch()
+    Path(f"{agent}.{prompts[row].strip('=')}").write_text(f"{sent:d}")
     words = flags(
         task, out, rollout_backend="hf", agent_func_path=agent, rollout_dump_dir=kept,
         n_samples_per_prompt=1, k=[1], prompt_max_len=16, generate_max_len=4, max_samples=5,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
-    assert command(*arguments, argv=words) == 128 + signal.SIGINT
+    if sent is signal.SIGKILL:
+        killed = [sys.executable, "-m", "openrl.cli.evaluate", *words]
+        assert subprocess.run(killed, check=False).returncode == -sent
+    else:
+        assert command(*arguments, argv=words) == 128 + sent
     assert len(read(out.with_suffix(".jsonl"))) == row
-    assert len(Trace(kept).index()["step"]) == row
+    assert len(Trace(kept).index()["step"]) == (0 if sent is signal.SIGKILL else row)
     assert command(*arguments, argv=words) == 0
     ids = [row["id"] for row in read(out.with_suffix(".jsonl"))]
     assert Trace(kept).index()["prompt_id"] == ids and len({*ids}) == 5

@@ -518,7 +518,7 @@
         r.sampling_seed != null ? `seed ${r.sampling_seed}` : null, get("seconds") != null ? `${figure(get("seconds"))} s` : null].filter(Boolean).join(", ")],
       ["ended", `${get("end")} after ${get("turns")} turn(s), ${get("tokens")} sampled tokens${get("replays") ? `, played again ${get("replays")} time(s)` : ""}`],
       ["tools", tools], ["environment", listed(r.metrics)], ["failure", get("failure")],
-      ["reward", `${figure(get("reward")) || "none"}${get("passed") != null ? `, verdict ${figure(get("passed"))}` : ""}${parts ? ` = ${parts}` : ""}${score.attempts > 1 ? `, ${score.attempts} calls` : ""}`],
+      ["reward", `${figure(get("reward")) || "none"}${get("passed") != null ? `, verdict ${figure(get("passed"))}` : ""}${parts ? `; parts: ${parts}` : ""}${score.attempts > 1 ? `, ${score.attempts} calls` : ""}`],
       ["trained in", get("optimizer_step") != null ? `optimizer step ${get("optimizer_step")}, ${get("trained_tokens")} tokens` : "no optimizer step"],
       ["measured", ["loss", "weight", "clipped", "entropy", "age", "gap_mean", "gap_max"].filter((n) => get(n) != null).map((n) => `${n} ${figure(get(n))}`).join(", ")],
     ];
@@ -537,7 +537,7 @@
     const reward = t.get("reward", row), advantage = t.get("advantage", row), { shaped, estimate } = record || {};
     if (advantage == null) return make("p", {}, t.get("tag", row) === "train" ? "The step has not trained on it." : `It was not trained on: ${t.get("tag", row)}.`);
     const others = rows.filter((r) => t.get("role", r) === "answer").map((r) => t.get("reward", r)).filter((v) => v != null);
-    const middle = others.length ? mean(others) : 0, spread = Math.sqrt(mean(others.map((v) => (v - middle) ** 2)) || 0);
+    const middle = others.length ? mean(others) : 0, spread = Math.sqrt(others.reduce((sum, v) => sum + (v - middle) ** 2, 0) / Math.max(1, others.length - 1));
     const lines = [["reward", reward, "what the reward gave"]];
     if (shaped != null && reward != null) lines.push(["+ shaping", shaped - reward, "clipping, scaling and penalties of length"]);
     const base = shaped ?? reward ?? 0;

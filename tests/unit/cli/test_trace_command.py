@@ -36,8 +36,8 @@ def test_one_is_followed_back_and_forward(run, capsys):
     assert "1/1 (train), group 0, answer 1" in output
     assert "train:0, source default" in output
     assert "weights 2, 3" in output
-    assert "reward       0.5, passed 0.5 = right 0.5" in output
-    assert "siblings     1 (1/0), 0.5 (1/1), mean 0.75" in output
+    assert "reward       0.5, passed 0.5; parts: right 0.5" in output
+    assert "siblings     1 (1/0), 0.5 (1/1); mean 0.75, standard deviation 0.3536" in output
     assert "shaped 0.5" in output and "mean advantage of its tokens 1" in output
     assert "optimizer step 1 of the training step, 2 tokens" in output
     assert "coloured by advantage from 0.5 to 1.5" in output
@@ -55,7 +55,14 @@ def test_tokens_have_colours(run, capsys, by, scale):
 
 def test_what_is_wrong_is_said(run, tmp_path, capsys):
     assert main([run, "9/0"]) == 2
-    assert "no trajectory 0 of step 9" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no trajectory 0 of step 9" in told and "a step from 1 to 2" in told
+    assert main([run, "2/7"]) == 2
+    assert "--step 2 --limit 0 lists" in capsys.readouterr().err
+    for words in (["2"], ["--step", "2to3"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([run, *words])
+        assert "such as 50" in capsys.readouterr().err
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "no such directory" in capsys.readouterr().err
     (tmp_path / "trace" / NAME).open("a").write("{")

@@ -81,6 +81,21 @@ def test_a_unit_of_two_agents_that_was_cut_short_is_done_again(tmp_path):
     assert Output(path, UNITS, 2, FLAGS).done == 2
 
 
+@pytest.mark.parametrize("first", range(len(UNITS) + 1))
+def test_what_something_else_lacks_is_done_again(tmp_path, first):
+    path = tmp_path / "out.jsonl"
+    run(path)
+    data = path.read_bytes()
+    again = Output(path, UNITS, 2, FLAGS)
+    again.forget(first)
+    kept = [row for unit in UNITS[:first] for row in rows(unit)]
+    assert (again.done, again.kept, again.removed) == (first, kept, 2 * (len(UNITS) - first))
+    with again:
+        assert whole(path) == kept
+    assert len(run(path)) == len(UNITS) - first
+    assert path.read_bytes() == data
+
+
 def test_a_second_run_beside_the_first_is_refused(tmp_path):
     """Whether it comes while the first writes, or has read the file before it wrote."""
     path = tmp_path / "out.jsonl"
