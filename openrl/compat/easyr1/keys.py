@@ -53,7 +53,20 @@ def batches(keys: GivenKeys) -> Iterator[Computed]:
         )
 
 
+def is_old(keys: GivenKeys) -> bool:
+    """Whether a file is of a version before 0.3, whose coefficients stood with the actor."""
+    names = ("use_kl_loss", "kl_loss_coef", "entropy_coeff", "clip_ratio")
+    return any(keys.given(f"{ACTOR}{name}") for name in names)
+
+
 def kl(keys: GivenKeys) -> Iterator[Computed]:
+    in_loss, weight = f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef"
+    if is_old(keys) and keys.text(in_loss).lower() != "false":
+        yield Computed("init_kl_coef", keys.number(weight, 1e-3), (weight, in_loss))
+        yield Computed("use_kl_loss", True, (in_loss,))
+        name = keys.text(f"{ACTOR}kl_loss_type") or "low_var_kl"
+        yield Computed("kl_estimator", KL.get(name, name), (f"{ACTOR}kl_loss_type",))
+        return
     off, coefficient = "algorithm.disable_kl", "algorithm.kl_coef"
     if keys.on(off):
         yield Computed("init_kl_coef", 0.0, (off, coefficient), "no reference is loaded")
@@ -80,6 +93,10 @@ def loss(keys: GivenKeys) -> Iterator[Computed]:
         for flag, key in (("sapo_tau_pos", "tau_positive"), ("sapo_tau_neg", "tau_negative")):
             if keys.given(f"{ACTOR}{key}"):
                 yield Computed(flag, keys.number(f"{ACTOR}{key}"), (f"{ACTOR}{key}",))
+        return
+    if is_old(keys):
+        both = f"{ACTOR}clip_ratio"
+        yield Computed("eps_clip_low_high", [str(keys.number(both, 0.2))] * 2, (both,))
         return
     low, high = (f"{ACTOR}clip_ratio_{end}" for end in ("low", "high"))
     yield Computed(

@@ -25,7 +25,10 @@ config_tables.add(
     "OpenRLHF",
     ConfigTable(
         Path(__file__).with_name("keys.tsv"),
-        marks={f"openrlhf.cli.{name}": name for name in COMMANDS},
+        marks={
+            **{f"openrlhf.cli.{name}": name for name in COMMANDS},
+            **{f"{name}.py": name for name in COMMANDS},
+        },
         as_flags=True,
     ),
 )

@@ -6,6 +6,7 @@ micro-batches; steps are optimizer steps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from openrl.compat.shared.keys import trackers
@@ -32,7 +33,11 @@ MISMATCH = {
 RANKS = ("num_processes", "nproc_per_node")
 # defaults there that differ by command
 LEARNING_RATES = {"train_sft": 2e-5, "train_rm": 1e-4}
-REWARDS = {"accuracy_reward": "math_verify", "reasoning_accuracy_reward": "math_verify"}
+REWARDS = {
+    **dict.fromkeys(("accuracy_reward", "reasoning_accuracy_reward", "accuracy"), "math_verify"),
+    "format": "format",  # this, accuracy and tag_count are open-r1's
+    "tag_count": "tag_count",
+}
 
 
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
@@ -230,7 +235,8 @@ def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
         flag = "prompt_data" if command == RL else "dataset"
         yield Computed(flag, name, ("dataset_name", "dataset_config"))
     if command == RL:
-        yield Computed("input_key", "prompt", ("dataset_name",), "always so there")
+        column = keys.text("dataset_prompt_column") or "prompt"  # of open-r1
+        yield Computed("input_key", column, ("dataset_prompt_column", "dataset_name"))
         yield Computed("apply_chat_template", True, ("dataset_name",), "where prompts are chats")
     warm = "warmup_ratio" if keys.given("warmup_ratio") else "warmup_steps"
     count = keys.number(warm)
@@ -243,6 +249,10 @@ def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
     if path := keys.text("output_dir"):
         yield Computed("save_path", path, ("output_dir",))
         yield Computed("ckpt_path", f"{path}/ckpt", ("output_dir",))
+    for key in ("deepspeed", "deepspeed_config"):  # a file, known by the stage in its name
+        if found := re.search(r"(?:zero|stage|z)_?([0-3])", keys.text(key).lower()):
+            note = "by its name; --ds_config_overrides takes others of its settings"
+            yield Computed("zero_stage", int(found[1]), (key,), note, "differs")
     if keys.given("missing_eos_penalty"):
         lower = -abs(keys.number("missing_eos_penalty"))
         note = "becomes the reward of a truncated answer instead of being subtracted"

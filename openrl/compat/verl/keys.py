@@ -126,7 +126,12 @@ def kl(keys: GivenKeys) -> Iterator[Computed]:
         yield Computed("init_kl_coef", keys.number(reward), (reward, in_reward))
     else:
         none = "neither in the loss nor in the reward: no reference is loaded"
-        yield Computed("init_kl_coef", 0.0, (in_reward, in_loss, loss, reward), none)
+        unsaid = keys.number(reward) and keys.given(reward) and not keys.given(in_reward)
+        if unsaid:  # before 0.3 it went into the reward wherever use_kl_loss was off
+            none = f"before verl 0.3 in the reward: --init_kl_coef {keys.number(reward)}"
+        verdict = "differs" if unsaid else "converted"
+        written = (reward, in_reward, in_loss) if unsaid else (in_reward, in_loss, loss, reward)
+        yield Computed("init_kl_coef", 0.0, written, none, verdict)
         return
     kind = f"{ACTOR}kl_loss_type" if keys.on(in_loss) else "algorithm.kl_penalty"
     if keys.on(in_loss):
@@ -171,6 +176,10 @@ def training(keys: GivenKeys) -> Iterator[Computed]:
     )
     ratio, steps = f"{optim}lr_warmup_steps_ratio", f"{optim}lr_warmup_steps"
     yield from scheduler(keys, style, ratio, steps)
+    least = f"{optim}min_lr"
+    if keys.given(least):
+        share = keys.number(least) / keys.number(f"{optim}lr", 1.0)
+        yield Computed("min_lr_ratio", share, (least, f"{optim}lr"), "a share of the peak")
     if keys.number(steps) > 0:
         yield Computed("lr_warmup_steps", keys.whole(steps), (steps,))
     else:

@@ -73,7 +73,7 @@ def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
         key: written
         for name, value in tree.items()
         for key, written in flat(name, value, source.where.get(name, ""), keys).items()
-        if keys.row(key) or name not in variables
+        if keys.row(key) or (name not in variables and written.raw != {})
     }
     mark = _mark(table, (*source.words, *values))
     if mark and not table.marks[mark]:
@@ -136,44 +136,67 @@ def _defaults(entries: list[Any], home: Path, problems: list[UserError]) -> list
 # -- command lines and scripts ---------------------------------------------------------------------
 
 
-def from_script(text: str, path: Path) -> NestedKeys:
-    """Return the keys of the command in a script that runs a known program."""
-    script, home = Script(text, path), path.parent
+def from_script(text: str, path: Path, arguments: Sequence[str] = ()) -> NestedKeys:
+    """Return the keys of the command in a script that runs a known program, the first that trains.
+    Of a program that nobody knows the keys tell whose it is."""
+    script = Script(text, path, arguments)
     marks = {
-        mark
+        mark: command
         for entry in config_tables.entries()
-        for mark in entry.component.marks
+        for mark, command in entry.component.marks.items()
         if not mark.endswith(".")
     }
-    for words in script.commands:
-        words = _unwrapped(words, marks)
-        names = [Path(word).name if word.endswith(".py") else word for word in words]
-        names = [
-            f"{a} {b}" if f"{a} {b}" in marks else a
-            for a, b in zip(names, [*names[1:], ""], strict=True)
-        ]
-        at = next((i for i, name in enumerate(names) if name in marks), None)
-        if at is not None:
-            systems = [e.name for e in config_tables.entries() if names[at] in e.component.marks]
-            given = _of_program(words[at + 1 :], systems)
-            source = _read_given(given, names[at], home)
-            above = _read_given(_of_launcher(words[:at], systems), names[at], home)
-            source.tree = merged(above.tree, source.tree)
-            source.problems = above.problems + source.problems
+    commands = [_split(_unwrapped(words, marks), marks) for words in script.commands]
+    known = [c for c in commands if c.program in marks]
+    known.sort(key=lambda c: not marks[c.program].startswith("train_"))
+    if known:
+        systems = [e.name for e in config_tables.entries() if known[0].program in e.component.marks]
+        return _of_command(known[0], systems, path.parent)
+    for command in (c for c in commands if c.program):
+        source = _of_command(command, [e.name for e in config_tables.entries()], path.parent)
+        counts = known_keys(source)
+        if (most := max(counts.values())) > 4 and most * 2 > len(flat("", source.tree)):
+            source.words = ()
+            system = max(counts, key=lambda name: counts[name])
+            unknown = f"{command.program}: a program that is not known; its keys are {system}'s"
+            source.problems.append(warning((), f"{unknown}: what it does otherwise is not read"))
             return source
-    programs = [
-        w
-        for c in script.commands
-        for w in _unwrapped(c, marks)
-        if re.search(r"\.py$|^\w+(\.\w+){2,}$", w)
-    ]
+    programs = listed([command.program for command in commands if command.program])
     raise UserError(
-        f"no command of a known system; found {listed(programs) or 'no program'}",
+        f"no command of a known system; found {programs or 'no program'}",
         f"a script that runs one of {listed(sorted(marks), 12)}",
     )
 
 
-def _unwrapped(words: list[str], marks: set[str]) -> list[str]:
+@dataclass(frozen=True)
+class _Command:
+    program: str  # its name, or an empty text
+    before: list[str]  # what starts it
+    arguments: list[str]
+
+
+def _split(words: list[str], marks: Mapping[str, str]) -> _Command:
+    """Return a command in parts. Its program is the first known word, or else a module or file."""
+    names = [Path(word).name if word.endswith(".py") else word for word in words]
+    pairs = [f"{a} {b}" for a, b in zip(names, [*names[1:], ""], strict=True)]
+    for i, name in enumerate(names):
+        if found := next((n for n in (pairs[i], name) if n in marks), ""):
+            return _Command(found, words[:i], words[i + 1 :])
+    for i, word in enumerate(words):
+        if word.endswith(".py") or (i and words[i - 1] == "-m"):
+            return _Command(word, words[:i], words[i + 1 :])
+    return _Command("", words, [])
+
+
+def _of_command(command: _Command, systems: Sequence[str], home: Path) -> NestedKeys:
+    source = _read_given(_of_program(command.arguments, systems), command.program, home)
+    above = _read_given(_of_launcher(command.before, systems), command.program, home)
+    source.tree = merged(above.tree, source.tree)
+    source.problems = above.problems + source.problems
+    return source
+
+
+def _unwrapped(words: list[str], marks: Mapping[str, str]) -> list[str]:
     """Return the words of a command, with those of the command line that one of them is: what
     bash -c or srun runs."""
     for word in words:
@@ -354,6 +377,9 @@ def read(argument: str) -> NestedKeys:
     if path is None or not path.is_file():
         if " " not in argument.strip():
             raise UserError(f"{argument}: no such file")
+        name, *given = shlex.split(argument.removeprefix("bash ")) if "\n" not in argument else [""]
+        if name.endswith(".sh") and Path(name).is_file():
+            return from_script(read_text(name), Path(name), given)
         return from_script(argument, Path("command"))
     if path.suffix in (".yaml", ".yml", ".json"):
         settings, wrong = read_file(str(path))

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from openrl.config.importing.values import SECRET
@@ -45,8 +45,10 @@ KEYWORDS = {"then", "else", "do", "if", "elif", "{", "}", "fi", "done", "!", "ex
 class Script:
     """Reads one script. ``commands`` are the words of each; ``variables`` what it sets."""
 
-    def __init__(self, text: str, path: Path) -> None:
+    def __init__(self, text: str, path: Path, arguments: Sequence[str] = ()) -> None:
         self.variables: dict[str, str | list[str]] = {"0": str(path), "BASH_SOURCE": str(path)}
+        self.variables |= {str(i): word for i, word in enumerate(arguments, 1)}
+        self._arguments = arguments
         self.commands: list[list[str]] = []
         for name, _, body in HEREDOC.findall(text):
             self.variables[name] = re.sub(r"\\\n", " ", body)
@@ -143,8 +145,8 @@ class Script:
 
 
 def printed(command: str) -> str:
-    """Return what pwd, date, dirname, basename, realpath and ``cd PATH && pwd`` print, or an empty
-    text."""
+    """Return what pwd, date, dirname, basename, expr, realpath and ``cd PATH && pwd`` print, or an
+    empty text."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -158,6 +160,8 @@ def printed(command: str) -> str:
             return str(Path(path).parent)
         case ["basename", path]:
             return Path(path).name
+        case ["expr", *sum]:
+            return calculated(" ".join(sum))
         case ["realpath", path] | ["cd", path, "&&", "pwd"] if "$" not in path:
             return str(Path(path).resolve())
     return ""

@@ -699,3 +699,88 @@ def test_explain_looks_up_both_ways():
     assert {line.split(":")[0] for line in found} >= {"EasyR1", "OpenRLHF", "ROLL", "TRL", "verl"}
     with pytest.raises(UserError, match="neither a key of another system nor a flag"):
         explain("frobnicate.everything")
+
+
+def test_easyr1_before_0_3_has_its_coefficients_with_the_actor(tmp_path):
+    """use_kl_loss is on by default there, with 1e-3 and low_var_kl; clip_ratio is 0.2 on both sides
+    and there is no dual clip. Without use_kl_loss the KL goes into the reward by kl_coef."""
+    old = NUMBER_GAME.replace("disable_kl: false, use_kl_loss: true, kl_penalty: low_var_kl,", "")
+    old = old.replace("kl_coef: 1.0e-2", "kl_coef: 0.0").replace(
+        "    ulysses_size: 1", "    entropy_coeff: 1.0e-3\n    ulysses_sequence_parallel_size: 1"
+    )
+    flags = of_file(tmp_path, old)
+    assert flags["init_kl_coef"] == 0.001 and flags["use_kl_loss"] is True
+    assert flags["kl_estimator"] == "k3" and flags["entropy_loss_coef"] == 0.001
+    assert flags["eps_clip_low_high"] == (0.2, 0.2) and "dual_clip" not in flags
+    off = of_file(
+        tmp_path,
+        old.replace(
+            "entropy_coeff", "use_kl_loss: false\n    kl_loss_coef: 5\n    e: 1\n    entropy_coeff"
+        ).replace("    e: 1\n", ""),
+    )
+    assert off["init_kl_coef"] == 0.0 and "use_kl_loss" not in off
+
+
+def test_verl_before_0_3_put_the_kl_into_the_reward_without_saying_so(tmp_path):
+    """use_kl_in_reward came with 0.3; a script without it may be of either."""
+    lines = lines_of(COUNTDOWN.replace("algorithm.use_kl_in_reward=True ", ""), tmp_path)
+    line = lines["algorithm.kl_ctrl.kl_coef"]
+    assert (line.flag, line.value, line.verdict) == ("init_kl_coef", 0.0, "differs")
+    assert "--init_kl_coef 0.01" in line.note
+
+
+def lines_of(text, tmp_path, name="run.sh"):
+    (tmp_path / name).write_text(text)
+    known = recognise(read(str(tmp_path / name)))
+    specs = collect_flags(COMMANDS[known.command or MAIN])
+    return {x.keys[0]: x for x in Conversion(known.system, MAIN, specs, known.values).run()[0]}
+
+
+def test_of_several_commands_the_one_that_trains_counts(tmp_path):
+    text = """python -m openrlhf.cli.serve_rm --reward_pretrain m --port 5000 &
+ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_ppo_ray \\
+    --pretrain p --train_batch_size 256 --bf16 --flash_attn"""
+    flags = of_file(tmp_path, text, "run.sh")
+    assert (flags["pretrain"], flags["train_batch_size"]) == ("p", 256)
+    assert (flags["param_dtype"], flags["attn_implementation"]) == ("bf16", "flash_attention_2")
+
+
+def test_an_unknown_program_is_known_by_its_keys(tmp_path):
+    text = COUNTDOWN.replace("verl.trainer.main_ppo", "recipe.entropy.main_entropy")
+    (tmp_path / "run.sh").write_text(text)
+    source = read(str(tmp_path / "run.sh"))
+    assert "its keys are verl's" in str(source.problems[0])
+    assert flags_of(source)["train_batch_size"] == 1024
+
+
+def test_arguments_of_a_script(tmp_path):
+    """bash run.sh 4 out: $1 and $2."""
+    text = COUNTDOWN.replace("n_gpus_per_node=8", "n_gpus_per_node=$1").replace(
+        "data.max_response_length=2048", "data.max_response_length=$(expr 512 + $2)"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(AssertionError, match=r"\$\{1\} has no value"):
+        flags_of(read(str(tmp_path / "run.sh")))
+    flags = flags_of(read(f"bash {tmp_path}/run.sh 4 16"))
+    assert flags["vllm_num_engines"] == 4 and flags["generate_max_len"] == 528
+
+
+def test_trl_stage_of_zero_by_the_name_of_its_file_and_columns_of_open_r1(tmp_path):
+    text = """
+model_name_or_path: m
+dataset_name: d
+dataset_prompt_column: problem
+system_prompt: Think.
+deepspeed: local_scripts/zero3.json
+log_level: info
+hub_strategy: every_save
+reward_funcs: [accuracy, format, tag_count]
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 4
+num_generations: 16
+"""
+    flags = of_file(tmp_path, text)
+    assert flags["zero_stage"] == 3 and flags["input_key"] == "problem"
+    assert flags["rollout_batch_size"] == 4 and flags["train_batch_size"] == 64  # 16 x 4, / 16
+    assert flags["system_prompt"] == "Think."
+    assert flags["reward_funcs"] == ("math_verify", "format", "tag_count")
