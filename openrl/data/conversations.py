@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from openrl.data.rows import MISSING, as_text, column, value_of
-from openrl.errors import BadRow
+from openrl.errors import BadRow, short
 from openrl.types import Message
 
 SHAREGPT = {
@@ -22,7 +22,6 @@ SHAREGPT = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
-    "function_call": "assistant",
     "observation": "tool",
     "function_response": "tool",
 }
@@ -31,7 +30,17 @@ SHAREGPT = {
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys under which messages hold what was thought before the content; the first is used here."""
 
-ROLES = {"human": "user", "gpt": "assistant", "ai": "assistant", "bot": "assistant"}
+CALL_ROLES = ("function_call", "tool_call")
+"""Roles of messages whose content is a call, or a list of calls, of the assistant as JSON."""
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "ai": "assistant",
+    "bot": "assistant",
+    **dict.fromkeys(CALL_ROLES, "assistant"),
+    "tool_response": "tool",
+}
 """Other names of OpenAI's roles, which some files have for ``role`` too."""
 
 OWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -92,34 +101,70 @@ def as_messages(value: Any) -> list[Message]:
         return [{"role": "user", "content": as_text(value)}]
     if not value:
         raise BadRow("empty")
-    return [_message(turn) for turn in value]
+    messages: list[Message] = []
+    for before, turn in zip([None, *value], value, strict=False):
+        message = _message(turn)
+        if _is_call(turn) and _is_call(before):  # several calls of one turn
+            messages[-1]["tool_calls"] += message["tool_calls"]
+        else:
+            messages.append(message)
+    return messages
+
+
+def _is_call(turn: Any) -> bool:
+    return isinstance(turn, dict) and turn.get("role", turn.get("from")) in CALL_ROLES
 
 
 def _message(turn: Any) -> Message:
     """Return one message: "role" and "content", and perhaps "tool_calls", "reasoning_content",
     "train" and further keys as they are. Raises BadRow."""
     if isinstance(turn, dict) and "from" in turn and "role" not in turn:
-        turn = _from_sharegpt(turn)
+        role = SHAREGPT.get(str(turn["from"]), turn["from"])
+        turn = {"role": role, "content": turn.get("value")} | turn
+        turn = {key: cell for key, cell in turn.items() if key not in ("from", "value")}
     if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
         raise BadRow("a chat message is not of the form {role, content}")
     message = {key: cell for key, cell in turn.items() if cell is not None or key == "content"}
+    if message["role"] in CALL_ROLES:
+        message["tool_calls"], message["content"] = message["content"], None
     message["role"] = _role(message["role"])
     if call := message.pop("function_call", None):
         message["tool_calls"] = [call]
     if "tool_calls" in message:
-        message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    for key in REASONING:
-        if key in message and message["role"] == "assistant":
-            message[REASONING[0]] = message.pop(key)
+        calls = _from_json(message["tool_calls"]) or []
+        message["tool_calls"] = [_call(c) for c in (calls if isinstance(calls, list) else [calls])]
+    if message["role"] == "assistant":
+        message = _with_reasoning(message)
     if message.get("content") is None:
         held = message.get("tool_calls") or message.get(REASONING[0])
         if not held and "content" not in turn:
             raise BadRow("a chat message is not of the form {role, content}")
         message["content"] = ""
-    content = message["content"]
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        message["content"] = "".join(p if isinstance(p, str) else p["text"] for p in content)
+    message["content"] = _content(message["content"], message["role"] == "tool")
     return _marked(message)
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Return the message with its reasoning under our key. Raises BadRow."""
+    found = [_content(message[key]) for key in REASONING if key in message]
+    if not found:
+        return message
+    told = next((text for text in found if text), "")
+    if not isinstance(told, str) or any(text not in (told, "") for text in found):
+        raise BadRow(f"the reasoning of a message is no text, or not one: {short(found)}")
+    rest = {key: value for key, value in message.items() if key not in REASONING}
+    return {**rest, REASONING[0]: told}
+
+
+def _content(content: Any, of_tool: bool = False) -> Any:
+    """Return a content in parts that are all text as one text, and the JSON of what a tool
+    returned; any other content unchanged."""
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        return "".join(part if isinstance(part, str) else part["text"] for part in content)
+    parts = content if isinstance(content, list) else []
+    if isinstance(content, str) or any(isinstance(p, dict) and "type" in p for p in parts):
+        return content
+    return json.dumps(content, ensure_ascii=False) if of_tool else content
 
 
 def _role(given: str) -> str:
@@ -143,15 +188,6 @@ def _is_text(part: Any) -> bool:
     if isinstance(part, dict):
         return part.get("type", "text") in TEXT_PARTS and isinstance(part.get("text"), str)
     return isinstance(part, str)
-
-
-def _from_sharegpt(turn: Mapping[str, Any]) -> Message:
-    role = SHAREGPT.get(str(turn["from"]), turn["from"])
-    rest = {key: cell for key, cell in turn.items() if key not in ("from", "value")}
-    if turn["from"] == "function_call":
-        calls = _from_json(turn.get("value"))
-        return rest | {"role": role, "tool_calls": calls if isinstance(calls, list) else [calls]}
-    return rest | {"role": role, "content": turn.get("value")}
 
 
 def _from_json(value: Any) -> Any:
@@ -207,10 +243,10 @@ def kinds_of_content(messages: Iterable[Message]) -> set[str]:
     """Return the types of what messages of ``as_messages`` hold, as their parts name them."""
     kinds: set[str] = set()
     for content in (message["content"] for message in messages):
-        parts = content if isinstance(content, list) else [content]
-        for part in parts:
-            named = part.get("type", "text") if isinstance(part, dict) else None
-            kinds.add(str(named) if named else "text" if isinstance(part, str) else "unknown")
+        for part in content if isinstance(content, list) else [content]:
+            in_list = isinstance(content, list) and isinstance(part, dict)
+            named = part.get("type", "text") if in_list else type(part).__name__
+            kinds.add("text" if isinstance(part, str) else str(named))
     return kinds
 
 

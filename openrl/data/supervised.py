@@ -52,6 +52,8 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         )
         variables = self.templates.variables(row)
         if flags.multiturn:
+            if not all(has_content(m) for m in dialogue if is_learned(m)):
+                raise BadRow("a message of the assistant is empty")
             dialogue = self.templates.with_system(dialogue, row)
             return mark_turns(self.templates, self.templates.dialogue(dialogue), variables), 0.0
         *before, answer = dialogue

@@ -30,6 +30,11 @@ from openrl.data.tokenizer import leading_ids, require_chat_template, stop_texts
 from openrl.errors import BadRow, UserError
 from openrl.types import Message
 
+IMAGES_SHOWN = "--max_images_per_prompt N shows images to a vision-language model"
+
+TOOLS = ("tools", "functions")
+"""Columns of the schemas of tools, without --tools_key; the second is OpenAI's older name."""
+
 ANY_TEMPLATE = ("user", "assistant", "tool")
 """Roles that a template either knows or refuses."""
 
@@ -111,13 +116,15 @@ class Templates:
         kwargs = objects_without_nulls(found.pop("chat_template_kwargs", {}))
         if not isinstance(kwargs, dict):
             raise BadRow("chat_template_kwargs: not an object")
-        key = self.flags.tools_key
-        tools = column(row, "tools" if key is None else key)
-        if tools is not MISSING and tools:
+        keys = (self.flags.tools_key,) if self.flags.tools_key else TOOLS
+        for key in keys:
+            tools = column(row, key)
+            if "tools" in found or tools is MISSING or not tools:
+                continue
             try:
                 found["tools"] = as_schemas(tools)
             except BadRow as reason:
-                raise BadRow(f"{key or 'tools'}: {reason}") from reason
+                raise BadRow(f"{key}: {reason}") from reason
         return {**kwargs, **found}
 
     def with_system(self, value: Any, row: dict[str, Any]) -> Any:
@@ -173,9 +180,10 @@ class Templates:
             mark for text in said if isinstance(text, str) for mark in self._written if mark in text
         )
         if not self.sees and (kinds := kinds_of_content(messages) - {"text"}):
+            kind = min(kinds)
             raise BadRow(
-                f"a message has content of the type {min(kinds)}, which is no text"
-                " (--max_images_per_prompt N shows images to a vision-language model)"
+                f"a message has content of the type {kind}, which is no text"
+                + (f" ({IMAGES_SHOWN})" if "image" in kind else "")
             )
         return messages
 

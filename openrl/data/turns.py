@@ -49,6 +49,11 @@ def mark_turns(
     learned = [i for i, m in enumerate(messages) if i >= first and is_learned(m)]
     if not learned:
         raise BadRow("the dialogue has no assistant message to learn")
+    if learned[0] == 0:
+        raise BadRow(
+            "the dialogue begins with the assistant, before anybody asked: it is read with"
+            ' "train": false in that message'
+        )
     rows: list[MarkedText] = []
     for i in learned:
         turn = _turn(templates, [*messages], i, variables)

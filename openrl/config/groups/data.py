@@ -154,7 +154,7 @@ class TemplateFlags:
     tools_key: str | None = of_chats(
         None,
         "Column with the schemas of tools that the chat template shows, a list or JSON text. None:"
-        " the column tools, if there is one.",
+        " the column tools, or else functions, if there is one.",
     )
     input_template: str | None = flag(
         None,

@@ -238,6 +238,8 @@ def test_tools_of_another_column_and_what_is_no_schema():
     templates = TemplateFlags(apply_chat_template=True, tools_key="functions")
     (((text, _),), _) = build(rows, "qwen2.5", templates)
     assert "Adds two numbers" in text
+    (((text, _),), _) = build([{"messages": [ASKS, ANSWERS], "functions": TOOLS}], "qwen2.5")
+    assert "Adds two numbers" in text
 
 
 @pytest.mark.parametrize("family", WITH_CALLS)
@@ -396,6 +398,69 @@ def test_older_and_shorter_forms():
         as_messages([ASKS, {"role": "assistant", "tool_calls": [{"type": "function"}]}])
     with pytest.raises(BadRow, match="not schemas"):
         as_schemas("add")
+
+
+def test_calls_as_messages_of_their_own_role():
+    """Those of one turn follow one another; what tools return is an object."""
+    first, second = (json.dumps({"name": "add", "arguments": {"a": n}}) for n in (2, 3))
+    talk = [
+        ASKS,
+        {"role": "tool_call", "content": first},
+        {"role": "tool_call", "content": second},
+        {"role": "tool_response", "content": {"sum": "f\u00fcnf"}},
+        ANSWERS,
+    ]
+    asked, called, returned, answered = as_messages(talk)
+    functions = [call["function"] for call in called["tool_calls"]]
+    assert functions == [{"name": "add", "arguments": {"a": n}} for n in (2, 3)]
+    assert (called["role"], called["content"], asked, answered) == ("assistant", "", ASKS, ANSWERS)
+    assert returned == {"role": "tool", "content": '{"sum": "f\u00fcnf"}'}
+    assert as_messages([asked, called, returned, answered]) == [asked, called, returned, answered]
+    for form in (json.dumps(CALLS["tool_calls"]), CALLS["tool_calls"][0]):
+        assert as_messages([{**CALLS, "tool_calls": form}]) == as_messages([CALLS])
+
+
+def test_what_a_tool_returned_is_shown_as_json():
+    for content, shown in (
+        ({"sum": 4}, '{"sum": 4}'),
+        ([{"sum": 4}, None], '[{"sum": 4}, null]'),
+        (4, "4"),
+        ([{"type": "text", "text": "4"}], "4"),
+    ):
+        rows = [{"messages": [ASKS, CALLS, {**RESULT, "content": content}, ANSWERS]}]
+        (((text, _),), _) = build(rows, "qwen2.5")
+        assert f"<tool_response>\n{shown}\n</tool_response>" in text
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({**ANSWERS, "reasoning_content": {"a": 1}}, "the reasoning of a message is no text"),
+        ({**ANSWERS, "reasoning": "One.", "thinking": "Two."}, "no text, or not one"),
+        ({"role": "user", "content": {"a": 1}}, "content of the type dict, which is no text$"),
+        ({"role": "user", "content": 5}, "content of the type int, which is no text$"),
+        ({"role": "assistant", "content": ""}, "a message of the assistant is empty"),
+    ],
+)
+def test_what_would_be_lost_or_shown_as_python_is_refused(message, reason):
+    with pytest.raises(UserError, match=f"row 0: .*{reason}"):
+        build([{"messages": [ASKS, message, AGAIN, ANSWERS]}], "qwen3", multiturn=True)
+
+
+def test_reasoning_in_parts_or_said_twice():
+    for more in ({"reasoning": ["Two ", {"text": "and two."}]}, {"thinking": "Two and two."}):
+        message = {**ANSWERS, "reasoning_content": "Two and two.", **more}
+        (((_, learned),), _) = build([{"messages": [ASKS, message]}], "qwen3")
+        assert learned == "<think>\nTwo and two.\n</think>\n\nIt is 4.<|im_end|>"
+
+
+def test_a_dialogue_that_begins_with_the_assistant():
+    talk = [{**ANSWERS, "content": "Hello."}, ASKS, ANSWERS]
+    with pytest.raises(UserError, match="row 0: the dialogue begins with the assistant"):
+        build([{"messages": talk}], "qwen2.5", multiturn=True)
+    untrained = [{**talk[0], "train": False}, *talk[1:]]
+    (((text, learned),), _) = build([{"messages": untrained}], "qwen2.5", multiturn=True)
+    assert "Hello." in text and learned == "It is 4.<|im_end|>"
 
 
 def test_a_developer_is_the_system_where_there_is_no_developer():
