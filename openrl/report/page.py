@@ -18,7 +18,7 @@ from openrl.config.groups.health import HealthFlags
 from openrl.files import write_atomically
 from openrl.flags.values import NONE
 from openrl.report.rollouts import RolloutTable, read_rollouts
-from openrl.report.run import Run, curves, differences, read_run
+from openrl.report.run import MOST_POINTS, Run, curves, differences, read_run
 from openrl.report.verdicts import learning, time_by_stage
 from openrl.tracking.health import find_alarms
 from openrl.tracking.metric_rows import metric_rows, names_elsewhere, row_of
@@ -120,10 +120,9 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _overview(
     name: str, run: Run, drawn: Mapping[str, list[list[float]]], rollouts: RolloutTable | None
 ) -> dict[str, Any]:
-    sampled = max((len(steps) for steps, _ in drawn.values()), default=0)
     notes = [*run.notes, *(rollouts.notes if rollouts else [])]
-    if sampled < len(run.metrics):
-        notes.append(f"Curves show {sampled} of {len(run.metrics)} steps, evenly.")
+    if (count := len(run.metrics)) > MOST_POINTS:
+        notes.append(f"Curves show at most {MOST_POINTS} of {count} steps, evenly.")
     return {
         "name": name,
         "path": str(run.directory.resolve()),

@@ -119,7 +119,7 @@
       if (!found) return;
       const label = RUNS.length > 1 ? run.name : name;
       const value = (u, v) => figure(v);
-      const many = found[0].length > 3 && keep > 0;
+      const many = found[0].length > 20 && keep > 0; // a few evaluations are their own curve
       const values = log ? found[1].map((v) => (v > 0 ? v : null)) : found[1];
       const soft = many ? smooth(found[1], keep).map((v) => (log && v <= 0 ? null : v)) : null;
       const columns = [found[0]];
@@ -514,7 +514,7 @@
       ["tag", `${get("tag")}, ${get("role")} ${get("member")} of group ${get("group")}`],
       ["prompt row", `${get("prompt_id")}, source ${get("source")}${get("agent") ? `, agent ${get("agent")}` : ""}`],
       ["label", r.label == null ? null : typeof r.label === "string" ? r.label : JSON.stringify(r.label)], ["row", listed(r.meta)],
-      ["played by", [get("engine") != null ? `engine ${get("engine")}` : null, `weights ${(get("policy_versions") || []).join(" to ") || "unknown"}`,
+      ["played by", [get("engine") != null ? `engine ${get("engine")}` : null, `weights ${[...new Set(get("policy_versions") || [])].join(" to ") || "unknown"}`,
         r.sampling_seed != null ? `seed ${r.sampling_seed}` : null, get("seconds") != null ? `${figure(get("seconds"))} s` : null].filter(Boolean).join(", ")],
       ["ended", `${get("end")} after ${get("turns")} turn(s), ${get("tokens")} sampled tokens${get("replays") ? `, played again ${get("replays")} time(s)` : ""}`],
       ["tools", tools], ["environment", listed(r.metrics)], ["failure", get("failure")],
@@ -548,7 +548,9 @@
     if (estimate != null) lines.push(["+ comparison", estimate - base, group], ["+ the rest", advantage - estimate, rest]);
     else lines.push(["+ comparison and the rest", advantage - base, `${group}; ${rest}`]);
     lines.push(["= advantage", advantage, "mean over its trained tokens"]);
-    return make("table", {}, make("tbody", {}, lines.map(([name, value, words]) => make("tr", {}, make("td", {}, name), make("td", { class: "number" }, figure(value) || "none"), make("td", {}, words)))));
+    const most = Math.max(...lines.map(([, value]) => Math.abs(value || 0)));
+    const shown = (value) => figure(Math.abs(value) < 1e-5 * most ? 0 : value) || "none"; // roundings of fp32 are no part
+    return make("table", {}, make("tbody", {}, lines.map(([name, value, words]) => make("tr", {}, make("td", {}, name), make("td", { class: "number" }, shown(value)), make("td", {}, words)))));
   }
 
   function picture(record, name) {
