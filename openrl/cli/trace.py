@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("trajectory", nargs="?", type=number, metavar="STEP/NUMBER", help="show this one in full")
     add("--step", type=steps, metavar="N or A-B", help="of this step, or of these")
     add("--source", help="of this data source or tag")
-    add("--tag", choices=("train", "filtered", "evaluation"))
+    add("--tag", choices=("train", "filtered", "replayed", "evaluation"))
     add("--agent", help="of this agent")
     add("--prompt_id", metavar="ID", help="of this row of the data, e.g. train:17")
     add("--reward_min", type=float, metavar="FLOAT")

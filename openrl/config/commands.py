@@ -76,6 +76,7 @@ from openrl.config.groups.model import (
 )
 from openrl.config.groups.optimizer import LearningRateFlags, OptimizerFlags
 from openrl.config.groups.placement import DeviceFlags, HybridFlags, PlacementFlags, RankFlags
+from openrl.config.groups.replay import ReplayFlags
 from openrl.config.groups.reward import RewardFlags, RewardSourceFlags
 from openrl.config.groups.reward_shaping import NormScope, RewardShapingFlags
 from openrl.config.groups.rollout_correction import DynamicFilteringFlags, RolloutCorrectionFlags
@@ -111,6 +112,7 @@ class PPOConfig:
     engine: EngineFlags
     collecting: CollectFlags
     asynchrony: AsyncFlags
+    replay: ReplayFlags
     sampling: SamplingFlags
     batch: RolloutBatchFlags
     packing: SharedPackingFlags

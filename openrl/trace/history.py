@@ -31,11 +31,11 @@ class PlayedInStep:
 
 def histories(columns: Columns, rows: Sequence[int]) -> dict[str, dict[int, PlayedInStep]]:
     """Return prompt -> training step -> what was played there, among these rows of an index.
-    Prompts come in the order of ``rows``. Evaluations, greedy answers and failed attempts are left
-    out."""
+    Prompts come in the order of ``rows``. Evaluations, replays of earlier steps, greedy answers and
+    failed attempts are left out."""
     found: dict[str, dict[int, PlayedInStep]] = {}
     for row in rows:
-        if columns["tag"][row] == "evaluation" or columns["role"][row] != "answer":
+        if columns["tag"][row] in ("evaluation", "replayed") or columns["role"][row] != "answer":
             continue
         steps = found.setdefault(columns["prompt_id"][row], {})
         played = steps.setdefault(columns["step"][row], PlayedInStep())

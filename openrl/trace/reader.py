@@ -100,7 +100,8 @@ class Trace:
 
         step              the training step; evaluations have that of the step before them
         number            identifies the trajectory within its step, evaluations included
-        tag               train, filtered (turned down by --dynamic_filtering) or evaluation
+        tag               train, filtered (turned down by --dynamic_filtering), replayed (played in
+                          an earlier step, see --replay_groups) or evaluation
         version           of the weights that the step trained or evaluated
         group, member     place of its prompt in the step, and its own among its siblings
         role              answer; greedy, a baseline; failed, an attempt that was played again
@@ -225,12 +226,8 @@ class Trace:
     def replay(self, step: int, prompts: Iterable[Prompt]) -> PlayedStep:
         """Return the groups that a step generated, equal to those that it trained on. Raises
         KeyError if ``prompts`` lack one."""
-        from openrl.trace.tables import read_table
-
-        record = self._played[step]
-        rows = read_table(played_path(self.directory, step))
-        known = {prompt.id: prompt for prompt in prompts}
-        groups = groups_of(rows, known, self._images())
+        record, known = self._played[step], {prompt.id: prompt for prompt in prompts}
+        groups = groups_of(self._new_rows(step), known, self._images())
         return PlayedStep(groups, record["trained"], record["version"], record["counts"])
 
     def steps(self) -> list[int]:
@@ -240,9 +237,7 @@ class Trace:
     def kept(self, step: int) -> list[KeptGroup]:
         """Return the groups of a training step that the trace keeps. Their prompts lack what only
         the data has, such as messages."""
-        from openrl.trace.tables import read_table
-
-        rows, images = read_table(played_path(self.directory, step)), self._images()
+        rows, images = self._new_rows(step), self._images()
         prompts = {row["prompt_id"]: prompt_of(row, images) for row in reversed(rows)}
         numbers: dict[int, list[int]] = {row["group"]: [] for row in rows}
         for row in rows:
@@ -251,6 +246,14 @@ class Trace:
         groups = groups_of([row | {"made": None} for row in rows], prompts, images)
         both = zip(sorted(numbers), groups, strict=True)
         return [KeptGroup(step, place, numbers[place], group) for place, group in both]
+
+    def _new_rows(self, step: int) -> list[dict[str, Any]]:
+        """Return the rows of what was played for a training step, without replays of earlier
+        ones."""
+        from openrl.trace.tables import read_table
+
+        rows = read_table(played_path(self.directory, step))
+        return [row for row in rows if row["tag"] != "replayed"]
 
     def _images(self) -> dict[str, Image]:
         folder = images_dir(self.directory)

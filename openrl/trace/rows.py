@@ -15,7 +15,7 @@ from openrl.trace.record import (
 )
 from openrl.types import Image, Message, Prompt, PromptGroup, RenderedTurn, Trajectory
 
-Tag = Literal["train", "filtered", "evaluation"]
+Tag = Literal["train", "filtered", "replayed", "evaluation"]
 Role = Literal["answer", "greedy", "failed"]
 
 

@@ -63,7 +63,7 @@ PLAYED = pa.schema(
         "group": pa.int32(),
         "member": pa.int32(),  # place among the siblings
         "role": pa.string(),  # answer, greedy or failed
-        "tag": pa.string(),  # train, filtered or evaluation
+        "tag": pa.string(),  # train, filtered, replayed or evaluation
         "prompt_id": pa.string(),
         "source": pa.string(),
         "prompt": pa.string(),

@@ -76,19 +76,23 @@ class TraceWriter:
         trained: list[int],
         version: int,
         counts: dict[str, float],
+        replayed: Sequence[PromptGroup] = (),
     ) -> None:
         """Keep a sample of the groups of a step, before it trains, and mark them as ``traced``:
         those with transcripts first; and the first groups in which something failed. ``trained``
-        are the indices of those that the filter let through."""
+        are the indices of those that the filter let through. A sample of the ``replayed`` groups,
+        of earlier steps, is kept as well, in places behind the others."""
         failed = [n for n, group in enumerate(groups) if any(t.any_failure for t in group.attempts)]
         shown = {n for n, group in enumerate(groups) if group.prompt.render}
         sampled = chosen(_ids(groups), self.flags.trace_sample_rate, step, first=shown)
         kept = sorted({*sampled, *failed[:MOST_FAILED]})
-        for place in kept:
-            groups[place].traced = True
-        passed = set(trained)
+        passed, again = set(trained), chosen(_ids(replayed), self.flags.trace_sample_rate, step)
         tags: dict[int, Tag] = {n: "train" if n in passed else "filtered" for n in kept}
-        rows = self._numbered(step, played_in([(n, groups[n]) for n in kept], tags, 0))
+        tags |= {len(groups) + n: "replayed" for n in again}
+        every = [*groups, *replayed]
+        for place, group in enumerate(every):
+            group.traced = place in tags
+        rows = self._numbered(step, played_in([(n, every[n]) for n in tags], tags, 0))
         self._numbers = {id(p.trajectory): p for p in rows}
         record = {"event": "played", "step": step, "version": version, "counts": counts}
         record |= {"groups": len(groups), "kept": kept, "trained": trained}

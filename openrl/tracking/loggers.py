@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,12 @@ class Trackers:
         trained: list[int],
         version: int,
         counts: dict[str, float],
+        replayed: Sequence[PromptGroup] = (),
     ) -> None:
         """Add the groups of a step to the trace, before it trains, see ``TraceWriter.played``."""
         if self.trace:
-            self._guard("trace", self.trace.played, step, groups, trained, version, counts)
+            more = (groups, trained, version, counts, replayed)
+            self._guard("trace", self.trace.played, step, *more)
 
     def log_learned(self, step: int, learned: LearnedStep | None) -> None:
         """Add what a step found out to the trace."""

@@ -87,6 +87,22 @@ curriculum/in_band_share | share | above 0.1 | --curriculum_band
     Prompts whose estimate lies in the band.
 curriculum/unknown_share | share | falls | --curriculum_band
     Prompts without a verdict so far.
+replay/groups | groups | | --replay_groups
+    Groups of earlier steps that the step trained on again.
+replay/share | share | below 0.5 | --replay_groups
+    replayed groups / all groups that the step trained on.
+replay/age_mean | syncs | | --replay_groups, once a group is replayed
+    Mean over the replayed groups of the age of their oldest token.
+replay/uses_mean | times | | --replay_groups, once a group is replayed
+    Mean over the replayed groups of how often they have been trained on again, this time included.
+replay/waiting | groups | | --replay_groups
+    Groups that may be replayed later, after the step.
+replay/used_up | groups | | --replay_groups
+    Groups that left after --replay_max_uses uses.
+replay/evicted_by_age | groups | | --replay_groups
+    Groups that left because a token is older than --replay_max_age.
+replay/evicted_by_size | groups | 0 | --replay_groups
+    Groups that left because --replay_buffer_size others are younger.
 agent/AGENT/reward | reward | rises | where agents have names
     Mean reward of one agent of several that share an episode.
 env/TAG/NAME | as its environment defines it | | --env_tags, --agent_func_path

@@ -53,6 +53,7 @@ from openrl.trainer.rollout.engine_pool import EnginePool, EngineRepair
 from openrl.trainer.rollout.evaluation import Evaluation
 from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.trainer.rollout.replay import SavedRollouts
+from openrl.trainer.rollout.replay_buffer import ReplayBuffer
 from openrl.trainer.rollout.reward_models import RewardModels
 from openrl.trainer.rollout.rollouts import Rollouts
 from openrl.trainer.saving.checkpoints import Checkpoints, step_of
@@ -277,6 +278,7 @@ def build_rollouts(
         build_reward_models(config, roles, learner),
         config.reward.max_reward_failure_rate,
         with_transcript(wanted, shown) if shown else lambda n: False,
+        ReplayBuffer(config.replay) if config.replay.replay_groups else None,
     )
 
 

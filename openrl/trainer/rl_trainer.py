@@ -198,7 +198,9 @@ class RLTrainer:
         batch = self.untrained or await self.play(step)
         if batch is None:
             return
-        played = (batch.generated, batch.trained, batch.version, batch.counts)
+        if replay := self.rollouts.replay:
+            batch = replace(batch, replayed=replay.choose(batch.version))
+        played = (batch.generated, batch.trained, batch.version, batch.counts, batch.replayed)
         self.trackers.log_played(step, *played)
         point, self.untrained = DropPoint(self.asked_to_stop), batch
         learning = self.learn_and_sync(batch, step, point)
@@ -243,15 +245,18 @@ class RLTrainer:
         return metrics | self.learner.residency.metrics()
 
     async def learn(self, batch: RolloutBatch, step: int, point: DropPoint) -> dict[str, Metric]:
-        """Train on the groups that --dynamic_filtering leaves, none if too few passed it."""
+        """Train on the groups that --dynamic_filtering leaves, none if too few passed it, and on
+        those that are replayed."""
         groups, metrics = batch.groups, dict[str, Metric]()
         if chosen := self.rollouts.buffer.filter:
             groups, metrics = chosen.select_groups(groups, batch.generated)
         if not groups:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
             return metrics
-        stage = self.progress.stage
-        metrics |= await self.learner.learn(groups, batch.version, step, stage, point)
+        stage, all_groups = self.progress.stage, [*groups, *batch.replayed]
+        metrics |= await self.learner.learn(all_groups, batch.version, step, stage, point)
+        if replay := self.rollouts.replay:
+            metrics |= replay.trained(groups, batch.replayed, batch.version)
         self.unsent += self.learner.trains_actor(step)
         return metrics
 

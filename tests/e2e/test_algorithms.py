@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from openrl.extension_points import advantage_estimators, metric_names, policy_l
 from openrl.trainer.saving.checkpoints import SCHEMA_VERSION
 from openrl.workers.roles import assign_roles
 from tests.e2e.bench import Bench, started
-from tests.e2e.runs import make_task, metrics, untimed
+from tests.e2e.runs import make_task, metrics, played, untimed
 
 pytestmark = pytest.mark.full
 
@@ -320,6 +321,45 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
         load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again")
     )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_groups_are_replayed_and_resume(bench, tmp_path):
+    """Groups of earlier steps train again beside the new ones, weighed by what has changed since;
+    a resume after step 2 replays what the whole run did, and ends at the same bits."""
+    changes = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "replay_groups": 2,
+        "replay_max_age": 2,
+        "enable_vllm_is_correction": True,
+    }
+    whole = bench(tmp_path / "whole", **changes)
+    stopped = tmp_path / "again/checkpoints/step_000002"
+    shutil.copytree(tmp_path / "whole/checkpoints/step_000002", stopped)
+    resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
+    assert untimed(resumed) == untimed(whole[2:])
+    expected, found = (
+        load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again")
+    )
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+    assert [m["replay/groups"] for m in whole] == [0, 2, 2, 2]
+    assert whole[1]["replay/age_mean"] == 1 and whole[1]["rollout/age_max"] == 1
+    assert whole[1]["replay/share"] == pytest.approx(2 / 6)
+    assert [m["rollout/samples"] for m in whole] == [16] * 4  # nothing more is played
+    steps = [[t for t in played(tmp_path / "whole") if t["step"] == n] for n in range(1, 5)]
+    again = [t for t in steps[1] if t["tag"] == "replayed"]
+    assert len(again) == 8
+    for trajectory in again:
+        (segment,) = trajectory["segments"]
+        same = [t for t in steps[0] if t["prompt_id"] == trajectory["prompt_id"]]
+        assert segment["token_ids"] in [t["segments"][0]["token_ids"] for t in same]
+        for n in [n for n, trained in enumerate(segment["trained"]) if trained]:
+            gap = segment["old_logprobs"][n] - segment["rollout_logprobs"][n]
+            assert segment["weights"][n] == pytest.approx(min(max(math.exp(gap), 0.5), 5), rel=1e-5)
+            assert segment["ages"][n] == 1
+    gaps = [t["gap_mean"] for t in steps[1]]
+    assert max(gaps[:16]) < 1e-4 < max(gaps[16:])  # the policy has moved since
 
 
 def test_the_critic_warms_up_alone(bench, tmp_path):

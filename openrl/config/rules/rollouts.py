@@ -8,6 +8,7 @@ from pathlib import Path
 from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.conditions import VLLM
 from openrl.config.derived import (
+    learns_without_rewards,
     longest_sequence,
     off_policy_flags,
     roles_on_shared_places,
@@ -295,6 +296,36 @@ def adapters_are_served(config: PPOConfig) -> Problems:
 
 
 # -- replay ----------------------------------------------------------------------------------------
+
+
+@check
+def replayed_groups_can_be_learnt_from(config: PPOConfig) -> Problems:
+    flags, correction = config.replay, config.correction
+    if not flags.replay_groups:
+        return
+    if "values" in config.algorithm.estimator.needs:
+        message = "a critic would learn the returns of policies that no longer play"
+        fix = "--advantage_estimator group_norm"
+        yield problem(("replay_groups", "advantage_estimator"), message, fix)
+    elif config.batch.n_samples_per_prompt == 1:
+        message = "groups are replayed whose rewards differ, but each prompt gets one answer"
+        fix = "--n_samples_per_prompt 8"
+        yield problem(("replay_groups", "n_samples_per_prompt"), message, fix)
+    if learns_without_rewards(config):
+        message = "nothing gives rewards, so no group has any that differ"
+        yield problem(("replay_groups",), message, "leave it out, or add a reward")
+    if not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
+        message = "older policies sampled the replayed answers, and no ratio corrects for that"
+        yield problem(("replay_groups",), message, "--enable_vllm_is_correction")
+    too_old = config.asynchrony.staleness_bound < flags.replay_max_age
+    if config.asynchrony.staleness_policy == "mask" and too_old:
+        message = "tokens that may be replayed are masked for their age"
+        fix = f"--max_staleness {flags.replay_max_age}, or --staleness_policy drop"
+        yield problem(("replay_max_age", "staleness_policy", "max_staleness"), message, fix)
+    if flags.replay_buffer_size < flags.replay_groups:
+        message = f"a step cannot replay {flags.replay_groups} of {flags.replay_buffer_size} groups"
+        names = ("replay_buffer_size", "replay_groups")
+        yield problem(names, message, f"--replay_buffer_size {flags.replay_groups}")
 
 
 @check

@@ -80,6 +80,7 @@ class RolloutBatch:
     counts: dict[str, float] = field(default_factory=dict)  # the buffer's metrics by name
     # abandoned: nobody needs their answers
     aborted: list[PendingPrompt] = field(default_factory=list)
+    replayed: list[PromptGroup] = field(default_factory=list)  # of earlier steps, see ReplayBuffer
 
     @property
     def trained(self) -> list[int]:

@@ -12,6 +12,7 @@ from openrl.tracking.progress import Tell
 from openrl.trainer.rollout.buffer import PendingPrompt, RolloutBatch, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.metrics import FailureMonitor, UnplayedMonitor
+from openrl.trainer.rollout.replay_buffer import ReplayBuffer
 from openrl.trainer.rollout.reward_models import RewardModels
 from openrl.types import Prompt, PromptGroup
 from openrl.vision.travel import with_pixels
@@ -32,6 +33,7 @@ class Rollouts:
         reward_models: RewardModels | None = None,
         max_failure_rate: float = 1.0,
         with_transcript: Callable[[int], bool] = lambda n: False,
+        replay: ReplayBuffer | None = None,
     ) -> None:
         """``request`` says how prompts are played for training; if it has a seed, each prompt gets
         one that depends on its step and its place in it. ``max_failure_rate`` is the share of a
@@ -39,7 +41,8 @@ class Rollouts:
         the turns of its episodes are kept for people."""
         self.pool, self.buffer, self.residency = pool, buffer, residency
         self.request, self.reward_models = request, reward_models
-        self.max_failure_rate, self.with_transcript = max_failure_rate, with_transcript
+        self.max_failure_rate, self.replay = max_failure_rate, replay
+        self.with_transcript = with_transcript
         self.failure: asyncio.Future[None] = asyncio.Future()
         """A future that fails with the first error of a background task."""
         self._playing: dict[PendingPrompt, asyncio.Task[None]] = {}
@@ -171,10 +174,13 @@ class Rollouts:
         return self.buffer.unfinished * self.request.n_samples
 
     def state(self) -> dict[str, Any]:
-        return self.buffer.state()
+        return self.buffer.state() | ({"replay": self.replay.state()} if self.replay else {})
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.buffer.load_state(state)
+        if self.replay and "replay" in state:  # missing if --replay_groups is new in this resume
+            known = {prompt.id: prompt for prompt in self.buffer.prompts.items}
+            self.replay.load_state(state["replay"], known)
 
     async def close(self) -> None:
         """Cancel all background tasks."""

@@ -23,7 +23,7 @@ from openrl.types import (
     Trajectory,
 )
 from tests.full_disk import files_of_at_most
-from tests.traces import WHOLE, answered, group, prompt, write
+from tests.traces import WHOLE, answered, group, learned, prompt, write
 
 PIXELS = Image(b"pixels", "5f")
 
@@ -164,6 +164,26 @@ def test_a_step_is_replayed_as_it_was(tmp_path):
         here.traced = False
         assert there == here
     assert found[1].trajectories[0].segments[0].images[0].image.data == b"pixels"
+
+
+def test_replayed_groups_are_listed_and_are_no_part_of_what_the_step_played(tmp_path):
+    """The trace tells the age of each, and a run over saved rollouts leaves them out."""
+    new, old = group(0), group(1)
+    writer = TraceWriter(tmp_path / "trace", WHOLE)
+    writer.played(5, [new], [0], 3, {}, [old])
+    writer.learned(5, learned([new, old], version=3))
+    writer.close()
+    trace = Trace(tmp_path)
+    index = trace.index()
+    assert index["tag"] == ["train", "train", "replayed", "replayed"]
+    assert index["prompt_id"] == ["train:0", "train:0", "train:1", "train:1"]
+    assert index["group"] == [0, 0, 1, 1]
+    assert all(age is not None for age in index["age"])
+    assert [g.prompt.id for g in trace.replay(5, [prompt(n) for n in range(2)]).groups] == [
+        "train:0"
+    ]
+    assert [kept.group.prompt.id for kept in trace.kept(5)] == ["train:0"]
+    assert trace.is_whole(5)
 
 
 def test_what_an_environment_made_of_a_seed_comes_back(tmp_path):

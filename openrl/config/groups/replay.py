@@ -1,0 +1,32 @@
+"""Flags of the replay buffer: groups of earlier steps that are trained on again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from openrl.config.groups.asynchrony import TRAINS
+from openrl.flags.schema import flag, given, group
+
+of_replays = partial(flag, only_if=(TRAINS, given("replay_groups")))
+
+
+@group("Replay")
+class ReplayFlags:
+    replay_groups: int = flag(
+        0,
+        "Groups of earlier steps that join the new ones of each step, as far as there are any;"
+        " only groups whose rewards differ. They are not played again. 0: none.",
+        bounds=">= 0",
+        only_if=TRAINS,
+    )
+    replay_max_age: int = of_replays(
+        4,
+        "Most weight syncs between sampling the oldest token of a group and training on it again.",
+        bounds="> 0",
+    )
+    replay_max_uses: int = of_replays(
+        1, "How often a group is trained on again at most.", bounds="> 0"
+    )
+    replay_buffer_size: int = of_replays(
+        1024, "Groups that are kept for replay at most; the oldest leave first.", bounds="> 0"
+    )
