@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from openrl.cli import train_dpo, train_rm
 from openrl.cli.run import command
@@ -29,8 +30,8 @@ from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
-from tests.e2e.bench import in_this_process
-from tests.e2e.runs import REWARD, metrics, ppo_flags, run, run_here
+from tests.e2e.bench import in_this_process, without_ray
+from tests.e2e.runs import REWARD, metrics, played, ppo_flags, run, run_here
 from tests.flags import ppo
 from tests.tiny import tiny_reward_model_dir
 from tests.tiny_vision import picture, tiny_vision_dir
@@ -126,6 +127,59 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     assert any("vision_model" in name for name in changed)
     assert any("text_model" in name for name in changed)
     assert (tmp_path / "processor_config.json").is_file()
+
+
+def test_a_teacher_that_is_told_more_sees_the_images(task, tmp_path):
+    """The policy with the answer before its prompt teaches itself: the distance that the run
+    reports is that of the model behind the processor, which places the images anew."""
+    flags = {
+        "pretrain": task / "model",
+        "prompt_data": task / "rows.parquet",
+        "input_key": "problem",
+        "remote_rm_url": None,
+        "label_key": None,
+        "advantage_estimator": "reinforce",
+        "init_kl_coef": 0,
+        "teacher_self": 1,
+        "teacher_prompt_key": "answer",
+        "rollout_backend": "hf",
+        "max_steps": 1,
+        "trace_sample_rate": 1,
+    }
+    limits = {"prompt_max_len": 192, "generate_max_len": 6}
+    shown = VISION | {"image_max_pixels": None}
+    words = ppo_flags(task, tmp_path, **flags | limits | shown)
+    assert run_here(words, without_ray) == 0
+    model = AutoModelForImageTextToText.from_pretrained(task / "model").eval()
+    processor = AutoProcessor.from_pretrained(task / "model")
+
+    def logprobs(text, images, answer):
+        seen = processor(text=[text], images=images or None, return_tensors="pt")
+        ids = torch.cat([seen.pop("input_ids"), torch.tensor([answer])], 1)
+        seen["attention_mask"] = torch.ones_like(ids)
+        with torch.no_grad():
+            logits = model(input_ids=ids, **seen).logits[0, :-1]
+        return logits.log_softmax(-1)[range(len(ids[0]) - 1), ids[0, 1:]][-len(answer) :]
+
+    gaps, counts = [], set()
+    for answer in played(tmp_path):
+        (segment,) = answer["segments"]
+        first = segment["loss_mask"].index(True)
+        row = int(answer["prompt_id"].split(":")[-1])
+        images = [picture(row + i, (90, 70)) for i in range(row % 3)]
+        text = "<image>" * (row % 3) + "how many?<eos>a:"
+        mine = logprobs(f"u:{text}", images, segment["token_ids"][first:])
+        torch.testing.assert_close(
+            mine, torch.tensor(segment["old_logprobs"][first:]), atol=1e-4, rtol=0
+        )
+        theirs = logprobs(f"u:{row % 3}\n\n{text}", images, segment["token_ids"][first:])
+        gaps.append(mine - theirs)
+        counts.add(len(images))
+    assert counts == {0, 1, 2}
+    (step,) = metrics(tmp_path)
+    expected = torch.cat(gaps).mean().item()
+    assert abs(expected) > 1e-3
+    assert step["actor/teacher_kl"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_images_cross_processes(ray_address, task, supervised, tmp_path, capsys):

@@ -370,6 +370,18 @@ def rollouts_of_two_runs_are_kept_apart(config: PPOConfig) -> Problems:
 
 
 @check
+def kept_sets_are_known_whole(config: PPOConfig) -> Problems:
+    sampling = config.sampling
+    if sampling.cuts == ("top_k",) and sampling.top_k > sampling.kept_ids_max:
+        message = (
+            f"every token is drawn from {sampling.top_k}, and none that is drawn from more than"
+            f" {sampling.kept_ids_max} is trained"
+        )
+        fix = f"--kept_ids_max {sampling.top_k}, or a smaller --top_k"
+        yield problem(("top_k", "kept_ids_max"), message, fix)
+
+
+@check
 def sampled_distribution_is_the_trained_one(config: PPOConfig) -> Problems:
     if config.sampling.repetition_penalty != 1:
         message = "the trained policy, without a penalty, is not the one that is sampled"

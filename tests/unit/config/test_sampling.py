@@ -9,7 +9,7 @@ from openrl.config.groups.sampling import Lengths, SamplingFlags
 from openrl.rollout_engines.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling
-from tests.flags import PPO, ppo, settle
+from tests.flags import PPO, ppo, said, settle
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,11 @@ def test_variables_of_the_run():
         "NCCL_DEBUG": "WARN",
         "NCCL_IB_HCA": "mlx5_0=1",
     }
+
+
+def test_a_top_k_beyond_the_sets_that_are_known_trains_nothing():
+    (message,) = said(PPOConfig, f"{PPO} --top_k 1000")
+    assert "every token is drawn from 1000, and none that is drawn from more than 512" in message
+    assert "--kept_ids_max 1000" in message
+    assert not said(PPOConfig, f"{PPO} --top_k 1000 --kept_ids_max 1000")
+    assert not said(PPOConfig, f"{PPO} --top_k 1000 --top_p 0.9")  # which may leave fewer
