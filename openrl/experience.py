@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from openrl.lazy import torch
-from openrl.types import KeptSets, PlacedImage
+from openrl.types import KeptSets, PlacedImage, Routes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,6 +148,8 @@ class ExperienceBatch(TokenBatch):
     versions: Tensor | None = None
     # (B,) what each token of the row was drawn from; None: everything from the whole vocabulary
     kept: list[KeptSets | None] | None = None
+    # (B,) the experts of each token of the row, for passes of the policy; None: it chooses anew
+    routes: list[Routes | None] | None = None
     old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
     squares: Tensor | None = None  # (B, T) sum of squares of the old policy's distributions
     entropy: Tensor | None = None  # (B, T) of the old policy's distributions, in nats

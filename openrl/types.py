@@ -75,6 +75,7 @@ class Sampling:
     seed: int | None = None
     # most ids of a kept set that a completion brings with each token; 0: it brings no kept sets
     kept_ids: int = 0
+    routes: bool = False  # a completion brings the experts that a mixture's routers chose
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,39 @@ class KeptSets:
         return KeptSets(sizes, self.ids[: sum(size for size in sizes if size > 0)])
 
 
+@dataclass
+class Routes:
+    """The experts that the routers of a mixture chose when an engine computed each of L tokens, in
+    2 bytes per expert: its first layer with a router, then the next.
+
+    An engine never computes the last token that it samples, nor what stands behind it: their
+    experts are UNKNOWN."""
+
+    width: int  # experts per token: layers with a router times experts per layer
+    ids: array[int] = field(default_factory=lambda: array("h"))  # [L * width]
+
+    UNKNOWN = -1
+
+    def __len__(self) -> int:
+        return len(self.ids) // self.width
+
+    def first(self, length: int) -> Routes:
+        """Return the routes of the first ``length`` tokens, UNKNOWN behind the last."""
+        missing = max(length - len(self), 0) * self.width
+        more = array("h", [self.UNKNOWN]) * missing
+        return Routes(self.width, self.ids[: length * self.width] + more)
+
+    def followed_by(self, later: Routes) -> Routes:
+        """Return the routes of the row after a later request, which computed all of it again. A
+        token keeps the experts of the request that first computed it: they led to the next
+        token."""
+        ids, width = self.ids[:], self.width
+        for at in range(0, len(ids), width):
+            if ids[at] == self.UNKNOWN:
+                ids[at : at + width] = later.ids[at : at + width]
+        return Routes(width, ids + later.ids[len(ids) :])
+
+
 @dataclass(frozen=True)
 class Completion:
     """An engine's reply to one request."""
@@ -182,6 +216,7 @@ class Completion:
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]  # consecutive spans that cover all n tokens
     kept: KeptSets | None = None  # [n] if the request asked for them
+    routes: Routes | None = None  # [prompt + n], if the request asked for them
 
 
 @dataclass(frozen=True)
@@ -242,6 +277,7 @@ class Segment:
     state: str | None = None  # key of the observation that the row answers; None: the prompt
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     kept: KeptSets | None = None  # [L] if sampling was cut by top_p, top_k or min_p
+    routes: Routes | None = None  # [L] with --routing_replay
     # None: a row that begins with its prompt begins with ``Prompt.privileged`` for a teacher
     privileged: PrivilegedContext | None = None
 
@@ -263,13 +299,14 @@ class Segment:
         versions: tuple[VersionSpan, ...] = (),
         images: tuple[PlacedImage, ...] = (),
         kept: KeptSets | None = None,
+        routes: Routes | None = None,
     ) -> Self:
         """Build the row of a prompt and the tokens sampled after it. ``versions`` counts from the
         first sampled token. ``logprobs`` None means that nobody measured them; they are set to
         0."""
         row = cls()
         row.observe(prompt_ids, images)
-        row.sample(token_ids, logprobs or [0.0] * len(token_ids), versions, kept)
+        row.sample(token_ids, logprobs or [0.0] * len(token_ids), versions, kept, routes)
         return row
 
     def observe(self, token_ids: list[int], images: tuple[PlacedImage, ...] = ()) -> None:
@@ -280,6 +317,8 @@ class Segment:
         self.images = (*self.images, *images)
         if self.kept is not None:
             self.kept.extend(KeptSets.of([[]] * len(token_ids)))
+        if self.routes is not None:
+            self.routes = self.routes.first(len(self.token_ids))
 
     def sample(
         self,
@@ -287,9 +326,11 @@ class Segment:
         logprobs: list[float],
         versions: tuple[VersionSpan, ...],
         kept: KeptSets | None = None,
+        routes: Routes | None = None,
     ) -> None:
         """Append tokens that the policy sampled. ``versions`` and ``kept`` count from the first of
-        them; what they say of tokens behind the last is left out."""
+        them, ``routes`` from the beginning of the row; what they say of tokens behind the last is
+        left out."""
         before = len(self.token_ids)
         if kept is not None and self.kept is None:
             self.kept = KeptSets.of([[]] * before)
@@ -299,6 +340,10 @@ class Segment:
         self.token_ids += token_ids
         self.loss_mask += [True] * len(token_ids)
         self.rollout_logprobs += logprobs
+        if routes is not None and self.routes is not None:
+            routes = self.routes.followed_by(routes)
+        routes = routes or self.routes
+        self.routes = routes and routes.first(len(self.token_ids))
         for span in versions:
             start, end = before + span.start, before + min(span.end, len(token_ids))
             last = self.versions[-1] if self.versions else None
@@ -315,6 +360,7 @@ class Segment:
         self.versions = tuple(span for span in spans if span.start < span.end)
         self.images = tuple(image for image in self.images if image.end <= length)
         self.kept = None if self.kept is None else self.kept.first(length)
+        self.routes = None if self.routes is None else self.routes.first(length)
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,8 @@ class Conversation:
             self._rows.append(row)
         sampled_ids = completion.token_ids
         segment.observe(token_ids, images)
-        segment.sample(sampled_ids, completion.logprobs, completion.versions, completion.kept)
+        found = completion.logprobs, completion.versions, completion.kept, completion.routes
+        segment.sample(sampled_ids, *found)
         sampled = self.chat.decode_after(prompt_ids, sampled_ids)
         before = row.text
         row.text += text + sampled

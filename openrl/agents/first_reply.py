@@ -44,6 +44,7 @@ class FirstReply:
                     completion.versions,
                     tuple(images),
                     completion.kept,
+                    completion.routes,
                 )
                 first.set_result(Trajectory(prompt, [row], completion.finish_reason))
             return await asyncio.Future()  # until the episode is cancelled, which is at once

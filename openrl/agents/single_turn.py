@@ -24,6 +24,7 @@ class SingleTurn:
             reply.versions,
             prompt.images,
             reply.kept,
+            reply.routes,
         )
         text = self.decode(reply.token_ids)
         rendered = (

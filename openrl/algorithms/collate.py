@@ -59,6 +59,7 @@ def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
         versions=_versions(segments, loss_mask),
         images=[s.images for s in segments] if any(s.images for s in segments) else None,
         kept=[s.kept for s in segments] if any(s.kept for s in segments) else None,
+        routes=[s.routes for s in segments] if any(s.routes for s in segments) else None,
     )
 
 

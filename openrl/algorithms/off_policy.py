@@ -234,6 +234,7 @@ def mismatch_metrics(
         "rho_squared": rho.square(),
         "logprob_gap": raw.abs(),
         "prob_gap_mean": gap,
+        "bitwise_frac": (logprobs == rollout_logprobs).double(),
     }
     of_rows = {"ppl_ratio": (-per_token).exp(), "sequence_rho_squared": (2 * sequence).exp()}
     maxima, minima = {"logprob_gap_max": raw.abs().amax(), "prob_gap_max": gap.amax()}, {}

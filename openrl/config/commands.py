@@ -16,6 +16,7 @@ from openrl.config.groups.algorithm import (
     PairRewardFlags,
     PreferenceFlags,
     PtxFlags,
+    RoutingFlags,
 )
 from openrl.config.groups.asynchrony import AsyncFlags
 from openrl.config.groups.batch import (
@@ -125,6 +126,7 @@ class PPOConfig:
     lora: PolicyLoRAFlags
     algorithm: AlgorithmFlags
     mixture: MixtureFlags
+    routing: RoutingFlags
     ptx: PtxFlags
     kl: KLFlags
     teacher: TeacherFlags

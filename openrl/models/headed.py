@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -13,13 +15,14 @@ from openrl.models.kept import KeptIds
 from openrl.models.logits import Other, Output, Outputs
 from openrl.models.lora import Adapters
 from openrl.models.packing import Rows, arrange
+from openrl.models.routers import Routers
 from openrl.models.sequence_parallel import Part, undivided
 from openrl.models.vision import Media, Vision
 
 
 class HeadedModel(ABC, nn.Module):
     """Base of language and scalar models. ``hf`` keeps its parameter names. The attributes from
-    ``shares`` to ``split`` are set after loading."""
+    ``shares`` to ``routers`` are set after loading."""
 
     adapted_modules: list[str] | None
     """Modules that an adapter's file holds whole, besides the adapters."""
@@ -31,6 +34,7 @@ class HeadedModel(ABC, nn.Module):
         self.adapters: Adapters | None = None
         self.vision: Vision | None = None
         self.split: Callable[[Rows], Part] = undivided
+        self.routers: Routers | None = None  # of a policy that replays its engine's routes
         self._balancing = load_balancing(type(hf), hf.config)
 
     @property
@@ -79,6 +83,7 @@ class HeadedModel(ABC, nn.Module):
         compared: Mapping[Other, Sequence[Tensor]] | None = None,
         media: Media | None = None,
         kept: KeptIds | None = None,
+        routes: Tensor | None = None,
     ) -> Outputs:
         """Return the model's output and, by name, the further outputs that are wanted.
 
@@ -90,16 +95,23 @@ class HeadedModel(ABC, nn.Module):
                 T, ...).
             media: for a model that sees, the tensors of all images of the rows.
             kept: the sets that the tokens were drawn from, where sampling was cut.
+            routes: with ``routers``, the experts of each token, (b, T, experts per token) int16.
         """
         axes = self.vision.axes(token_ids, attention_mask, media or {}) if self.vision else None
         groups, scored = groups if self.shares else None, self.scored(attention_mask, scored)
         rows = arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
         part = self.split(rows)
         inputs = part.inputs | ({"output_router_logits": True} if "balance" in outputs else {})
-        if self.vision is None or media is None:
-            found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
+        if self.routers is not None:
+            replayed = None if routes is None else part.take(rows.arranged(routes))
+            replaying: Any = self.routers.replaying(replayed)
         else:
-            found = self.vision.run(part.token_ids, media, inputs)
+            replaying = nullcontext()
+        with replaying:
+            if self.vision is None or media is None:
+                found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **inputs)
+            else:
+                found = self.vision.run(part.token_ids, media, inputs)
         compared = compared or {}
         output, more = self.read(found.last_hidden_state, rows, part, outputs, compared, kept)
         if "balance" in outputs:

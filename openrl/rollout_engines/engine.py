@@ -178,7 +178,8 @@ class RolloutEngine(ABC):
         top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
         ends with an end-of-text token or with the token that completes a stop text. An engine that
         accepts images never samples their tokens. With ``sampling.kept_ids`` it brings the set of
-        tokens that each token was drawn from.
+        tokens that each token was drawn from, with ``sampling.routes`` the experts of
+        the row: after an interruption, those of the tokens before it stay.
 
         Raises UserError if the prompt leaves no room for another token, if the engine turns the
         images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
@@ -186,7 +187,7 @@ class RolloutEngine(ABC):
         room = room_for(token_ids, sampling, self._spec.max_model_len)
         request = EngineRequest(list(token_ids), sampling, room, tuple(images))
         row = request.sampled
-        end = FinishReason.INTERRUPTED
+        end, routes = FinishReason.INTERRUPTED, None
         while end is FinishReason.INTERRUPTED:
             while not self._resumed.is_set():  # a new pause may begin before this task wakes up
                 await self._while_alive(self._resumed.wait())
@@ -200,8 +201,15 @@ class RolloutEngine(ABC):
                     "leave out --top_p, --top_k and --min_p, or use --rollout_backend vllm or hf",
                 )
             row.sample(part.token_ids, part.logprobs, part.versions, part.kept)
+            if sampling.routes and part.token_ids:
+                if part.routes is None:
+                    raise UserError(
+                        "this rollout engine does not tell which experts it chose",
+                        "leave --routing_replay out, or use --rollout_backend hf",
+                    )
+                routes = routes.followed_by(part.routes) if routes else part.routes
             end = part.finish_reason
-        return Completion(row.token_ids, row.rollout_logprobs, end, row.versions, row.kept)
+        return Completion(row.token_ids, row.rollout_logprobs, end, row.versions, row.kept, routes)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers import (
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.process_memory import MemoryUse, memory_use
+from openrl.models.routers import Routers
 from openrl.models.stored import load_config
 from openrl.models.towers import language_model_class, tower_weights
 from openrl.models.vision import Vision
@@ -36,7 +38,15 @@ from openrl.rollout_engines.engine import (
     RolloutEngine,
     banned_tokens,
 )
-from openrl.types import Completion, FinishReason, KeptSets, PlacedImage, Sampling, VersionSpan
+from openrl.types import (
+    Completion,
+    FinishReason,
+    KeptSets,
+    PlacedImage,
+    Routes,
+    Sampling,
+    VersionSpan,
+)
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, HostReceiver
 from openrl.weights.shared_memory import machine_id
@@ -74,6 +84,7 @@ class _Stretch:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     kept: KeptSets = field(default_factory=KeptSets)
+    routes: Routes | None = None  # of the tokens computed so far, the prompt's included
 
     @property
     def context(self) -> list[int]:
@@ -135,6 +146,7 @@ class HFEngine(RolloutEngine):
         """Use this model from now on."""
         self._model = model.to(self._spec.device).eval()
         self._vision = Vision(self._model, self._processor) if self._processor else None
+        self._routers: Routers | None = None
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -150,7 +162,8 @@ class HFEngine(RolloutEngine):
         end = await row.reply
         spans = (VersionSpan(0, len(row.tokens), self.policy_version),)
         kept = row.kept if request.sampling.kept_ids else None
-        return Completion(row.tokens, row.logprobs, end, spans, kept)
+        routes = row.routes and row.routes.first(len(row.context) + len(row.tokens))
+        return Completion(row.tokens, row.logprobs, end, spans, kept, routes)
 
     async def _stop(self) -> None:
         await self._idle.wait()  # the decoding thread checks ``_interrupting`` at each token
@@ -189,14 +202,15 @@ class HFEngine(RolloutEngine):
                     loop.call_soon_threadsafe(_set_end, row.reply, FinishReason.INTERRUPTED)
                 return
             along = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            logits = self._model(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=shown.positions(along),
-                past_key_values=cache,
-                logits_to_keep=1,
-                **shown.inputs,
-            ).logits[:, -1]
+            with self._recorded(batch, mask[:, -tokens.shape[1] :]):
+                logits = self._model(
+                    input_ids=tokens,
+                    attention_mask=mask,
+                    position_ids=shown.positions(along),
+                    past_key_values=cache,
+                    logits_to_keep=1,
+                    **shown.inputs,
+                ).logits[:, -1]
             logits[:, list(self._banned)] = -torch.inf
             going = []
             for place, (row, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
@@ -212,6 +226,24 @@ class HFEngine(RolloutEngine):
             shown = shown.for_next_token(going)
             tokens = torch.tensor([[row.tokens[-1]] for row in batch], device=device)
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
+
+    @contextmanager
+    def _recorded(self, batch: list[_Stretch], mask: Tensor) -> Iterator[None]:
+        """Add the experts chosen inside to the requests that want them. ``mask`` (b, T) marks the
+        tokens that are computed inside."""
+        if not any(row.request.sampling.routes for row in batch):
+            yield
+            return
+        if self._routers is None:
+            self._routers = Routers(self._model)
+        with self._routers.recording() as chosen:
+            yield
+        found = torch.stack(chosen, 1).flatten(1).to(torch.int16).cpu()  # (b * T, layers * k)
+        of_rows = found.view(*mask.shape, -1)
+        for row, tokens, real in zip(batch, of_rows, mask.bool().cpu(), strict=True):
+            if row.request.sampling.routes:
+                row.routes = row.routes or Routes(self._routers.width)
+                row.routes.ids.frombytes(tokens[real].contiguous().numpy().tobytes())
 
     def _image_inputs(
         self, tokens: Tensor, mask: Tensor, images: Sequence[Sequence[PlacedImage]]

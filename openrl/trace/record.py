@@ -16,6 +16,7 @@ from openrl.types import (
     PrivilegedContext,
     Prompt,
     PromptGroup,
+    Routes,
     Score,
     Segment,
     ToolUse,
@@ -81,8 +82,10 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         versions = [vars(span) for span in segment.versions]
         images = images_to_json(segment.images)
         kept = segment.kept and {name: [*numbers] for name, numbers in vars(segment.kept).items()}
-        told = segment.privileged
+        told, routes = segment.privileged, segment.routes
         plain: dict[str, Any] = {"versions": versions, "images": images, "kept": kept}
+        packed = routes and b64encode(routes.ids).decode()
+        plain["routes"] = routes and {"width": routes.width, "ids": packed}
         plain["privileged"] = told and vars(told) | {"images": images_to_json(told.images)}
         fields["segments"].append(vars(segment) | plain)
     fields["score"] = dict(vars(trajectory.score)) if trajectory.score else None
@@ -102,6 +105,8 @@ def trajectory_from_json(
         sets = of_segment.get("kept")  # missing in files from before they were recorded
         kept = sets and KeptSets(**{name: array("i", numbers) for name, numbers in sets.items()})
         read: dict[str, Any] = {"versions": versions, "images": images, "kept": kept}
+        if chosen := of_segment.get("routes"):
+            read["routes"] = Routes(chosen["width"], array("h", b64decode(chosen["ids"])))
         if own := of_segment.get("privileged"):
             shown = images_from_json(own["images"], known)
             read["privileged"] = PrivilegedContext(**own | {"images": shown})

@@ -255,6 +255,8 @@ mismatch/prob_gap_mean | probability | below 0.01 | where engine and trainer are
     Mean over sampled tokens of |p trainer - p engine|.
 mismatch/prob_gap_max | probability | | where engine and trainer are compared
     Largest such gap.
+mismatch/bitwise_frac | share | | where engine and trainer are compared
+    Sampled tokens whose log-prob has the same bits in engine and trainer.
 mismatch/kl | nats per token | below 0.01 | where engine and trainer are compared
     Mean over sampled tokens of log p engine - log p trainer.
 mismatch/k3_kl | nats per token | below 0.01 | where engine and trainer are compared
@@ -301,6 +303,10 @@ rollout/kept_ids | tokens | | in steps that train, with --top_p, --top_k or --mi
     Mean number of tokens that these left to sample from, where no more than --kept_ids_max.
 rollout/kept_ids_unknown | share | below 0.01 | as rollout/kept_ids
     Sampled tokens out of the loss because more than --kept_ids_max were left to sample from.
+rollout/routes_unknown | share | 0 | in steps that train, with --routing_replay
+    Tokens before a row's last trained one whose experts did not come: the trainer chooses them.
+rollout/routes_differ | share | below 0.001 | as rollout/routes_unknown
+    Tokens that several answers to a prompt begin with, for which the engine chose other experts than in the first of them; training takes those of the first.
 rollout/buffered_groups | groups | |
     Complete groups that wait for a training step.
 rollout/running_groups | groups | |

@@ -20,7 +20,9 @@ async def check_sync(rollouts: Rollouts, learner: Learner, version: int) -> None
 
     Raises UserError if they are not the same model, see ``check_gap``, or nothing was sampled."""
     drawn = rollouts.request.sampling
-    plain = Sampling(drawn.max_tokens, drawn.temperature, max_len=drawn.max_len)
+    plain = Sampling(
+        drawn.max_tokens, drawn.temperature, max_len=drawn.max_len, routes=drawn.routes
+    )
     seed = (learner.settings.seed, 0, 0)
     request = RolloutRequest(1, plain, seed, scored=False, first_reply=TOKENS)
     prompts = rollouts.buffer.prompts.peek(PROMPTS)

@@ -25,6 +25,7 @@ from openrl.models.logits import Other
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_packing, check_sharing
 from openrl.models.reference import FrozenHead
+from openrl.models.routers import Routers
 from openrl.models.scalar_model import RewardModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, split_sequences, unsplit
 from openrl.models.stored import load_config
@@ -67,6 +68,7 @@ class ModelSpec:
     top_k: Mapping[Other, int] = field(default_factory=dict)
     # for a teacher: the model whose output head may have fewer tokens, its student
     vocabulary_of: str | None = None
+    replays: bool = False  # a policy's passes choose the experts that its engine chose
     # for a policy: the paths of these models; it keeps the output head of one with top_k 0
     others: Mapping[Other, str] = field(default_factory=dict)
 
@@ -115,6 +117,8 @@ def load_model(spec: ModelSpec) -> HeadedModel:
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
     model.shares = spec.shares
+    if spec.replays:
+        model.routers = Routers(model.hf)
     prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
     if spec.lora is not None and spec.lora.adapts:
         model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)

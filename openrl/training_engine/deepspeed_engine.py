@@ -247,7 +247,11 @@ class DeepSpeedEngine:
         media = read and {name: tensor.to(self.device) for name, tensor in read.items()}
         sets = batch.kept if isinstance(batch, ExperienceBatch) else None
         kept = sets and KeptIds.of(sets, batch.token_ids.shape[1], self.device)
-        return self._engine(*tokens, outputs, compared, media, kept)
+        routes = None
+        if self.model.routers and isinstance(batch, ExperienceBatch) and batch.routes:
+            width = batch.token_ids.shape[1]
+            routes = self.model.routers.rows(batch.routes, width, self.device)
+        return self._engine(*tokens, outputs, compared, media, kept, routes)
 
     @needs("param")
     @torch.no_grad()

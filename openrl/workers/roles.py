@@ -119,6 +119,7 @@ def model_specs(
             "kind": "logprobs",
             "optim": OptimSpec(rate, config.optim, steps, average, earlier),
             "lora": config.lora,
+            "replays": config.routing.routing_replay,
             "others": {
                 "reference": config.others.ref_pretrain or config.model.pretrain,
                 "teacher": next(iter(plan.of("model")), config.model.pretrain),

@@ -100,7 +100,7 @@ def trajectory(
         sampled, length = turn.completion, end - start
         row.observe(ids[len(row.token_ids) : len(turn.prompt_ids)])
         own = sampled.token_ids[:length], sampled.logprobs[:length]
-        row.sample(*own, sampled.versions, sampled.kept)
+        row.sample(*own, sampled.versions, sampled.kept, sampled.routes)
     row.observe(ids[len(row.token_ids) :])
     metrics = {f"env/{prompt.source}/{k}": v for k, v in played.metrics.items()}
     return Trajectory(

@@ -219,6 +219,16 @@ class MixtureFlags:
     )
 
 
+@group("Algorithm")
+class RoutingFlags:
+    routing_replay: bool = flag(
+        False,
+        "The policy's passes send each token to the experts that the engine chose for it, which"
+        " travel with the tokens (R3): routers of engine and trainer disagree otherwise wherever"
+        " two experts are about equally good. The weights of these experts are the trainer's.",
+    )
+
+
 of_ptx = partial(flag, only_if=given("ptx_data"))
 
 

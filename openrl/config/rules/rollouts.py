@@ -394,6 +394,18 @@ def sampled_distribution_is_the_trained_one(config: PPOConfig) -> Problems:
 
 
 @check
+def chosen_experts_come_with_the_tokens(config: PPOConfig) -> Problems:
+    if not config.routing.routing_replay:
+        return
+    if config.collecting.replays:
+        message = "kept rollouts hold no experts: they are too many numbers for the trace"
+        yield problem(("routing_replay", "rollout_replay_dir"), message, "leave one out")
+    elif VLLM.holds(config):
+        message = "vLLM's engines do not return the experts that they chose"
+        yield problem(("routing_replay", "rollout_backend"), message, "--rollout_backend hf")
+
+
+@check
 def stop_texts_are_texts(config: PPOConfig | AnsweringConfig) -> Problems:
     if "" in config.sampling.stop:
         yield problem(("stop",), "an empty text would end every answer at once", "leave it out")

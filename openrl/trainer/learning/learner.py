@@ -18,6 +18,7 @@ from openrl.algorithms.kept import without_unknown_sets
 from openrl.algorithms.observations import mark_observed
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.privileged import PrivilegedRows
+from openrl.algorithms.routes import with_shared_routes
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -128,7 +129,7 @@ class Learner:
         if self.teaching.remembers(step):
             async with self.residency.stage("export", self.roles.policy.role):
                 await self.roles.policy.call("remember")
-        batch = collate(groups, self.pad_id)
+        batch, routed = with_shared_routes(collate(groups, self.pad_id))
         if self.losses.actor.observation_coef:
             batch = mark_observed(batch)
         batch, reads = self.teaching.assign(batch, groups, self.pad_id)
@@ -139,7 +140,7 @@ class Learner:
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
         batch, sets = without_unknown_sets(batch)
-        masked |= {f"rollout/{name}": metric for name, metric in sets.items()}
+        masked |= {f"rollout/{name}": metric for name, metric in (sets | routed).items()}
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
@@ -171,7 +172,7 @@ class Learner:
         if batch.traced is None:
             return None
         old = batch.old_logprobs if self.losses.old_logprobs == "forward" else None
-        dropped = dict.fromkeys((*DISTRIBUTIONS, "kept"))
+        dropped = dict.fromkeys((*DISTRIBUTIONS, "kept", "routes"))
         batch = batch.replace(old_logprobs=old, **dropped)
         return LearnedStep(groups, batch, version, rows, self._updates)
 
@@ -297,6 +298,8 @@ class Learner:
         if rows is not None and not bool(rows.any()) and not request.also:
             return {"output": torch.zeros_like(batch.rollout_logprobs)}
         reads = request.reads
+        if group is not self.roles.policy or request.model != 0:  # others choose experts themselves
+            batch = batch.replace(routes=None)
         # an earlier policy runs in the place of the masters
         stage = "export" if request.model == "earlier" else "forward"
         async with self.residency.stage(stage, group.role):
@@ -349,6 +352,8 @@ class Learner:
             spec.cost,
             computed,
         )
+        if role != "actor":
+            batch = batch.replace(routes=None)
         mix = self.settings.ptx if role == "actor" else None
         parts = [shards_of(batch, plan, update)]
         if mix:

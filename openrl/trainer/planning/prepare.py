@@ -36,6 +36,7 @@ from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
 from openrl.models.exports import check_export, check_tokenizer_saves, try_to_save
 from openrl.models.lora import check_targets
+from openrl.models.routers import check_routers
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
 from openrl.models.stored import (
@@ -96,6 +97,8 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_ranks, config, {"actor": world})
     if config.mixture.aux_loss_coef:
         collector.run(check_mixture, path, trusted)
+    if config.routing.routing_replay:
+        collector.run(check_routers, path, trusted)
     check_training(config, device, collector)
     collector.run(check_critic_adapters, config)
     with collector:
