@@ -120,7 +120,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _overview(
     name: str, run: Run, drawn: Mapping[str, list[list[float]]], rollouts: RolloutTable | None
 ) -> dict[str, Any]:
-    notes = [*run.notes, *(rollouts.notes if rollouts else [])]
+    notes = [
+        *run.notes,
+        *(run.trace.problems if run.trace else []),
+        *(rollouts.notes if rollouts else []),
+    ]
     if (count := len(run.metrics)) > MOST_POINTS:
         notes.append(f"Curves show at most {MOST_POINTS} of {count} steps, evenly.")
     return {

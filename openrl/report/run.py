@@ -81,12 +81,10 @@ def read_run(directory: Path) -> Run:
 
 def _trace(directory: Path, notes: list[str]) -> Trace | None:
     try:
-        trace = Trace(directory)
+        return Trace(directory)
     except UserError as error:
         notes.append(f"There are no trajectories to look at: {error}")
         return None
-    notes += trace.problems
-    return trace
 
 
 def _flags(path: Path, notes: list[str]) -> dict[str, Any]:

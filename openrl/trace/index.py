@@ -22,6 +22,7 @@ from openrl.trace.rows import Played
 FORMAT = 1
 NAME = "index.jsonl"
 HEAD = 160  # characters of prompt and text in the index
+EVENTS = ("played", "evaluated", "learned")
 
 OF_STEP = ("step", "tag", "version")
 OF_PLAYED = (
@@ -142,7 +143,7 @@ def read_lines(directory: Path) -> Lines:
                 continue
             if number == 1:
                 _check_format(directory, record)
-            elif isinstance(record, dict) and "event" in record:
+            elif _is_record(record):
                 found.records.append(record)
             else:
                 broken.append(number)
@@ -153,6 +154,17 @@ def read_lines(directory: Path) -> Lines:
             f" trajectories: line {some}"
         )
     return found
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a line is one that a trace has: about a step, with lists of equal length."""
+    if not (isinstance(record, dict) and record.get("event") in EVENTS):
+        return False
+    rows, step = record.get("rows"), record.get("step")
+    if not (isinstance(rows, dict) and isinstance(step, int) and "number" in rows):
+        return False
+    sizes = {len(column) if isinstance(column, list) else -1 for column in rows.values()}
+    return len(sizes) == 1 and -1 not in sizes
 
 
 def _check_format(directory: Path, first: Any) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ _OF_ROWS = ("shaped", "estimate", "loss_weight")
 def find_trace(run: Path) -> Path:
     """Return the directory of a run's trace. ``run`` is the run's directory or the trace's own.
     Raises UserError if it is no run, or one without a trace."""
-    for directory in (run / "trace", run, *_dump_dir(run)):
+    for directory in chain((run / "trace", run), _dump_dir(run)):
         if (directory / NAME).is_file():
             return directory
     if not run.is_dir():
@@ -80,7 +82,9 @@ def _dump_dir(run: Path) -> Iterator[Path]:
     if config.is_file():
         import yaml
 
-        flags = yaml.safe_load(config.read_text(encoding="utf-8"))
+        flags = None
+        with suppress(yaml.YAMLError, UnicodeDecodeError):
+            flags = yaml.safe_load(config.read_text(encoding="utf-8"))
         if isinstance(flags, dict) and (directory := flags.get("rollout_dump_dir")):
             yield Path(directory).expanduser()
 
@@ -168,16 +172,12 @@ class Trace:
 
     def trajectories(self, step: int) -> Iterator[dict[str, Any]]:
         """Yield what ``trajectory`` returns on each trajectory of a step, evaluations included, as
-        far as the trace still holds them."""
-        from openrl.trace.tables import read_table
-
-        path = learned_path(self.directory, step)
+        far as the trace still holds them and their files can be read."""
         learned: dict[int, dict[int, Mapping[str, Any]]] = {}
-        for row in read_table(path) if path.is_file() else []:
+        for row in self._table(learned_path(self.directory, step)):
             learned.setdefault(row["number"], {})[row["segment"]] = row
         for of in (played_path, eval_path):
-            path = of(self.directory, step)
-            for row in read_table(path) if path.is_file() else []:
+            for row in self._table(of(self.directory, step)):
                 yield self._whole(step, row, learned.get(row["number"], {}))
 
     def group(self, step: int, number: int) -> list[dict[str, Any]]:
@@ -197,13 +197,11 @@ class Trace:
 
     def texts(self, step: int) -> list[tuple[int, str]]:
         """Return the number of each trajectory of a step with its prompt and response, as far as
-        the trace still holds them."""
-        from openrl.trace.tables import read_table
-
-        paths = (of(self.directory, step) for of in (played_path, eval_path))
-        found = [read_table(p, ["number", "prompt", "text"]) for p in paths if p.is_file()]
+        the trace still holds them and their files can be read."""
         return [
-            (row["number"], f"{row['prompt']}\n{row['text']}") for rows in found for row in rows
+            (row["number"], f"{row['prompt']}\n{row['text']}")
+            for of in (played_path, eval_path)
+            for row in self._table(of(self.directory, step), ["number", "prompt", "text"])
         ]
 
     def image(self, sha256: str) -> bytes:
@@ -261,6 +259,18 @@ class Trace:
         return {path.name: Image(path.read_bytes(), path.name) for path in files}
 
     # -- reading -----------------------------------------------------------------------------------
+
+    def _table(self, path: Path, columns: list[str] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a file; none if there is none, or with an entry in ``problems`` if it
+        is damaged."""
+        from openrl.trace.tables import read_table
+
+        try:
+            return read_table(path, columns) if path.is_file() else []
+        except UserError as error:
+            if error.message not in self.problems:
+                self.problems.append(error.message)
+            return []
 
     def _row(self, step: int, number: int) -> dict[str, Any]:
         """Return the row as it was played."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from openrl.errors import UserError
 from openrl.files import write_atomically
 
 Rows = list[dict[str, Any]]
@@ -135,15 +138,33 @@ def write_table(path: Path, rows: Rows, schema: pa.Schema) -> int:
     return buffer.tell()
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Raises UserError if the file is damaged."""
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        message = f"{path} cannot be read: {error}"
+        raise UserError(message, "another step, or a copy of the file") from error
+
+
 def read_table(path: Path, columns: list[str] | None = None) -> Rows:
-    """Return the rows of a file, of all columns or of those that are named."""
-    table = pq.ParquetFile(path).read(columns=columns)
+    """Return the rows of a file, of all columns or of those that are named. Raises UserError if it
+    is damaged."""
+    with _opened(path) as file:
+        table = file.read(columns=columns)
     return [_with_dicts(row) for row in table.to_pylist()]
 
 
 def read_where(path: Path, number: int) -> Rows:
-    """Return the rows of a file about trajectory ``number``, without reading all others."""
-    file = pq.ParquetFile(path)
+    """Return the rows of a file about trajectory ``number``, without reading all others. Raises
+    UserError if it is damaged."""
+    with _opened(path) as file:
+        return _where(file, number)
+
+
+def _where(file: pq.ParquetFile, number: int) -> Rows:
     numbers = file.read(columns=["number"])["number"].to_numpy()
     places = (numbers == number).nonzero()[0]
     found: Rows = []

@@ -9,10 +9,11 @@ from openrl.errors import UserError
 from openrl.report.page import build_page, escaped, write_report
 from openrl.report.rollouts import read_rollouts
 from openrl.report.run import curves, differences, read_run
+from openrl.trace.places import played_path
 from openrl.trace.reader import Trace
 from openrl.types import PromptGroup, Score
 from tests.made_runs import HOSTILE, RISE, STEPS, write_metrics, write_run
-from tests.traces import answered, prompt, write
+from tests.traces import answered, group, prompt, write
 
 
 class Elements(HTMLParser):
@@ -147,6 +148,16 @@ def test_what_is_missing_is_said_with_how_to_get_it(tmp_path):
     assert "no trajectories" in said and "--trace_sample_rate" in said and "config.yaml" in said
     assert of_run["learning"] == ["The training loss fell from 2 to 1."]
     assert of_run["state"] == "runs, at step 2"
+
+
+def test_a_damaged_trace_is_said_on_the_page(tmp_path):
+    write_metrics(tmp_path, [{"step": 1}, {"step": 2}])
+    trace = write(tmp_path, [group(0)], [group(1)])
+    played_path(trace.directory, 1).write_bytes(b"PAR1")
+    _, data = read_page(build_page([read_run(tmp_path)]))
+    said = " ".join(data["overview"]["runs"][0]["notes"])
+    assert "step_000001.parquet cannot be read" in said
+    assert "full-0-2" in data and "full-0-1" not in data
 
 
 def test_a_reward_that_failed_has_no_number(tmp_path):

@@ -209,6 +209,51 @@ def test_a_broken_line_is_left_out_and_said(tmp_path):
     assert "2 broken line(s)" in problem and "line 4, 8" in problem
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5",
+        '{"event": "played", "step": 2}',
+        '{"event": "surprise", "step": 2, "rows": {"number": [0]}}',
+        '{"event": "played", "step": 2, "rows": {"number": [0, 1], "reward": [1.0]}}',
+        '{"event": "played", "step": 2, "rows": {"number": 1}}',
+        '{"event": "played", "step": "2", "rows": {"number": [0]}}',
+    ],
+)
+def test_a_line_of_another_shape_is_left_out_and_said(tmp_path, line):
+    write(tmp_path, [group(0)], [group(1)], [group(2)])
+    path = tmp_path / "trace" / NAME
+    lines = path.read_text().splitlines()
+    lines[3] = line  # step 2, as it was played
+    path.write_text("\n".join(lines) + "\n")
+    trace = Trace(tmp_path)
+    assert trace.index()["step"] == [1, 1, 3, 3]
+    (problem,) = trace.problems
+    assert "1 broken line(s)" in problem and "line 4" in problem
+
+
+def test_a_damaged_file_costs_its_own_trajectories_and_is_said(tmp_path):
+    trace = write(tmp_path, [group(0)], [group(1)])
+    damaged = played_path(trace.directory, 1)
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    assert [*trace.trajectories(1)] == trace.texts(1) == []
+    (problem,) = trace.problems
+    assert f"{damaged} cannot be read" in problem
+    assert len([*trace.trajectories(2)]) == 2
+    for reads in (lambda: trace.trajectory(1, 0), lambda: trace.kept(1)):
+        with pytest.raises(UserError, match="cannot be read"):
+            reads()
+
+
+def test_flags_that_cannot_be_read_hide_no_trace(tmp_path):
+    write(tmp_path, [group(0)])
+    (tmp_path / "config.yaml").write_text("[broken")
+    assert Trace(tmp_path).index()["step"] == [1, 1]
+    with pytest.raises(UserError, match="has no trace"):
+        (tmp_path / "trace" / NAME).unlink()
+        Trace(tmp_path)
+
+
 def test_a_trace_of_another_format_is_refused(tmp_path):
     write(tmp_path, [group(0)])
     path = tmp_path / "trace" / NAME
