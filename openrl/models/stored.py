@@ -212,14 +212,17 @@ def check_trainable(path: str, load_in_4bit: bool, trust_remote_code: bool) -> N
 def check_backbone(path: str, trust_remote_code: bool, head: str = "score") -> None:
     """Raise UserError unless the model at ``path`` has a scalar head, whose name is ``head`` unless
     its config has another, or is a language model."""
-    config = load_config(path, trust_remote_code)
-    heads = config.architectures or []
-    if heads and all(name.endswith("SequenceClassification") for name in heads):
-        _check_scalar(path, config, stored_shapes(path), _head_name(config, head))
-    else:
-        check_language_model(
-            path, trust_remote_code, head=False, scalar_head=_head_name(config, head)
+    config, stored = load_config(path, trust_remote_code), stored_shapes(path)
+    heads, name = config.architectures or [], _head_name(config, head)
+    if (outputs := _outputs(stored, name)) > 1:
+        raise UserError(
+            f"{path} has {outputs} outputs per text, of which none can be trained alone",
+            "a model with num_labels 1, or a language model, which gets a head of one output",
         )
+    if heads and all(kind.endswith("SequenceClassification") for kind in heads):
+        _check_scalar(path, config, stored, name)
+    else:
+        check_language_model(path, trust_remote_code, head=False, scalar_head=name)
 
 
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
@@ -232,12 +235,16 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
             " model",
             "train one with train_rm, or name its head with --value_head_prefix",
         )
-    if stored and (outputs := stored[f"{name}.weight"][0]) != 1:
+    if (outputs := _outputs(stored, name)) > 1:
         raise UserError(
             f"--reward_pretrain: {path} has {outputs} outputs per text, not a single reward",
             "a model with num_labels 1, such as train_rm saves",
         )
     _check_scalar(path, config, stored, name)
+
+
+def _outputs(stored: Mapping[str, Shape], head: str) -> int:
+    return stored.get(f"{head}.weight", (1,))[0]
 
 
 def _head_name(config: PretrainedConfig, given: str) -> str:

@@ -15,7 +15,8 @@ from openrl.rewards.verifiers.parts import DERIVATIVE
 from openrl.rewards.verifiers.plain_text import FUNCTIONS
 
 TOLERANCE = 1e-9  # relative, for decimals
-ZERO = 1e-100  # absolute: rounding leaves less of \sin\pi
+EXACT = 1e-20  # relative, for numbers without decimals, of which so many digits are worked out:
+EXACT_DIGITS = 30
 DECIMALS = 12  # to which decimals inside of expressions are compared
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 MOST_TERMS = 500  # of an answer, multiplied out
@@ -71,13 +72,12 @@ def same_expression(answer: str, label: str) -> bool:
         return False
     if isinstance(actual, sympy.Symbol) or isinstance(expected, sympy.Symbol):
         return bool(actual == expected)  # the library takes X_1 for x_1, and E for e
-    if isinstance(actual, sympy.Integer) and isinstance(expected, sympy.Integer):
-        return bool(actual == expected)
-    given, right = _value(actual), _value(expected)
-    if given is None or right is None:
+    if not (_is_number(actual) and _is_number(expected)):
         return True
     # the library rounds to some decimals, which makes all small numbers equal
-    return math.isclose(given, right, rel_tol=TOLERANCE, abs_tol=ZERO)
+    decimals = actual.has(sympy.Float) or expected.has(sympy.Float)
+    pairs = zip(_real_and_imaginary(actual), _real_and_imaginary(expected), strict=True)
+    return all(_close(one, other, TOLERANCE if decimals else EXACT) for one, other in pairs)
 
 
 def too_large(text: str) -> bool:
@@ -141,14 +141,27 @@ def _in_order(expression: Any) -> Any:
     )
 
 
-def _value(expression: Any) -> float | None:
-    """Return the value of a real number; None for anything else."""
-    if not isinstance(expression, sympy.Expr) or not expression.is_number:
-        return None
-    try:
-        return float(expression)
-    except (TypeError, ValueError, OverflowError):
-        return None
+def _is_number(expression: Any) -> bool:
+    return isinstance(expression, sympy.Expr) and bool(expression.is_number)
+
+
+def _real_and_imaginary(number: Any) -> tuple[Any, ...]:
+    """Return the two parts of a number, as numbers of sympy, whose exponents have no bounds. One
+    that cannot be worked out stays an expression."""
+    exact = number.doit()
+    parts = (exact, sympy.Integer(0)) if exact.is_Rational else exact.as_real_imag()
+    return tuple(part if part.is_Rational else part.evalf(EXACT_DIGITS) for part in parts)
+
+
+def _close(one: Any, other: Any, relative: float) -> bool:
+    """Whether two real numbers are equal; True if one could not be worked out."""
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    if not all(number.is_Rational or number.is_Float for number in (one, other)):
+        return True
+    # no digit of a difference that is zero is known, and sympy compares no number of that kind
+    one, other = (number if number.is_comparable else sympy.Integer(0) for number in (one, other))
+    return bool(abs(one - other) <= relative * max(abs(one), abs(other)))
 
 
 def _slow_to_read(text: str) -> bool:

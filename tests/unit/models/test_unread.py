@@ -110,6 +110,13 @@ def test_what_no_parameter_takes_is_named(tmp_path):
         assert "no parameter for 1 stored tensor, left out: " in said and "second.weight" in said
 
 
+def test_a_head_of_several_outputs_starts_no_reward_model_or_critic(tmp_path):
+    path = add(tiny_reward_model_dir(tmp_path), score__weight=torch.zeros(2, 64))
+    for check, arguments in ((check_head, ("score", False)), (check_backbone, (False, "score"))):
+        with pytest.raises(UserError, match="has 2 outputs per text"):
+            check(path, *arguments)
+
+
 @pytest.mark.parametrize("arch", ["qwen3", "gpt2", "llama", "qwen3_moe"])
 def test_what_is_left_out_on_purpose_is_not(tmp_path, arch):
     path = tiny_model_dir(tmp_path, arch=arch)
