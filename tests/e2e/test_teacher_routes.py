@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.completions_server import completions_server
 from tests.e2e.bench import without_ray
 from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here
 from tests.e2e.test_teacher import TAUGHT
 from tests.marks import full_after
-from tests.tiny import tiny_model_dir
+from tests.tiny import tiny_model_dir, tiny_tokenizer
 
 pytestmark = pytest.mark.full
 
@@ -150,3 +153,69 @@ def test_each_source_has_its_estimator(task, tmp_path):
             expected = [last * 0.9**k for k in reversed(range(len(given)))]
             assert given == pytest.approx(expected, abs=1e-5)
     assert all(step["perf/rows_left_out"] >= 8 / 24 - 1e-6 for step in steps)
+
+
+TAUGHT_BY = ("server", "start", "other", "nobody")
+HINTED = "{hint}:"
+
+
+def logprobs_of(path, ids):
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+def test_teachers_of_an_asynchronous_run_read_interrupted_answers(teachers, tmp_path):
+    """Answers that go on under newer weights are taught by a server, the policy's start and another
+    model, after a hint: in each step, the distance is that of the models themselves."""
+    task = make_task(tmp_path, rows=60)
+    rows = [json.loads(line) for line in (task / "prompts.jsonl").read_text().splitlines()]
+    hints = {row["input"]: row["label"] * (i % 5 > 0) for i, row in enumerate(rows)}
+    lines = [
+        row | {"hint": hints[row["input"]], "datasource": TAUGHT_BY[i % 4]}
+        for i, row in enumerate(rows)
+    ]
+    (task / "hints.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    models = {"server": teachers[0], "start": task / "model", "other": teachers[1]}
+    asynchronous = {"async_train": True, "partial_rollout": True, "async_queue_size": 2}
+    told = {"teacher_prompt_key": "hint", "teacher_template": HINTED + "{prompt}"}
+    changes = TAUGHT | {
+        "prompt_data": task / "hints.jsonl",
+        "teacher_routing": task / "routes.yaml",
+        "temperature": 1.0,
+        "max_steps": 4,
+        "generate_max_len": 24,
+        "trace_sample_rate": 1,
+        "full_determinism": False,
+    }
+    out = tmp_path / "run"
+    with completions_server(teachers[0]) as url:
+        routes = {"server": {url: 1}, "start": {"start": 1}, "other": {str(teachers[1]): 1}}
+        (task / "routes.yaml").write_text(json.dumps(routes))
+        assert run_here(ppo_flags(task, out, **changes | asynchronous | told), without_ray) == 0
+    tokenizer, said = (
+        tiny_tokenizer(),
+        {name: partial(logprobs_of, models[name]) for name in models},
+    )
+    gaps, untaught, mixed = {}, {}, 0
+    for answer in played(out):
+        (segment,) = answer["segments"]
+        ids, first = segment["token_ids"], segment["loss_mask"].index(True)
+        hint, source = hints[tokenizer.decode(ids[:first])], answer["source"]
+        untaught.setdefault(answer["step"], []).append(source == "nobody" or not hint)
+        mixed += len(set(segment["versions"][first:])) > 1
+        if untaught[answer["step"]][-1]:
+            continue
+        read = tokenizer(HINTED.format(hint=hint), add_special_tokens=False).input_ids + ids
+        theirs = said[source](read)[range(len(read) - 1), read[1:]][-(len(ids) - first) :]
+        gap = torch.tensor(segment["updates"][0]["logprobs"][first:]) - theirs
+        gaps.setdefault(answer["step"], []).append(gap)
+    steps = metrics(out)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert mixed > 0 and any(step["rollout/age_max"] > 0 for step in steps)
+    for step in steps:
+        expected = torch.cat(gaps[step["step"]]).mean().item()
+        assert step["actor/teacher_kl"] == pytest.approx(expected, abs=1e-4)
+        shares = untaught[step["step"]]
+        assert step["actor/untaught_share"] == pytest.approx(sum(shares) / len(shares))
+        assert step["actor/teacher_failures"] == step["actor/teacher_retries"] == 0
