@@ -28,7 +28,11 @@ config_tables.add(
         marks={
             **{f"openrlhf.cli.{name}": name for name in COMMANDS},
             **{f"{name}.py": name for name in COMMANDS},
+            "openrlhf.cli.train_kd": "train_sft",
+            "openrlhf.cli.train_kto": "train_dpo",
         },
+        implied={"openrlhf.cli.train_kto": {"loss": "kto"}},
+        together="openrl.compat.openrlhf.keys:together",
         as_flags=True,
     ),
 )

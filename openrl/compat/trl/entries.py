@@ -22,20 +22,27 @@ from openrl.extension_points import (
 )
 from openrl.rewards.signatures import RewardSignature
 
-SUPERVISED = {"SFTConfig": "train_sft", "RewardConfig": "train_rm", "DPOConfig": "train_dpo"}
-RL = ("GRPOConfig", "AsyncGRPOConfig")
+SUPERVISED = {
+    **dict.fromkeys(("SFTConfig", "GKDConfig"), "train_sft"),
+    "RewardConfig": "train_rm",
+    **dict.fromkeys(("DPOConfig", "KTOConfig", "ORPOConfig"), "train_dpo"),
+}
+RL = ("GRPOConfig", "AsyncGRPOConfig", "DistillationConfig")
 SFT = ("sft", "sft_vlm", "sft_gpt_oss", "sft_nemotron_3", "sft_vlm_gemma3", "sft_gemma3")
 SCRIPTS = {
-    **dict.fromkeys(SFT, "train_sft"),
+    **dict.fromkeys((*SFT, "gkd"), "train_sft"),
     **dict.fromkeys(("reward_modeling", "reward"), "train_rm"),
-    **dict.fromkeys(("dpo", "dpo_vlm"), "train_dpo"),
+    **dict.fromkeys(("dpo", "dpo_vlm", "kto", "orpo"), "train_dpo"),
 }
 RL_SCRIPTS = (
     *("grpo", "grpo_agent", "grpo_vlm", "grpo_2048", "gspo", "gspo_vlm", "async_grpo"),
-    *("grpo_trainer", "grpo_continuous_batching"),
+    *("grpo_trainer", "grpo_continuous_batching", "distillation"),
 )
+# keys of which a file tells the command
+OF_RL = ("num_generations", "reward_funcs", "max_completion_length")
+OF_SFT = ("packing", "dataset_text_field", "assistant_only_loss", "completion_only_loss")
 OTHERS = (
-    *("gkd", "gold", "distillation", "sdft", "sdpo", "ssd", "kto", "orpo", "cpo", "bco", "tpo"),
+    *("gold", "sdft", "sdpo", "ssd", "cpo", "bco", "tpo"),
     *("mpo_vlm", "online_dpo", "online_dpo_vlm", "nash_md", "xpo", "prm", "rloo", "rloo_vlm"),
 )
 
@@ -51,22 +58,29 @@ config_tables.add(
             **{f"{name}.py": "train_ppo_ray" for name in RL_SCRIPTS},
             "trl grpo": "train_ppo_ray",
             **dict.fromkeys((f"{name}.py" for name in OTHERS), ""),
+            **dict.fromkeys(OF_RL, "train_ppo_ray"),
+            **dict.fromkeys(OF_SFT, "train_sft"),
+            "center_rewards_coefficient": "train_rm",
+            "precompute_ref_log_probs": "train_dpo",
         },
         refused={
             **dict.fromkeys(
-                ("gkd.py", "gold.py", "distillation.py", "sdft.py", "sdpo.py"),
+                ("gold.py", "sdft.py", "sdpo.py"),
                 "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL or --teacher_self",
             ),
-            "kto.py": "python -m openrl.cli.train_dpo --loss kto",
-            "orpo.py": "python -m openrl.cli.train_dpo --loss orpo",
             "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",
             "rloo.py": "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
+        },
+        implied={
+            mark: {"loss_type": kind}
+            for kind in ("kto", "orpo")
+            for mark in (f"{kind}.py", f"trl {kind}", f"{kind.upper()}Config")
         },
         together="openrl.compat.trl.keys:together",
         calls={
             **dict.fromkeys((*RL, *SUPERVISED), ""),
             "LoraConfig": "lora.",
-            "GRPOTrainer": "trainer.",
+            **dict.fromkeys(("GRPOTrainer", "GKDTrainer", "DistillationTrainer"), "trainer."),
         },
         launcher={
             **{key: key for key in ("config_file", "num_processes", "num_machines")},

@@ -7,7 +7,7 @@ micro-batches; steps are optimizer steps."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from openrl.compat.shared.keys import trackers
 from openrl.config.importing.convert import Computed, GivenKeys
@@ -43,13 +43,14 @@ REWARDS = {
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from batches(keys, command)
     yield from steps(keys, command)
-    yield from loss(keys, command)
+    yield from taught(keys, command) if teacher_key(keys) else loss(keys, command)
     yield from adapters(keys)
     yield from running(keys, command)
     yield from trackers(keys, "report_to")
     if command == RL:
-        yield from rewards(keys)
-        yield from mismatch(keys)
+        if not teacher_key(keys):
+            yield from rewards(keys)
+            yield from mismatch(keys)
         yield from engines(keys)
 
 
@@ -82,7 +83,8 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield Computed("micro_rollout_batch_size", micro, (size,))
     yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), RANKS)
     yield Computed("actor_num_nodes", machines, ("num_machines",))
-    generated, of = generation(keys), keys.whole("num_generations", 1)
+    generated = generation(keys)
+    of = 1 if teacher_key(keys) else keys.whole("num_generations", 1)
     note = f"{generated} completions / {of} of each prompt"
     written = (
         "steps_per_generation",
@@ -166,6 +168,37 @@ def loss(keys: GivenKeys, command: str) -> Iterator[Computed]:
         yield Computed("no_advantage_std_norm", True, ("scale_rewards",))
 
 
+def teacher_key(keys: GivenKeys) -> str:
+    """Return the key that names a teacher, or an empty text."""
+    names = ("teacher_model_name_or_path", "trainer.teacher_model")
+    return next((name for name in names if keys.given(name)), "")
+
+
+def taught(keys: GivenKeys, command: str) -> Iterator[Computed]:
+    """Distillation: beta lies between KL(teacher, student) at 0 and KL(student, teacher) at 1."""
+    teacher = teacher_key(keys)
+    yield Computed("teacher_pretrain", keys.text(teacher), (teacher,))
+    beta = keys.number("beta") if keys.given("beta") else 1.0 if command == RL else 0.5
+    even = beta in (0.0, 0.5, 1.0)
+    mode = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+    note = "" if even else f"with halves of both; there with {beta:g} of the teacher"
+    yield Computed(
+        "teacher_mode", mode, ("beta", teacher), note, "converted" if even else "differs"
+    )
+    yield Computed("teacher_topk", 0, (teacher,), "the whole vocabulary")
+    if command == RL:
+        yield Computed("init_kl_coef", 0.0, (teacher,), "no reference is loaded")
+        yield Computed("advantage_estimator", "reinforce", (teacher,), "there is no reward")
+        yield Computed("n_samples_per_prompt", 1, (teacher,))
+        yield Computed("enable_vllm_is_correction", False, (teacher,))
+        return
+    yield Computed("sft_loss_coef", 0.0, (teacher,), "the teacher alone")
+    share = keys.number("lmbda") if keys.given("lmbda") else 0.5
+    if share:
+        note = f"here all answers are the data's; {share:g} of the batches have the student's there"
+        yield Computed("teacher_mode", None, ("lmbda", teacher), note, "differs")
+
+
 def adapters(keys: GivenKeys) -> Iterator[Computed]:
     called = keys.given("lora.r") or keys.given("lora.lora_alpha")
     if not called and not keys.on("use_peft"):
@@ -190,7 +223,11 @@ def rewards(keys: GivenKeys) -> Iterator[Computed]:
     named = keys.items("reward_funcs")
     if found := [REWARDS[name] for name in named if name in REWARDS]:
         others = [name for name in named if name not in REWARDS]
-        note = f"without {', '.join(others)}: --remote_rm_url FILE.py:FUNCTION" if others else ""
+        note = (
+            f"without {', '.join(others)}: --remote_rm_url FILE.py:FUNCTION"
+            if others
+            else "by the verifiers here"
+        )
         yield Computed("reward_funcs", found, ("reward_funcs",), note, "differs")
         yield Computed("label_key", "solution", ("reward_funcs",), "the column that they read")
     elif named:
@@ -244,6 +281,12 @@ def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
         yield Computed("lr_warmup_steps", int(count), (warm,))
     else:
         yield Computed("lr_warmup_ratio", count, (warm,), "a share of the steps")
+    for key, part, flag in (
+        ("lr_scheduler_kwargs", "min_lr_rate", "min_lr_ratio"),
+        ("gradient_checkpointing_kwargs", "use_reentrant", "gradient_checkpointing_use_reentrant"),
+    ):
+        if isinstance(given := keys.raw(key), Mapping) and part in given:
+            yield Computed(flag, given[part], (key,))
     betas = [str(keys.number("adam_beta1")), str(keys.number("adam_beta2"))]
     yield Computed("adam_betas", betas, ("adam_beta1", "adam_beta2"))
     if path := keys.text("output_dir"):

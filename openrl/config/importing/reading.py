@@ -78,7 +78,8 @@ def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
     mark = _mark(table, (*source.words, *values))
     if mark and not table.marks[mark]:
         raise UserError(f"{system}'s {mark} has no counterpart", table.refused.get(mark, ""))
-    return Recognised(system, table.marks[mark] if mark else "", values)
+    implied = {key: Written(value) for key, value in table.implied.get(mark or "", {}).items()}
+    return Recognised(system, table.marks[mark] if mark else "", implied | values)
 
 
 def known_keys(source: NestedKeys) -> dict[str, int]:

@@ -47,6 +47,8 @@ class ConfigTable:
     # "" nothing here does that
     marks: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # such a mark -> what to do instead
+    # a mark -> keys that it stands for, unless they are given
+    implied: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     together: str = ""  # "module:function" of rows that say ``together``: see ``Together``
     as_flags: bool = False  # its keys are given as --key value, so our commands take them too
     # of calls in Python: class -> how its arguments' keys begin here
@@ -126,8 +128,14 @@ class Keys:
 
     def nearest(self, key: str) -> str:
         """Return the known key most like an unknown one, or an empty text."""
-        same_end = [k for k in self._exact if k.rpartition(".")[2] == key.rpartition(".")[2]]
-        close = get_close_matches(key, same_end, 1, 0.3) or get_close_matches(key, self._exact, 1)
+        home, _, last = key.rpartition(".")
+        beside: dict[str, str] = {}
+        for known in self._exact:
+            parent, _, end = known.rpartition(".")
+            if end == last or parent == home:
+                beside[end] = known
+        ends = get_close_matches(last, beside, 1, 0.75)
+        close = [beside[end] for end in ends] or get_close_matches(key, self._exact, 1, 0.85)
         return close[0] if close else ""
 
 

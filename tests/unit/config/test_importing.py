@@ -784,3 +784,80 @@ num_generations: 16
     assert flags["rollout_batch_size"] == 4 and flags["train_batch_size"] == 64  # 16 x 4, / 16
     assert flags["system_prompt"] == "Think."
     assert flags["reward_funcs"] == ("math_verify", "format", "tag_count")
+
+
+def test_trl_teachers(tmp_path):
+    """GKD: beta 0 is KL(teacher, student), 1 the other way round, 0.5 Jensen-Shannon; its loss has
+    no likelihood of answers, and lmbda of its batches have the student's own. Distillation: all
+    answers are the student's, beta is 1."""
+    gkd = "python gkd.py --model_name_or_path s --teacher_model_name_or_path t --dataset_name d"
+    flags = of_file(tmp_path, gkd, "run.sh")
+    assert (flags["teacher_pretrain"], flags["teacher_mode"]) == ("t", "jsd")
+    assert (flags["sft_loss_coef"], flags["teacher_topk"]) == (0.0, 0)
+    assert of_file(tmp_path, f"{gkd} --beta 0", "run.sh")["teacher_mode"] == "forward_kl"
+    whole = lines_of_sft(tmp_path, f"{gkd} --lmbda 0.7 --beta 0.1")
+    assert whole["lmbda"].verdict == "differs" and "0.7 of the batches" in whole["lmbda"].note
+    assert whole["beta"].verdict == "differs" and whole["beta"].value == "jsd"
+    assert "lmbda" not in lines_of_sft(tmp_path, f"{gkd} --beta 1")
+    text = gkd.replace("gkd.py", "distillation.py") + (
+        " --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --temperature 0.7"
+    )
+    policy = of_file(tmp_path, text, "run.sh")
+    assert policy["teacher_mode"] == "reverse_kl" and policy["temperature"] == 0.7
+    assert (policy["rollout_batch_size"], policy["train_batch_size"]) == (8, 8)
+    assert policy["n_samples_per_prompt"] == 1 and policy["init_kl_coef"] == 0.0
+
+
+def lines_of_sft(tmp_path, text):
+    (tmp_path / "run.sh").write_text(text)
+    known = recognise(read(str(tmp_path / "run.sh")))
+    specs = collect_flags(COMMANDS["train_sft"])
+    lines = Conversion(known.system, "train_sft", specs, known.values).run()[0]
+    return {x.keys[0]: x for x in lines}
+
+
+def test_programs_that_imply_a_loss(tmp_path):
+    for text in ("python kto.py --beta 0.2", "trl orpo --beta 0.2"):
+        flags = of_file(tmp_path, f"{text} --model_name_or_path m --dataset_name d", "run.sh")
+        assert flags["loss"] == text.split()[1].removesuffix(".py") and flags["beta"] == 0.2
+    flags = of_file(tmp_path, "deepspeed --module openrlhf.cli.train_kto --beta 0.1", "run.sh")
+    assert flags["loss"] == "kto"
+
+
+def test_openrlhf_student_and_lengths(tmp_path):
+    """loss = (1 - kd_coef) * the answers' + kd_coef * the teacher's; max_len is of the versions that
+    have no --prompt_max_len."""
+    kd = "deepspeed --module openrlhf.cli.train_kd --teacher_model t --kd_coef 0.4 --max_len 512"
+    flags = of_file(tmp_path, kd, "run.sh")
+    assert (flags["teacher_coef"], flags["sft_loss_coef"]) == (0.4, 0.6)
+    assert (flags["teacher_pretrain"], flags["teacher_mode"]) == ("t", "forward_kl")
+    old = (
+        "python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_max_len 9 --generate_max_len 9"
+    )
+    assert "max_len" not in of_file(tmp_path, old, "run.sh")
+    new = "python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m"
+    assert of_file(tmp_path, new, "run.sh")["max_len"] == 2048
+
+
+def test_a_file_of_trl_tells_its_command_by_its_keys(tmp_path):
+    for text, command in (
+        ("packing: true\nmax_length: 512\n", "train_sft"),
+        ("num_generations: 8\nmax_prompt_length: 512\n", "train_ppo_ray"),
+    ):
+        path = tmp_path / "theirs.yaml"
+        path.write_text(f"model_name_or_path: m\nper_device_train_batch_size: 2\n{text}")
+        assert recognise(read(str(path))).command == command
+
+
+def test_roll_stage_of_deepspeed_comes_from_the_configuration_it_names(tmp_path):
+    (tmp_path / "deepspeed_zero3.yaml").write_text(
+        "deepspeed_zero3: {zero_optimization: {stage: 3, overlap_comm: true}, bf16: {enabled: true}}"
+    )
+    text = """
+defaults: [deepspeed_zero3@_here_]
+pretrain: m
+rollout_batch_size: 8
+actor_train: {strategy_args: {strategy_name: deepspeed_train, strategy_config: "${deepspeed_zero3}"}}
+actor_infer: {generating_args: {max_new_tokens: 8}}
+"""
+    assert of_file(tmp_path, text)["zero_stage"] == 3
