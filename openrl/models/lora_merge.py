@@ -108,6 +108,7 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
     """Return the model with the adapter added. Raises UserError unless every stored tensor fits,
     and the merged model says the same."""
     stored = load_peft_weights(adapter, device="cpu")
+    _require_same_vocabulary(model, stored, adapter, base)
     tied = _untie(model)
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
@@ -129,6 +130,23 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
         _tie_again(merged)
     _require_equal(expected, _logits(merged), f"--lora_path: {adapter} merged into {base}")
     return merged
+
+
+def _require_same_vocabulary(
+    model: PreTrainedModel, stored: dict[str, Tensor], adapter: str, base: str
+) -> None:
+    """Raise UserError if the adapter holds an embedding of another number of tokens."""
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    tokens = len(embedding.weight)
+    for key, tensor in stored.items():
+        if key.endswith(f"{name}.weight") and len(tensor) != tokens:
+            raise UserError(
+                f"--lora_path: {adapter} has an embedding of {len(tensor)} tokens, {base} one of"
+                f" {tokens}: tokens were added to it before the adapter was trained",
+                f"--model_path with a copy of it, saved after resize_token_embeddings({len(tensor)})"
+                " together with the adapter's tokenizer",
+            )
 
 
 def _untie(model: PreTrainedModel) -> bool:

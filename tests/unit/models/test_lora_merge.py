@@ -176,3 +176,13 @@ def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(adapter, tmp_
     with pytest.raises(UserError, match="does not fit"):
         merge_adapter(str(shallow), str(adapter), tmp_path / "merged", FP32, None)
     assert not any("merged" in p.name for p in tmp_path.iterdir())
+
+
+def test_an_adapter_with_added_tokens_is_told_what_its_base_lacks(base, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tokens = model.config.vocab_size
+    model.resize_token_embeddings(tokens + 8)
+    saved = {"modules_to_save": ["embed_tokens", "lm_head"]}
+    adapter = make_adapter(model, tmp_path / "adapter", **saved)
+    with pytest.raises(UserError, match=f"of {tokens + 8} tokens, .* one of {tokens}: tokens were"):
+        merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
