@@ -139,10 +139,14 @@ def test_a_pause_changes_no_greedy_answer(bench: Bench, pauses: int) -> None:
 
 
 def test_a_seeded_answer_goes_on_with_other_random_numbers(bench: Bench) -> None:
-    """Each log-prob is of the distribution sampled, and the stretches do not repeat each other."""
-    sampling = Sampling(300, temperature=1.2, top_k=40, seed=5, ignore_eos=True)
+    """Each log-prob is of the distribution sampled, each token comes with the 40 that it was drawn
+    from, and the stretches do not repeat each other."""
+    sampling = Sampling(300, temperature=1.2, top_k=40, seed=5, ignore_eos=True, kept_ids=64)
     (reply,) = interrupted(bench, PROMPTS[:1], sampling, pauses=2)
     assert len(reply.token_ids) == 300
+    assert reply.kept is not None and list(reply.kept.sizes) == [40] * 300
+    sets = [reply.kept.ids[start : start + 40] for start in range(0, 300 * 40, 40)]
+    assert all(token in ids for token, ids in zip(reply.token_ids, sets, strict=True))
     expected = bench.expected(PROMPTS[0], reply.token_ids, sampling)
     torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
     if isinstance(bench.engine, HFEngine):  # it keeps its generator
