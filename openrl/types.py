@@ -233,8 +233,10 @@ class Score:
     # 0 if --reward_failure_policy says so
     failure: str | None = None
     seconds: float | None = field(default=None, compare=False)  # until the sources had answered
+    feedback: str = ""  # what a reward or an environment says about the answer
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "feedback", writable(self.feedback))
         parts = {writable(str(name)): value for name, value in self.parts.items()}
         object.__setattr__(self, "parts", parts)
         if self.failure is not None:
@@ -261,8 +263,9 @@ class PrivilegedContext:
     """What a teacher reads in place of the first ``length`` tokens of a row."""
 
     length: int
-    token_ids: list[int]
+    token_ids: list[int]  # none: it has no teacher
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
+    text: str = ""  # while some of it is open, see ``Hints.finish``
 
 
 @dataclass

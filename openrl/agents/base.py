@@ -72,6 +72,7 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: str | None = None  # key of the state shown now; None: the observation is the key
     passed: float | None = None  # in [0, 1], the verdict on the whole episode, once it is known
+    feedback: str = ""  # on the episode so far, for --teacher_hindsight
 
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {

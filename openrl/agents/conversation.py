@@ -15,7 +15,7 @@ from openrl.agents.chat import ChatFormat, Schemas, TemplateError, with_row_tool
 from openrl.agents.text_row import TextRow
 from openrl.agents.tools.calls import Parse, ParsedReply, message_forms
 from openrl.config.groups.agent import TurnFlags
-from openrl.data.privileged import privileged_chat
+from openrl.data.privileged import is_open, privileged_chat
 from openrl.types import (
     Completion,
     FinishReason,
@@ -160,9 +160,9 @@ class Conversation:
         chat = privileged_chat(messages, self.prompt)
         if chat is None:
             return None
-        ids = self.chat.encode(self._render(chat, tools, continued))
-        ids, placed = self.chat.place(ids, self.chat.images_in(chat), 0)
-        return PrivilegedContext(length, ids, placed)
+        text = self._render(chat, tools, continued)
+        ids, placed = self.chat.place(self.chat.encode(text), self.chat.images_in(chat), 0)
+        return PrivilegedContext(length, ids, placed, text if is_open(text) else "")
 
     async def reply_to_tokens(
         self,

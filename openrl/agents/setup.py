@@ -11,6 +11,7 @@ from openrl.agents.conversation import EpisodeConfig
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.data import TemplateFlags
+from openrl.config.groups.teacher import TeacherFlags
 from openrl.config.groups.vision import ImageFlags
 from openrl.data.images import RowImages
 
@@ -26,6 +27,19 @@ class AgentSetup:
     templates: TemplateFlags
     vision: ImageFlags = ImageFlags()
     plugins: tuple[str, ...] = ()  # modules that register environments and interfaces
+    teacher: TeacherFlags = TeacherFlags()
+
+
+def chat_format(
+    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
+) -> ChatFormat:
+    templates = setup.templates
+    return ChatFormat(
+        tokenizer,
+        chat=templates.apply_chat_template,
+        kwargs=templates.chat_template_kwargs,
+        images=images,
+    )
 
 
 def episode_config(
@@ -33,16 +47,11 @@ def episode_config(
 ) -> EpisodeConfig:
     """Return how the flags want episodes to be played. Raises UserError for an unknown
     --tool_parser."""
-    flags, templates = setup.flags, setup.templates
+    flags = setup.flags
     served = flags.agent_command or flags.agent_endpoint or flags.server_plays_alone
     if served and not flags.episode_timeout:
         flags = replace(flags, episode_timeout=PROGRAM_TIMEOUT)  # type: ignore[type-var]
-    chat = ChatFormat(
-        tokenizer,
-        chat=templates.apply_chat_template,
-        kwargs=templates.chat_template_kwargs,
-        images=images,
-    )
+    chat = chat_format(setup, tokenizer, images)
     calls_tools = served or flags.tools or flags.agent_func_path
     parser = (flags.tool_parser or detect(chat)) if calls_tools else None
     parse = parser_for(parser, chat) if parser else None

@@ -23,8 +23,10 @@ def privileged_contexts(groups: Sequence[PromptGroup]) -> list[PrivilegedContext
 
 def _context(segment: Segment, trajectory: Trajectory) -> PrivilegedContext | None:
     own, told = trajectory.prompt.token_ids, trajectory.prompt.privileged
-    if segment.privileged is not None or told is None:
-        return segment.privileged
+    if segment.privileged is not None:
+        return segment.privileged if segment.privileged.token_ids else None
+    if told is None:
+        return None
     if not own or segment.token_ids[: len(own)] != own:
         return None
     return PrivilegedContext(len(own), told.token_ids, told.images)

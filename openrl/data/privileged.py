@@ -1,9 +1,14 @@
-"""Prompts with a privileged part: what a teacher is told about a row, and the policy is not."""
+"""Prompts with a privileged part: what a teacher is told about a row, and the policy is not.
+
+What is told in hindsight is only known once an answer was scored (SDPO,
+https://arxiv.org/abs/2601.20802). Until then the prompt has a mark in place of each paragraph that
+waits for it: a character for private use, which chat templates leave as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from openrl.config.groups.teacher import HINT, PROMPT, TeacherFlags
@@ -12,47 +17,97 @@ from openrl.data.rows import MISSING, as_text, column, text_or_file
 from openrl.errors import UserError
 from openrl.types import Message, Prompt
 
+GAP = "\n\n"  # between paragraphs of a template
+UNTOLD, FIRST_MARK = "\ue000", 0xE001
+
 
 @dataclass(frozen=True)
 class Hints:
     """The column of --teacher_prompt_key, and the template that says it to the teacher."""
 
-    key: str
+    key: str | None  # None: the teacher is told nothing before an answer
     template: str
+    late: Mapping[str, str] = field(default_factory=dict)  # mark -> paragraph told in hindsight
 
     @classmethod
     def of(cls, flags: TeacherFlags, chat: bool) -> Hints | None:
-        """Read the template; None if no column is named. ``chat`` says that prompts are chats.
-        Raises UserError."""
-        if flags.teacher_prompt_key is None:
+        """Read the template; None if the teacher is told nothing. ``chat`` says that prompts are
+        chats. Raises UserError."""
+        if not flags.privileged:
             return None
         template = text_or_file(flags.teacher_template, "teacher_template")
-        if HINT not in template:
-            message = f"--teacher_template: it has no place for the hint: {template!r}"
-            raise UserError(message, f"{HINT} in it")
+        late = [f"{{{name}}}" for name in flags.teacher_hindsight]
+        for place in [*([HINT] if flags.teacher_prompt_key else []), *late]:
+            if place not in template:
+                what = "the hint" if place == HINT else place
+                message = f"--teacher_template: it has no place for {what}: {template!r}"
+                raise UserError(message, f"{place} in it")
         if PROMPT not in template and not chat:
             raise UserError(
                 f"--teacher_template: without {PROMPT} it is a system message, which only chats"
                 " have",
                 f"{PROMPT} in it, or --apply_chat_template",
             )
-        return cls(flags.teacher_prompt_key, template)
+        paragraphs = template.split(GAP)
+        marks = {}
+        for number, paragraph in enumerate(paragraphs):
+            if any(place in paragraph for place in late):
+                if PROMPT in paragraph or HINT in paragraph:
+                    message = f"--teacher_template: {paragraph!r} is left out if its place is empty"
+                    raise UserError(message, f"{PROMPT} and {HINT} in paragraphs of their own")
+                paragraphs[number] = chr(FIRST_MARK + number)
+                marks[paragraphs[number]] = paragraph
+        return cls(flags.teacher_prompt_key, GAP.join(paragraphs), marks)
 
     def told(self, row: dict[str, Any]) -> str | None:
         """Return what the row's column says; None if it says nothing. Raises BadRow."""
+        if self.key is None:
+            return None
         value = column(row, self.key)
         nothing = value is MISSING or value is None or value == ""
         return None if nothing else as_text(value)
 
-    def fill(self, hint: str, content: str) -> str:
-        """Return the template with both in their places; braces in them stay as they are."""
-        parts = [part.replace(HINT, hint) for part in self.template.split(PROMPT)]
+    def fill(self, hint: str | None, content: str) -> str:
+        """Return the template with both in their places; braces in them stay as they are. Without a
+        hint its paragraph is left out, and the text is marked as one that tells nothing yet."""
+        template = self.template
+        if hint is None:
+            kept = [part for part in template.split(GAP) if HINT not in part]
+            template = UNTOLD + GAP.join(kept)
+        parts = [part.replace(HINT, hint or "") for part in template.split(PROMPT)]
         return content.join(parts)
+
+    def finish(self, text: str, told: Mapping[str, str]) -> str | None:
+        """Return the text of a prompt from ``fill`` with what is now ``told``, by the names of
+        --teacher_hindsight. Paragraphs with a place about which it says nothing are left out. None
+        if nothing is told."""
+        known = UNTOLD not in text
+        text = text.replace(UNTOLD, "")
+        for mark, paragraph in self.late.items():
+            said = fill_places(paragraph, told)
+            if said is None:
+                whole = next(p for p in (GAP + mark, mark + GAP, mark) if p in text or p == mark)
+                text = text.replace(whole, "")
+            known |= said is not None
+            text = text.replace(mark, said or "")
+        return text if known else None
 
     @property
     def is_system(self) -> bool:
         """Whether the hint is in a system message instead of the row's own."""
         return PROMPT not in self.template
+
+
+def is_open(text: str) -> bool:
+    """Return whether a text from ``Hints.fill`` waits for what is told in hindsight."""
+    return any(UNTOLD <= char < chr(FIRST_MARK + 256) for char in text)
+
+
+def fill_places(paragraph: str, told: Mapping[str, str]) -> str | None:
+    """Return the paragraph with what is told in its places; None if a place stays empty."""
+    parts = re.split(r"(\{(?:feedback|solution)\})", paragraph)  # so no place in a text is filled
+    found = [told.get(part[1:-1], "") if n % 2 else part for n, part in enumerate(parts)]
+    return "".join(found) if all(found[1::2]) else None
 
 
 def privileged_chat(chat: Sequence[Message], prompt: Prompt) -> list[Message] | None:

@@ -132,7 +132,7 @@ class PromptBuilder:
             rows, binary = without_binary(source.rows, self.images)
             columns = find_columns(self.flags, rows, source.name)
             columns = replace(columns, difficulty_key=difficulty_key, hints=hints)
-            if hints is not None:
+            if hints is not None and hints.key is not None:
                 require_column(rows, hints.key, "teacher_prompt_key", source.name)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
@@ -219,9 +219,9 @@ class PromptBuilder:
     def _with_hint(
         self, prompt: Prompt, content: str, draft: _Draft, hints: Hints | None
     ) -> Prompt:
-        """Return the prompt with what a teacher reads in its place, if the row has a hint.
+        """Return the prompt with what a teacher reads in its place, if it is told something.
         ``content`` is the prompt's, perhaps shortened. Raises BadRow."""
-        if hints is None or draft.hint is None:
+        if hints is None or (draft.hint is None and not hints.late):
             return prompt
         if hints.is_system:
             said = hints.fill(draft.hint, "")

@@ -70,6 +70,7 @@ class RewardCombiner:
             reward=score.reward + weight * result.reward,
             parts=score.parts | parts,
             attempts=max(score.attempts, result.attempts),
+            feedback="\n".join(filter(None, (score.feedback, result.feedback))),
         )
 
     def named(self, name: str, parts: Mapping[str, float]) -> dict[str, float]:

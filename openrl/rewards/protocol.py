@@ -8,7 +8,8 @@ Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: on
           in their order. Advantages are computed from ``rewards``. The optional ``scores`` are
           verdicts in [0, 1], or the rewards again. The optional ``extra_logs`` is a dict of lists,
           or a list with one dict per answer; a single number applies to all answers, and a value
-          that is not a finite number is ignored. A bare list of rewards is accepted too. A reward
+          that is not a finite number is ignored, except the text under ``feedback``, which
+          --teacher_hindsight tells a teacher. A bare list of rewards is accepted too. A reward
           that is null, or not a finite number, means that this answer could not be scored.
 """
 
@@ -26,6 +27,7 @@ from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
+FEEDBACK = "feedback"
 
 
 def request_body(rows: RewardRows) -> dict[str, Any]:
@@ -96,10 +98,15 @@ def reply_body(scores: Sequence[Score]) -> dict[str, Any]:
     given = [score if score.failure is None else None for score in scores]
     judged = any(score and score.passed is not None for score in given)
     names = sorted({name for score in given if score for name in score.parts})
+    logs: dict[str, list[Any]] = {
+        name: [score and score.parts.get(name) for score in given] for name in names
+    }
+    if any(score and score.feedback for score in given):
+        logs[FEEDBACK] = [score and score.feedback for score in given]
     return {
         REWARDS: [score and score.reward for score in given],
         SCORES: [score and (score.passed if judged else score.reward) for score in given],
-        EXTRA_LOGS: {name: [score and score.parts.get(name) for score in given] for name in names},
+        EXTRA_LOGS: logs,
     }
 
 
@@ -132,7 +139,8 @@ def read_score(reward: Any, passed: Any, logs: Mapping[str, Any]) -> Score:
     for name, log in logs.items():
         with contextlib.suppress(ValueError):  # other systems also leave out what is not a number
             parts[name] = _number(log, name)
-    return Score(value, verdict, parts)
+    told = logs.get(FEEDBACK)
+    return Score(value, verdict, parts, feedback=told if isinstance(told, str) else "")
 
 
 def read_verdict(score: float, reward: float | None) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from openrl.processes.worker import AskParent, Loaded, WrongValueError, describe, load_module
 from openrl.registry import load_plugins
-from openrl.rewards.protocol import read_reply, read_score
+from openrl.rewards.protocol import FEEDBACK, read_reply, read_score
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import known_signatures, make_scorer
 from openrl.types import Score
@@ -135,7 +135,8 @@ def _checked(score: Score) -> Score:
     any."""
     if score.failure is not None:
         return score
-    return read_score(score.reward, score.passed, score.parts)
+    logs = score.parts | ({FEEDBACK: score.feedback} if score.feedback else {})
+    return read_score(score.reward, score.passed, logs)
 
 
 def _score_row(score: Callable[[Row], Score], row: Row, path: str) -> Score:

@@ -46,6 +46,7 @@ _SCORE = pa.struct(
         "attempts": pa.int32(),
         "failure": pa.string(),
         "seconds": pa.float64(),
+        "feedback": pa.string(),
     }
 )
 _TOOL_USE = pa.struct(

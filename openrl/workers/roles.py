@@ -318,8 +318,14 @@ async def _start(
 
 
 def agent_setup(config: PPOConfig) -> AgentSetup:
-    plugins = config.debug.plugin
-    return AgentSetup(config.agents, config.environments, config.templates, config.vision, plugins)
+    return AgentSetup(
+        config.agents,
+        config.environments,
+        config.templates,
+        config.vision,
+        config.debug.plugin,
+        config.teacher,
+    )
 
 
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:

@@ -20,9 +20,11 @@ from openrl.agents.episode import (
     play_episode,
 )
 from openrl.agents.first_reply import FirstReply
-from openrl.agents.setup import AgentSetup
+from openrl.agents.hindsight import tell_hindsight
+from openrl.agents.setup import AgentSetup, chat_format
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.data.images import row_images
+from openrl.data.privileged import Hints
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.process_memory import MemoryUse, freeze_gc_heap, memory_use
@@ -150,6 +152,7 @@ class RolloutWorker:
             plugins=context.plugins,
             models=models,
         )
+        self.hints = Hints.of(agents.teacher, agents.templates.apply_chat_template)
         self._open = AsyncExitStack()
 
     async def start(self) -> None:
@@ -175,6 +178,9 @@ class RolloutWorker:
             # the greedy answer is scored separately: it is not a sibling of the others
             await all_or_first_error([self._score(played), self._score(alone)])
             await self._watch(played)
+            if self.hints is not None and self.hints.late and prompt.privileged is not None:
+                chat = chat_format(self.agents, self.tokenizer)
+                tell_hindsight(self.hints, played, chat, request.sampling.max_tokens)
         kept = {*map(id, played + alone)}
         lost = [trajectory for trajectory in failed if id(trajectory) not in kept]
         group = PromptGroup(known_prompt(played), played, alone[0] if alone else None, lost)

@@ -358,8 +358,12 @@ def test_groups_are_replayed_and_resume(bench, tmp_path):
             gap = segment["old_logprobs"][n] - segment["rollout_logprobs"][n]
             assert segment["weights"][n] == pytest.approx(min(max(math.exp(gap), 0.5), 5), rel=1e-5)
             assert segment["ages"][n] == 1
-    gaps = [t["gap_mean"] for t in steps[1]]
-    assert max(gaps[:16]) < 1e-4 < max(gaps[16:])  # the policy has moved since
+    gaps = {"train": [0.0], "replayed": [0.0]}
+    for trajectory in steps[1]:
+        (segment,) = trajectory["segments"]
+        both = zip(segment["old_logprobs"] or (), segment["rollout_logprobs"], strict=False)
+        gaps[trajectory["tag"]] += [abs(here - there) for here, there in both]
+    assert max(gaps["train"]) < 1e-4 < max(gaps["replayed"])  # the policy has moved since
 
 
 def test_the_critic_warms_up_alone(bench, tmp_path):

@@ -116,3 +116,42 @@ def test_a_policy_that_is_told_more_teaches_itself(task, hints, tmp_path, who):
     expected = torch.cat(gaps).mean().item()
     assert abs(expected) > 1e-3
     assert steps[0]["actor/teacher_kl"] == pytest.approx(expected, abs=1e-5)
+
+
+CRITIC = """
+def reward_func(queries, prompts, labels):
+    told = [label if len(query) % 2 else "" for query, label in zip(queries, labels)]
+    return {"rewards": [float(len(query)) for query in queries], "extra_logs": {"feedback": told}}
+"""
+
+
+def test_a_policy_that_is_told_the_feedback_on_its_answer_teaches_itself(task, tmp_path):
+    """Each answer has a teacher of its own, which reads what the reward says about it, and none
+    where it says nothing: in the trace and in the figures of the step, by the model itself."""
+    (tmp_path / "critic.py").write_text(CRITIC)
+    told = {
+        "remote_rm_url": tmp_path / "critic.py",
+        "label_key": "label",
+        "teacher_self": "1",
+        "teacher_hindsight": "feedback",
+        "teacher_template": "{feedback}\n\n{prompt}",
+    }
+    changes = TAUGHT | told | {"max_steps": 2}
+    assert run_here(ppo_flags(task, tmp_path, **changes), without_ray) == 0
+    steps, tokenizer = metrics(tmp_path), tiny_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(task / "model").eval()
+    gaps, untaught, answers = [], 0, [t for t in played(tmp_path) if t["step"] == 1]
+    for answer in answers:
+        (segment,) = answer["segments"]
+        ids, first = segment["token_ids"], segment["loss_mask"].index(True)
+        feedback, read = answer["score"]["feedback"], segment["privileged"]["token_ids"]
+        untaught += not feedback
+        assert read == (tokenizer(f"{feedback}\n\n").input_ids + ids[:first] if feedback else [])
+        if feedback:
+            theirs = logprobs_of(model, read + ids[first:], len(read))
+            gaps.append(logprobs_of(model, ids, first) - theirs)
+    assert len(steps) == 2 and 0 < untaught < len(answers)
+    assert steps[0]["actor/untaught_share"] == pytest.approx(untaught / len(answers))
+    expected = torch.cat(gaps).mean().item()
+    assert abs(expected) > 1e-3
+    assert steps[0]["actor/teacher_kl"] == pytest.approx(expected, abs=1e-5)

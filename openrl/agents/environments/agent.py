@@ -145,7 +145,8 @@ class EnvironmentEpisode(TurnEpisode):
         if self.passed is None and finish_reason.is_truncated:
             self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)
-        score = Score(reward, self.passed)
+        told = next((step.feedback for step in reversed(self.steps) if step.feedback), "")
+        score = Score(reward, self.passed, feedback=told)
         trajectory = self.conversation.trajectory(finish_reason, score, self._metrics())
         trajectory.seed = self.seed
         return trajectory

@@ -90,6 +90,7 @@ class GymEnvironment(Environment):
             metrics={n: user_code.scalar(value, n) for n, value in info.get("metrics", {}).items()},
             state=info.get("state"),
             passed=None if success is None else user_code.scalar(success, "success"),
+            feedback=str(info.get("feedback", "")),
         )
 
     async def frame(self) -> Image | None:

@@ -13,7 +13,7 @@ VERDICTS = ("acc", "accuracy_normalized", "accuracy")
 def read_dicts(values: Any, reward: str) -> dict[str, Any]:
     """Convert the values, one number or dict per row, to the protocol's form. In a dict, the key
     ``reward`` holds the reward and one of VERDICTS the verdict. All other numbers become parts;
-    what is not a number is left out."""
+    of what is not a number only the text under ``feedback`` stays."""
     rewards, verdicts, logs = [], [], []
     for value in values if isinstance(values, Sequence) else [values]:
         row = (
@@ -26,7 +26,9 @@ def read_dicts(values: Any, reward: str) -> dict[str, Any]:
         known = [row[key] for key in VERDICTS if _is_number(row.get(key)) and 0 <= row[key] <= 1]
         rewards.append(row[reward])
         verdicts.append(float(known[0]) if known else None)
-        logs.append({key: float(v) for key, v in row.items() if key != reward and _is_number(v)})
+        numbers = {key: float(v) for key, v in row.items() if key != reward and _is_number(v)}
+        told = {"feedback": row["feedback"]} if isinstance(row.get("feedback"), str) else {}
+        logs.append(numbers | told)
     return {"rewards": rewards, "scores": verdicts, "extra_logs": logs}
 
 

@@ -11,6 +11,7 @@ TOKEN_VARIABLE = "OPENRL_TEACHER_TOKEN"
 HINT, PROMPT = "{hint}", "{prompt}"
 """The places in --teacher_template."""
 
+Hindsight = Literal["feedback", "solution"]
 TeacherMode = Literal["advantage", "reverse_kl", "forward_kl", "jsd"]
 
 
@@ -63,12 +64,21 @@ class TeacherFlags:
         " has no teacher.",
         only_if=TEACHER,
     )
+    teacher_hindsight: tuple[Hindsight, ...] = flag(
+        (),
+        "What the teacher is told of each answer after it was scored, in the places {feedback} and"
+        " {solution} of --teacher_template. feedback: the text that a reward or an environment"
+        " returns under this name; solution: another answer to the prompt, which passed. A"
+        " paragraph whose place stays empty is left out; an answer about which nothing is told has"
+        " no teacher.",
+        only_if=TEACHER,
+    )
     teacher_template: str = flag(
         "{hint}\n\n{prompt}",
         "How the teacher's prompt says it, as text or file: {hint} stands for the column and"
         " {prompt} for the row's own text, or that of the last user message. Without {prompt} it is"
         " a system message, or joins the one that is there.",
-        only_if=given("teacher_prompt_key"),
+        only_if=given("teacher_prompt_key") | given("teacher_hindsight"),
     )
     teacher_mode: TeacherMode = flag(
         "advantage",
@@ -93,6 +103,11 @@ class TeacherFlags:
     def used(self) -> bool:
         named = (self.teacher_pretrain, self.teacher_url, self.teacher_self, self.teacher_routing)
         return any(name is not None for name in named)
+
+    @property
+    def privileged(self) -> bool:
+        """Whether teachers are told more than the policy."""
+        return self.teacher_prompt_key is not None or bool(self.teacher_hindsight)
 
     @property
     def divergence(self) -> Literal["reverse_kl", "forward_kl", "jsd"] | None:

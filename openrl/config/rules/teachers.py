@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.commands import PPOConfig
+from openrl.config.derived import learns_without_rewards, source_kinds
 from openrl.config.teacher_plan import TeacherPlan, read_teachers, teacher_plan
 from openrl.errors import UserError
 from openrl.flags.checks import Problems, check, problem
@@ -61,11 +62,30 @@ def servers_say_what_the_policy_asks(config: PPOConfig) -> Problems:
 @check
 def privileged_prompts_can_be_made(config: PPOConfig) -> Problems:
     flags, made = config.teacher, config.environments.env_tags
-    if flags.teacher_prompt_key is None:
+    if not flags.privileged:
         if teacher_plan(flags).every == 1:
             message = "a policy that reads what it read already agrees with itself"
             yield problem(("teacher_self",), message, "--teacher_prompt_key COLUMN")
         return
     if made:
-        message = "environments make their prompts, so there is no column with a hint"
-        yield problem(("teacher_prompt_key", "env_tags"), message, "--prompt_data")
+        name = "teacher_prompt_key" if flags.teacher_prompt_key else "teacher_hindsight"
+        message = "environments make their prompts, so a teacher cannot be told more in them"
+        yield problem((name, "env_tags"), message, "--prompt_data")
+
+
+@check
+def hindsight_has_something_to_tell(config: PPOConfig) -> Problems:
+    flags = config.teacher
+    if not flags.used or not flags.teacher_hindsight:
+        return
+    if config.vision.max_images_per_prompt:
+        message = "what is told in hindsight goes into prompts of text"
+        names = ("teacher_hindsight", "max_images_per_prompt")
+        yield problem(names, message, "--teacher_prompt_key")
+    if learns_without_rewards(config) or source_kinds(config) == {"model"}:
+        message = "no reward says which answers pass, or anything in words"
+        yield problem(("teacher_hindsight",), message, "--remote_rm_url, or --reward_funcs")
+    if "solution" in flags.teacher_hindsight and config.batch.n_samples_per_prompt == 1:
+        message = "each prompt has one answer, so no other one passed"
+        names = ("teacher_hindsight", "n_samples_per_prompt")
+        yield problem(names, message, "--n_samples_per_prompt 8")

@@ -41,7 +41,7 @@ class Teaching:
         return cls(
             plan,
             flags.divergence is not None,
-            flags.teacher_prompt_key is not None,
+            flags.privileged,
             plan.earlier(flags) is not None,
             {url: TeacherServer(url, flags, flags.top_k) for url in plan.of("server")},
         )

@@ -70,17 +70,18 @@ def check_teacher(
 
 
 def longest_read(config: PPOConfig, prompts: list[Prompt]) -> int:
-    """Return the most tokens of a row as a teacher reads it, with its hint if it has one."""
+    """Return the most tokens of a row as a teacher reads it, with what it is told."""
     told = [p for p in prompts if p.privileged]
     added = [len(p.privileged.token_ids) - len(p.token_ids) for p in told if p.privileged]
-    return config.sampling.lengths.both + max([0, *added])
+    hindsight = len(config.teacher.teacher_hindsight) * config.sampling.lengths.response
+    return config.sampling.lengths.both + max([0, *added]) + hindsight
 
 
 def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
     """Raise UserError if no prompt has a hint for the teacher, or if an answer after the longest
     prompt with one would be too long for the model that reads it."""
     key, told = config.teacher.teacher_prompt_key, [p.privileged for p in prompts if p.privileged]
-    if key is None:
+    if not config.teacher.privileged:
         return
     if not told:
         raise UserError(
@@ -88,7 +89,8 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
             "a column with hints",
         )
     longest = longest_read(config, prompts)
-    rows = "--teacher_prompt_key: prompt with the longest hint and response"
+    flag = "teacher_prompt_key" if key else "teacher_hindsight"
+    rows = f"--{flag}: prompt with the longest hint and response"
     plan, policy = teacher_plan(config.teacher), config.model.pretrain
     readers = plan.of("model") + ([policy] if plan.own else [])
     for path in readers:
@@ -100,7 +102,7 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
     cap *= config.parallel.sequence_size
     if readers and dynamic.use_dynamic_batch and cap < longest:
         raise UserError(
-            f"--teacher_prompt_key: with the longest hint, prompt and answer may have {longest}"
+            f"--{flag}: with the longest hint, prompt and answer may have {longest}"
             f" tokens, more than the {cap} of a micro-batch",
             f"--{name} {longest}",
         )

@@ -23,11 +23,20 @@ from tests.unit.data.test_overflow import CHAT, user
 SYSTEM = {"role": "system", "content": "sys"}
 
 
-def build(rows, template=None, chat=False, limit=100, **flags):
+def build(
+    rows,
+    template=None,
+    chat=False,
+    limit=100,
+    teacher_prompt_key="hint",
+    teacher_hindsight=(),
+    **flags,
+):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT if chat else None
     given = {} if template is None else {"teacher_template": template}
-    hints = Hints.of(TeacherFlags(teacher_prompt_key="hint", **given), chat)
+    given |= {"teacher_prompt_key": teacher_prompt_key, "teacher_hindsight": teacher_hindsight}
+    hints = Hints.of(TeacherFlags(**given), chat)
     templates = TemplateFlags(apply_chat_template=chat, **flags)
     data = PromptDataFlags(prompt_data="data", prompt_overflow="truncate_right")
     builder = PromptBuilder(data, templates, tokenizer, limit)

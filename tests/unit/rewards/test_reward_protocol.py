@@ -98,6 +98,15 @@ def test_a_reply_is_read_as_it_was_written():
     assert failed.dropped and failed.failure is not None
 
 
+def test_feedback_is_the_one_text_that_arrives():
+    values = {"rewards": [1, 0], "extra_logs": {"feedback": ["", "off by one"], "note": ["a", "b"]}}
+    scores = read_reply(values, 2)
+    assert scores == [Score(1.0), Score(0.0, feedback="off by one")]
+    body = json.loads(json.dumps(reply_body(scores)))
+    assert body["extra_logs"] == {"feedback": ["", "off by one"]}
+    assert read_reply(body, 2)[1].feedback == "off by one"
+
+
 def test_a_request_is_read_as_it_was_written():
     rows = RewardRows(
         queries=["q1 a1", "q2 a2"],

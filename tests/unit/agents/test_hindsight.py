@@ -1,0 +1,128 @@
+"""What a teacher is told about answers that were scored: token by token, by hand."""
+
+import pytest
+
+from openrl.agents.chat import ChatFormat
+from openrl.agents.hindsight import tell_hindsight
+from openrl.algorithms.privileged import privileged_contexts
+from openrl.config.groups.teacher import TeacherFlags
+from openrl.data.privileged import Hints
+from openrl.errors import UserError
+from openrl.types import FinishReason, PromptGroup, Score, Segment, Trajectory
+from tests.tiny import tiny_tokenizer
+from tests.unit.data.test_overflow import CHAT
+from tests.unit.data.test_privileged import build
+
+BOTH = ("feedback", "solution")
+TEMPLATE = "{prompt}\n\nright: {solution}\n\nbut: {feedback}"
+
+
+def prompt_of(row, template, key=None, hindsight=BOTH, chat=False):
+    (prompt,) = build([row], template, chat, teacher_prompt_key=key, teacher_hindsight=hindsight)
+    return prompt
+
+
+def group_of(prompt, *answers):
+    """Answers with (text, passed, feedback), None for one that was never scored."""
+    encode = tiny_tokenizer()
+    played = [
+        Trajectory(
+            prompt,
+            [Segment.answer(prompt.token_ids, encode(text).input_ids)],
+            FinishReason.STOP,
+            text,
+            score=None if passed is None else Score(passed, passed, feedback=feedback),
+        )
+        for text, passed, feedback in answers
+    ]
+    return PromptGroup(prompt, played)
+
+
+def told(group, template, key=None, hindsight=BOTH, chat=False, limit=99):
+    """The text that the teacher reads before each answer, None without a teacher."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT if chat else None
+    flags = TeacherFlags(
+        teacher_prompt_key=key, teacher_hindsight=hindsight, teacher_template=template
+    )
+    form = ChatFormat(tokenizer, chat=chat, kwargs={})
+    tell_hindsight(Hints.of(flags, chat), group.trajectories, form, limit)
+    texts = []
+    for context, trajectory in zip(privileged_contexts([group]), group.trajectories, strict=True):
+        texts.append(context and tokenizer.decode(context.token_ids))
+        if context:
+            assert context.length == len(trajectory.prompt.token_ids)
+            assert context.token_ids == tokenizer(texts[-1]).input_ids
+    return texts
+
+
+def test_each_answer_gets_its_own_feedback_and_a_sibling_that_passed():
+    group = group_of(
+        prompt_of({"input": "3+4"}, TEMPLATE),
+        ("8", 0.0, "too big"),
+        ("7", 1.0, ""),
+        ("5", 0.0, ""),
+        ("07", 1.0, "no zero"),
+    )
+    assert told(group, TEMPLATE) == [
+        "3+4\n\nright: 7\n\nbut: too big",
+        "3+4\n\nright: 07",  # never itself
+        "3+4\n\nright: 7",
+        "3+4\n\nright: 7\n\nbut: no zero",
+    ]
+
+
+def test_an_answer_about_which_nothing_is_told_has_no_teacher():
+    group = group_of(
+        prompt_of({"input": "3+4"}, TEMPLATE), ("8", 0.0, " "), ("7", 0.0, "far"), ("1", None, "")
+    )
+    assert told(group, TEMPLATE) == [None, "3+4\n\nbut: far", None]
+
+
+def test_a_hint_of_the_row_is_told_to_all_and_hindsight_beside_it():
+    template = "it is {hint}.\n\n{prompt}\n\n{feedback}"
+    row = {"input": "3+4", "hint": "7"}
+    hint = {"key": "hint", "hindsight": ("feedback",)}
+    group = group_of(prompt_of(row, template, **hint), ("8", 0.0, "no"), ("7", 1.0, ""))
+    assert told(group, template, **hint) == ["it is 7.\n\n3+4\n\nno", "it is 7.\n\n3+4"]
+    group = group_of(prompt_of(row | {"hint": ""}, template, **hint), ("8", 0, "no"), ("7", 1, ""))
+    assert told(group, template, **hint) == ["3+4\n\nno", None]
+
+
+def test_a_chat_is_told_in_its_last_message_or_as_the_system():
+    row = {"input": [{"role": "user", "content": "3+4"}]}
+    answers = ("8", 0.0, "no"), ("7", 1.0, "")
+    group = group_of(prompt_of(row, TEMPLATE, chat=True), *answers)
+    assert told(group, TEMPLATE, chat=True) == [
+        "u(3+4\n\nright: 7\n\nbut: no)a(",
+        None,
+    ]
+    system = "{feedback}\n\nthink."
+    group = group_of(prompt_of(row, system, hindsight=("feedback",), chat=True), *answers)
+    assert told(group, system, hindsight=("feedback",), chat=True) == [
+        "s(no\n\nthink.)u(3+4)a(",
+        None,
+    ]
+
+
+def test_what_is_told_may_hold_the_places_of_the_template():
+    hints = Hints.of(TeacherFlags(teacher_hindsight=BOTH, teacher_template=TEMPLATE), False)
+    said = hints.finish(hints.fill(None, "q"), {"feedback": "{solution}", "solution": "{feedback}"})
+    assert said == "q\n\nright: {feedback}\n\nbut: {solution}"
+
+
+def test_what_is_told_is_cut_to_the_longest_answer():
+    group = group_of(prompt_of({"input": "3+4"}, TEMPLATE), ("8", 0.0, "123456789"))
+    assert told(group, TEMPLATE, limit=4) == ["3+4\n\nbut: 1234"]
+
+
+@pytest.mark.parametrize(
+    "template, problem",
+    [
+        ("{prompt}\n\n{solution}", "no place for {feedback}"),
+        ("{prompt} {solution}\n\n{feedback}", "left out if its place is empty"),
+    ],
+)
+def test_templates_without_room_are_refused(template, problem):
+    with pytest.raises(UserError, match=problem):
+        Hints.of(TeacherFlags(teacher_hindsight=BOTH, teacher_template=template), False)
