@@ -89,6 +89,22 @@ def _dump_dir(run: Path) -> Iterator[Path]:
             yield Path(directory).expanduser()
 
 
+class Images(dict[str, Image]):
+    """The images of a trace by hash, each read when it is first asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __missing__(self, sha256: str) -> Image:
+        try:
+            image = self[sha256] = Image(self.trace.image(sha256), sha256)
+        except OSError as error:
+            message = f"the trace lacks an image: {error}"
+            raise UserError(message, "another step, or a copy of the file") from error
+        return image
+
+
 class Trace:
     """The trace of a run. ``problems`` says, in a sentence each, what could not be read."""
 
@@ -225,7 +241,7 @@ class Trace:
         """Return the groups that a step generated, equal to those that it trained on. Raises
         KeyError if ``prompts`` lack one."""
         record, known = self._played[step], {prompt.id: prompt for prompt in prompts}
-        groups = groups_of(self._new_rows(step), known, self._images())
+        groups = groups_of(self._new_rows(step), known, self._images)
         return PlayedStep(groups, record["trained"], record["version"], record["counts"])
 
     def steps(self) -> list[int]:
@@ -235,7 +251,7 @@ class Trace:
     def kept(self, step: int) -> list[KeptGroup]:
         """Return the groups of a training step that the trace keeps. Their prompts lack what only
         the data has, such as messages."""
-        rows, images = self._new_rows(step), self._images()
+        rows, images = self._new_rows(step), self._images
         prompts = {row["prompt_id"]: prompt_of(row, images) for row in reversed(rows)}
         numbers: dict[int, list[int]] = {row["group"]: [] for row in rows}
         for row in rows:
@@ -253,10 +269,9 @@ class Trace:
         rows = read_table(played_path(self.directory, step))
         return [row for row in rows if row["tag"] != "replayed"]
 
-    def _images(self) -> dict[str, Image]:
-        folder = images_dir(self.directory)
-        files = folder.iterdir() if folder.is_dir() else ()
-        return {path.name: Image(path.read_bytes(), path.name) for path in files}
+    @cached_property
+    def _images(self) -> Images:
+        return Images(self)
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +71,7 @@ def images_to_json(images: Images) -> list[list[Any]]:
     return [[p.image.sha256, p.start, p.end, list(p.placeholder)] for p in images]
 
 
-def images_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
+def images_from_json(saved: list[list[Any]], known: Mapping[str, Image]) -> Images:
     return tuple(PlacedImage(known[key], start, end, tuple(ids)) for key, start, end, ids in saved)
 
 
@@ -95,7 +96,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_json(
-    saved: dict[str, Any], prompt: Prompt, known: dict[str, Image]
+    saved: dict[str, Any], prompt: Prompt, known: Mapping[str, Image]
 ) -> Trajectory:
     """The inverse of ``trajectory_to_json``. ``known`` maps hashes to images."""
     segments = []

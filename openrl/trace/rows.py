@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -118,14 +119,14 @@ def _writable(text: str) -> str:
 
 
 def groups_of(
-    rows: Iterable[dict[str, Any]], prompts: Mapping[str, Prompt], images: Mapping[str, Image]
+    rows: Iterable[dict[str, Any]], prompts: Mapping[str, Prompt], images: dict[str, Image]
 ) -> list[PromptGroup]:
     """Return the groups of a step's rows, in their order. ``prompts`` maps ids to prompts and
-    ``images`` hashes to images. Raises KeyError if one is missing."""
+    ``images`` hashes to images. Raises KeyError if a prompt is missing."""
     groups: dict[int, PromptGroup] = {}
     for row in rows:
         prompt = prompts[row["prompt_id"]]
-        known = {placed.image.sha256: placed.image for placed in prompt.images} | dict(images)
+        known = ChainMap({placed.image.sha256: placed.image for placed in prompt.images}, images)
         if row["made"] is not None:
             made = json.loads(row["made"])
             prompt = replace(prompt, **made | {"images": images_from_json(made["images"], known)})
@@ -175,7 +176,7 @@ _OF_TRAJECTORY = (
 )
 
 
-def _trajectory(row: dict[str, Any], prompt: Prompt, known: dict[str, Image]) -> Trajectory:
+def _trajectory(row: dict[str, Any], prompt: Prompt, known: Mapping[str, Image]) -> Trajectory:
     fields = {name: row[name] for name in _OF_TRAJECTORY}
     fields["segments"] = [
         _with_images(segment, lambda image: list(image.values())) for segment in row["segments"]
