@@ -78,8 +78,6 @@ class ExampleBuilder(ABC, Generic[Example]):
         self.tokenizer, self.workers = tokenizer, workers
         self.images = images
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
-        self.remarks: set[str] = set()
-        """Sentences on columns of the rows read so far."""
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
@@ -102,11 +100,13 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
-            rows, _ = without_binary(source.rows, self.images)
+            rows, binary = without_binary(source.rows, self.images)
             for name, key in self.columns().items():
                 if key is not None:
                     require_column(rows, key, name, source.name)
             read.append(read_rows(rows, self.read, self.workers))
+            if binary:
+                read[-1].remarks.add(f"not read: {', '.join(binary)}")
         names = [source.name for source in sources]
         refuse_bad_rows(flag, zip(names, (chunk.bad for chunk in read), strict=True))
         reports = [
@@ -141,7 +141,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             chunk.items.append(TokenisedRow(cut, whole, value, without_end))
         chunk.unread_keys |= self.templates.unread_keys
         chunk.marks |= self.templates.marks
-        chunk.remarks |= self.remarks
+        chunk.remarks |= self.templates.remarks
         return chunk
 
     def _ends_made(self, turns: int) -> str:

@@ -177,6 +177,7 @@ class PromptBuilder:
             chunk.items.append((kept, len(ids)))
         chunk.unread_keys |= self.templates.unread_keys
         chunk.marks |= self.templates.marks
+        chunk.remarks |= self.templates.remarks
         return chunk
 
     def _draft(

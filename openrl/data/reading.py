@@ -29,7 +29,7 @@ class Chunk(Generic[T]):
     bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
     unread_keys: set[str] = field(default_factory=set)  # of messages, see ``Templates``
     marks: set[str] = field(default_factory=set)  # likewise
-    remarks: set[str] = field(default_factory=set)  # sentences on columns
+    remarks: set[str] = field(default_factory=set)  # sentences on columns, likewise
 
     @property
     def notes(self) -> list[str]:

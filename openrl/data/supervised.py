@@ -40,7 +40,9 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         answers = [] if flags.output_key is None else [cell(row, flags.output_key)]
         if flags.pretrain_mode:
             if column(row, LOSS_MASK) not in (MISSING, None):
-                self.remarks.add(f"{LOSS_MASK!r} is not read: --pretrain_mode learns every token")
+                self.templates.remarks.add(
+                    f"{LOSS_MASK!r} is not read: --pretrain_mode learns every token"
+                )
             text = "".join(as_text(value) for value in [given, *answers])
             return (MarkedText(text, ((0, len(text)),)),), 0.0
         dialogue = self._masked(
@@ -72,7 +74,7 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         messages = as_messages([*dialogue])
         if (masked := masked_messages(messages, row)) is not None:
             return masked
-        self.remarks.add(
+        self.templates.remarks.add(
             f"WARNING: {LOSS_MASK!r} of some rows is not read: it has no 0 or 1 for each message, or"
             " for each of the assistant's"
         )

@@ -23,7 +23,7 @@ from openrl.data.conversations import (
     objects_without_nulls,
     with_system,
 )
-from openrl.data.images import split_into_parts
+from openrl.data.images import MARK, split_into_parts
 from openrl.data.rows import MISSING, as_text, column, text_or_file
 from openrl.data.template_forms import Schemas, TemplateForms, find_forms
 from openrl.data.tokenizer import leading_ids, require_chat_template, stop_texts
@@ -79,6 +79,8 @@ class Templates:
         """Keys of messages rendered so far that the chat template does not mention."""
         self.marks: set[str] = set()
         """Special tokens that the chat template writes and that texts of messages held so far."""
+        self.remarks: set[str] = set()
+        """Sentences on what rows read so far hold and nobody reads."""
 
     @cached_property
     def forms(self) -> TemplateForms:
@@ -175,10 +177,14 @@ class Templates:
         ):
             others = [m for m in messages if m["role"] not in SYSTEM]
             messages = [{"role": "system", "content": self.system}, *others]
-        said = [m["content"] for m in messages if m["role"] != "assistant"]
-        self.marks.update(
-            mark for text in said if isinstance(text, str) for mark in self._written if mark in text
-        )
+        told = (m["content"] for m in messages if m["role"] != "assistant")
+        said = [text for text in told if isinstance(text, str)]
+        self.marks.update(mark for text in said for mark in self._written if mark in text)
+        if not self.sees and any(MARK in text for text in said):
+            self.remarks.add(
+                f"WARNING: texts of messages hold {MARK}, but no image is read"
+                " (--max_images_per_prompt, --image_key)"
+            )
         if not self.sees and (kinds := kinds_of_content(messages) - {"text"}):
             kind = min(kinds)
             raise BadRow(

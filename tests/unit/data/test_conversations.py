@@ -463,6 +463,22 @@ def test_a_dialogue_that_begins_with_the_assistant():
     assert "Hello." in text and learned == "It is 4.<|im_end|>"
 
 
+@pytest.mark.parametrize("kind", ["prompts", "answers"])
+def test_images_that_nobody_reads_are_named(kind):
+    row = {"messages": [{**ASKS, "content": "<image>What?"}, ANSWERS], "image": b"\x89PNG"}
+    if kind == "answers":
+        _, report = build(Dataset.from_list([row]), "qwen2.5")
+        assert report.endswith("; not read: image")
+    else:
+        row["messages"] = row["messages"][:1]
+        flags = PromptDataFlags(prompt_data="d", input_key="messages")
+        builder = PromptBuilder(flags, CHAT, family_tokenizer("qwen2.5"), 999)
+        sources = [source(Dataset.from_list([row]))]
+        _, (report,) = builder.build(sources, flag="prompt_data", kind="train")
+        assert "; not given to rewards: image" in report
+    assert "WARNING: texts of messages hold <image>, but no image is read" in report
+
+
 def test_a_developer_is_the_system_where_there_is_no_developer():
     rows = [{"messages": [{"role": "developer", "content": "Be brief."}, ASKS, ANSWERS]}]
     (((text, _),), _) = build(rows, "qwen2.5")
