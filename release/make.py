@@ -81,6 +81,20 @@ def install(wheel: Path, folder: Path) -> Path:
     return folder / "bin"
 
 
+def dry_run(commands: Path, folder: Path) -> None:
+    """Plan a run on a small model with the installed command, by both of its names."""
+    make_model = ROOT / "examples" / "python" / "make_model.py"
+    model, rows = folder / "model", folder / "rows.jsonl"
+    run(commands / "python", make_model, "agents", "--output_dir", model, cwd=folder)
+    rows.write_text('{"input": "1 + 1?", "label": "2"}\n' * 4, "utf-8")
+    what = ("--pretrain", model, "--prompt_data", rows, "--label_key", "label")
+    sizes = ("--rollout_batch_size", "4", "--n_samples_per_prompt", "2", "--train_batch_size", "8")
+    lengths = ("--prompt_max_len", "16", "--generate_max_len", "16")
+    more = ("--reward_funcs", "number", "--algo_preset", "grpo", "--device", "cpu", "--dry_run")
+    for name in (("openrl", "train"), ("python", "-m", "openrl.cli.train_ppo_ray")):
+        run(commands / name[0], *name[1:], *what, *sizes, *lengths, *more, cwd=folder)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--no_tag", action="store_true")
@@ -96,8 +110,10 @@ def main() -> int:
     os.environ.pop("PYTHONPATH", None)  # the wheel is tried, not this tree
     wheel = build(ROOT, ROOT / "dist")
     with tempfile.TemporaryDirectory() as folder:
-        said = run(install(wheel, Path(folder)) / "openrl", "--version", cwd=Path(folder)).strip()
-    assert said == f"openrl {version}", said
+        commands = install(wheel, Path(folder) / "venv")
+        said = run(commands / "openrl", "--version", cwd=Path(folder)).strip()
+        assert said == f"openrl {version}", said
+        dry_run(commands, Path(folder))
     if not no_tag:
         run("git", "tag", "--annotate", f"v{version}", "--message", f"openrl {version}")
         print(f"tagged; to publish: git push origin v{version} && twine upload dist/*")

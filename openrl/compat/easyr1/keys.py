@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.compat.shared.keys import (
+    KL,
     colocated,
     data,
     prompts_of_step,
@@ -15,7 +16,6 @@ from openrl.compat.shared.keys import (
 from openrl.config.importing.convert import Computed, GivenKeys
 
 ACTOR, ROLLOUT, TRAINER = "worker.actor.", "worker.rollout.", "trainer."
-KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
 
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
@@ -118,14 +118,6 @@ def training(keys: GivenKeys) -> Iterator[Computed]:
     yield from scheduler(
         keys, f"{optim}scheduler_type", f"{optim}warmup_ratio", f"{optim}warmup_steps"
     )
-    if keys.number(f"{optim}warmup_steps"):
-        yield Computed(
-            "lr_warmup_steps", keys.whole(f"{optim}warmup_steps"), (f"{optim}warmup_steps",)
-        )
-    else:
-        yield Computed(
-            "lr_warmup_ratio", keys.number(f"{optim}warmup_ratio"), (f"{optim}warmup_ratio",)
-        )
     lora = f"{ACTOR}model.lora."
     if keys.whole(f"{lora}rank"):
         yield Computed("lora_alpha", keys.whole(f"{lora}alpha"), (f"{lora}alpha",))

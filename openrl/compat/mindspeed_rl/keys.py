@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.compat.shared.keys import prompts_of_step, sleeping
+from openrl.compat.shared.keys import KL, lowest_rate, prompts_of_step, sleeping
 from openrl.config.importing.convert import Computed, GivenKeys
 
 MEGATRON, ACTOR, RL, ENGINE = (
@@ -15,7 +15,6 @@ MEGATRON, ACTOR, RL, ENGINE = (
     "rl_config.",
     "generate_config.",
 )
-KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 SCHEDULES = {"cosine": "cosine_with_min_lr", "inverse-square-root": "inverse_sqrt"}
 CARDS = 8  # of a node
 
@@ -71,10 +70,7 @@ def optimizer(keys: GivenKeys, role: str) -> Iterator[Computed]:
     name = SCHEDULES.get(style, style)
     name = "constant_with_warmup" if name == "constant" and warm else name
     yield Computed("lr_scheduler", name, (f"{role}lr_decay_style", f"{role}lr_warmup_fraction"))
-    peak = keys.number(f"{role}lr")
-    if keys.given(f"{role}min_lr") and peak:
-        share = keys.number(f"{role}min_lr") / peak
-        yield Computed("min_lr_ratio", share, (f"{role}min_lr", f"{role}lr"), "a share of the peak")
+    yield from lowest_rate(keys, f"{role}min_lr", f"{role}lr")
 
 
 def model(keys: GivenKeys, role: str) -> Iterator[Computed]:

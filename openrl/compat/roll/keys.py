@@ -141,10 +141,6 @@ def training(keys: GivenKeys, role: str) -> Iterator[Computed]:
         f"{args}{n}" for n in ("lr_scheduler_type", "warmup_ratio", "warmup_steps")
     )
     yield from scheduler(keys, kind, ratio, steps)
-    if keys.given(steps):
-        yield Computed("lr_warmup_steps", keys.whole(steps), (steps,))
-    else:
-        yield Computed("lr_warmup_ratio", keys.number(ratio), (ratio,))
     lora = f"{role}model_args.lora_"
     if keys.whole(f"{lora}rank") and (targets := keys.items(f"{lora}target")):
         yield Computed("target_modules", targets, (f"{lora}target",))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from openrl.config.importing.convert import Computed, GivenKeys
 
+KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 TRACKERS = ("swanlab", "mlflow", "trackio")
 
 
@@ -28,7 +29,7 @@ def prompts_of_step(keys: GivenKeys, size: str, samples: str) -> Computed:
 
 
 def scheduler(keys: GivenKeys, kind: str, ratio: str, steps: str) -> Iterator[Computed]:
-    """The schedule. Those systems warm a constant rate up too, which has a name of its own here."""
+    """The schedule and its warm-up. Those systems warm a constant rate up too, which has a name of its own here."""
     name = keys.text(kind) or "constant"
     warm = keys.number(ratio) > 0 or keys.number(steps) > 0
     if name == "constant" and warm:
@@ -37,6 +38,17 @@ def scheduler(keys: GivenKeys, kind: str, ratio: str, steps: str) -> Iterator[Co
         )
     else:
         yield Computed("lr_scheduler", name, (kind,))
+    if keys.number(steps) > 0:
+        yield Computed("lr_warmup_steps", keys.whole(steps), (steps,))
+    else:
+        yield Computed("lr_warmup_ratio", keys.number(ratio), (ratio, steps))
+
+
+def lowest_rate(keys: GivenKeys, least: str, rate: str) -> Iterator[Computed]:
+    """The learning rate at the end, written as a rate."""
+    if keys.given(least) and (peak := keys.number(rate)):
+        share = keys.number(least) / peak
+        yield Computed("min_lr_ratio", share, (least, rate), "a share of the peak")
 
 
 def colocated(

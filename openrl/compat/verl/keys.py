@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from openrl.compat.shared.keys import colocated, prompts_of_step, scheduler, sleeping, trackers
+from openrl.compat.shared.keys import (
+    KL,
+    colocated,
+    lowest_rate,
+    prompts_of_step,
+    scheduler,
+    sleeping,
+    trackers,
+)
 from openrl.config.importing.convert import Computed, GivenKeys
 from openrl.config.importing.values import put
 
@@ -13,7 +21,6 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 REF, MODEL = "actor_rollout_ref.ref.", "actor_rollout_ref.model."
 DISTILLS, LOSS = "distillation.enabled", "distillation.distillation_loss."
 TEACHER = "distillation.teacher_model"
-KL = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 RL = "train_ppo_ray"
 # its own scores by data source, told by the names of files
 SOURCES = {
@@ -60,9 +67,7 @@ def supervised(keys: GivenKeys) -> Iterator[Computed]:
     if keys.given("data.train_batch_size"):
         size = "data.train_batch_size"
         yield Computed("train_batch_size", keys.whole(size), (size,), "samples per optimizer step")
-    if keys.given("optim.min_lr"):
-        share = keys.number("optim.min_lr") / keys.number("optim.lr", 1.0)
-        yield Computed("min_lr_ratio", share, ("optim.min_lr", "optim.lr"), "a share of the peak")
+    yield from lowest_rate(keys, "optim.min_lr", "optim.lr")
     gpus = "trainer.n_gpus_per_node"
     if keys.given(gpus):
         yield Computed("num_gpus_per_node", keys.whole(gpus), (gpus,))
@@ -130,8 +135,8 @@ def kl(keys: GivenKeys) -> Iterator[Computed]:
         if unsaid:  # before 0.3 it went into the reward wherever use_kl_loss was off
             none = f"before verl 0.3 in the reward: --init_kl_coef {keys.number(reward)}"
         verdict = "differs" if unsaid else "converted"
-        written = (reward, in_reward, in_loss) if unsaid else (in_reward, in_loss, loss, reward)
-        yield Computed("init_kl_coef", 0.0, written, none, verdict)
+        given = (reward, in_reward, in_loss) if unsaid else (in_reward, in_loss, loss, reward)
+        yield Computed("init_kl_coef", 0.0, given, none, verdict)
         return
     kind = f"{ACTOR}kl_loss_type" if keys.on(in_loss) else "algorithm.kl_penalty"
     if keys.on(in_loss):
@@ -176,14 +181,7 @@ def training(keys: GivenKeys) -> Iterator[Computed]:
     )
     ratio, steps = f"{optim}lr_warmup_steps_ratio", f"{optim}lr_warmup_steps"
     yield from scheduler(keys, style, ratio, steps)
-    least = f"{optim}min_lr"
-    if keys.given(least):
-        share = keys.number(least) / keys.number(f"{optim}lr", 1.0)
-        yield Computed("min_lr_ratio", share, (least, f"{optim}lr"), "a share of the peak")
-    if keys.number(steps) > 0:
-        yield Computed("lr_warmup_steps", keys.whole(steps), (steps,))
-    else:
-        yield Computed("lr_warmup_ratio", keys.number(ratio), (ratio, steps))
+    yield from lowest_rate(keys, f"{optim}min_lr", f"{optim}lr")
     if keys.whole(f"{MODEL}lora_rank") and (targets := keys.items(f"{MODEL}target_modules")):
         yield Computed("target_modules", targets, (f"{MODEL}target_modules",))
     contents = f"{ACTOR}checkpoint.save_contents"
