@@ -105,7 +105,9 @@ class GivenKeys:
 
 def no_value(key: str, what: str, written: Written) -> UserError:
     message = f"{key}: {what} has no value{written.where}"
-    return problem((), message, "export it before, or write the value")
+    argument = re.fullmatch(r"\$\{?\d\}?", what)
+    by = 'the script and its arguments in quotes: "run.sh ..."' if argument else "export it before"
+    return problem((), message, f"{by}, or write the value")
 
 
 Together = Callable[[GivenKeys, str], Iterator[Computed]]

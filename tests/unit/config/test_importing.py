@@ -9,10 +9,11 @@ import pytest
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli import import_config
 from openrl.config.commands import COMMANDS
-from openrl.config.importing.convert import Conversion
+from openrl.config.importing.convert import Conversion, no_value
 from openrl.config.importing.page import explain
 from openrl.config.importing.reading import MAIN, from_python, from_script, read, recognise
 from openrl.config.importing.shell import Script, calculated
+from openrl.config.importing.values import Written
 from openrl.config.importing.values import resolve as filled
 from openrl.errors import UserError
 from openrl.flags.parser import read_words, resolve
@@ -761,6 +762,7 @@ def test_arguments_of_a_script(tmp_path):
     (tmp_path / "run.sh").write_text(text)
     with pytest.raises(AssertionError, match=r"\$\{1\} has no value"):
         flags_of(read(str(tmp_path / "run.sh")))
+    assert "in quotes" in no_value("gpus", "${1}", Written("${1}")).remedy
     flags = flags_of(read(f"bash {tmp_path}/run.sh 4 16"))
     assert flags["vllm_num_engines"] == 4 and flags["generate_max_len"] == 528
 
