@@ -123,9 +123,10 @@ class Routers:
         return found.to(device)
 
 
-def check_routers(path: str, trust_remote_code: bool) -> None:
-    """Raise UserError if the model at ``path`` cannot replay routes; reads only its config."""
-    Routers(empty_model(load_config(path, trust_remote_code), trust_remote_code))
+def check_routers(path: str, trust_remote_code: bool) -> Routers:
+    """Return the routers of the model at ``path``, without weights. Raises UserError if they cannot
+    be replayed."""
+    return Routers(empty_model(load_config(path, trust_remote_code), trust_remote_code))
 
 
 def _is_router(module: nn.Module) -> bool:

@@ -54,6 +54,7 @@ class EngineSpec:
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     # how deeply it can sleep: 0 not at all; 1 weights move to host memory; 2 weights are dropped
     sleep_level: Literal[0, 1, 2] = 0
+    routes: bool = False  # requests may ask which experts it chose
     keep_cache_on_pause: bool = False
     """Requests that a pause interrupts keep the keys and values of the old weights. This saves a
     second prefill, but then no single set of weights reproduces their log-probs."""
@@ -205,7 +206,7 @@ class RolloutEngine(ABC):
                 if part.routes is None:
                     raise UserError(
                         "this rollout engine does not tell which experts it chose",
-                        "leave --routing_replay out, or use --rollout_backend hf",
+                        "leave --routing_replay out, or use --rollout_backend vllm or hf",
                     )
                 routes = routes.followed_by(part.routes) if routes else part.routes
             end = part.finish_reason

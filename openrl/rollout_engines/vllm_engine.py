@@ -8,11 +8,13 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from openrl.errors import UserError, listed
 from openrl.models.process_memory import MemoryUse
+from openrl.models.routers import check_routers
 from openrl.rollout_engines.engine import (
     EngineDied,
     EnginePart,
@@ -22,7 +24,7 @@ from openrl.rollout_engines.engine import (
     banned_tokens,
 )
 from openrl.rollout_engines.vllm_adapters import AdapterSlot
-from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs
+from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs, read_routes
 from openrl.rollout_engines.vllm_start import start_llm
 from openrl.types import Completion, FinishReason, PlacedImage, VersionSpan
 from openrl.vision.pictures import open_image
@@ -64,6 +66,8 @@ class VLLMEngine(RolloutEngine):
         self._adapters = AdapterSlot(llm)
         self._banned = banned_tokens(spec)
         self._vocabulary = llm.model_config.get_vocab_size()
+        path, trusted = spec.model.pretrain, spec.model.trust_remote_code
+        self._routers = check_routers(path, trusted) if spec.routes else None
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -120,6 +124,11 @@ class VLLMEngine(RolloutEngine):
         finally:
             self._submitted.discard(name)
         part = self._completion(final.outputs[0], sampling.kept_ids)
+        if self._routers is not None and sampling.routes:
+            layers, top_k = self._routers.layers, self._routers.top_k
+            length = len(row) + len(part.token_ids)
+            experts = final.outputs[0].routed_experts
+            part = replace(part, routes=read_routes(experts, layers, top_k, length))
         return self._cut_at_stop(request, part) if before and sampling.stop else part
 
     def _completion(self, reply: Any, kept_ids: int) -> Completion:
@@ -151,7 +160,10 @@ class VLLMEngine(RolloutEngine):
         n = found + 1
         span = (VersionSpan(0, n, self.policy_version),)
         kept = None if part.kept is None else part.kept.first(n)
-        return Completion(part.token_ids[:n], part.logprobs[:n], FinishReason.STOP, span, kept)
+        lost = len(part.token_ids) - n
+        routes = part.routes and part.routes.first(len(part.routes) - lost)
+        tokens, logprobs = part.token_ids[:n], part.logprobs[:n]
+        return Completion(tokens, logprobs, FinishReason.STOP, span, kept, routes)
 
     async def _stop(self) -> None:
         if self._keeps_cache:

@@ -1,4 +1,4 @@
-"""Reads the sets of tokens that vLLM sampled from.
+"""Reads what vLLM returns beside tokens: the sets that they were sampled from, and experts.
 
 Under ``logprobs_mode="processed_logprobs"`` vLLM's log-probs are those after top_p, top_k and
 min_p: -inf for every token that was cut off. So the finite ones among the K likeliest are the whole
@@ -7,11 +7,12 @@ set, if fewer than K are finite."""
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from openrl.types import KeptSets, Sampling
+from openrl.types import KeptSets, Routes, Sampling
 
 
 def asked_ids(sampling: Sampling, vocabulary: int) -> int:
@@ -47,3 +48,15 @@ def read_logprobs(
         array("i", ids[:, 1:][inside & whole[:, None]].tobytes()),
     )
     return ids[:, 0].tolist(), logprobs[:, 0].tolist(), sets
+
+
+def read_routes(
+    found: np.ndarray[Any, Any] | None, layers: Sequence[int], top_k: int, length: int
+) -> Routes:
+    """Return the experts of a row of ``length`` tokens from those that vLLM returns, (tokens - 1,
+    all layers, top_k): those of the ``layers`` with a router. UNKNOWN where it returns none, as of
+    a request that was aborted."""
+    routes = Routes(len(layers) * top_k)
+    if found is not None:
+        routes.ids.frombytes(found[:, list(layers)].astype(np.int16).tobytes())
+    return routes.first(length)

@@ -44,6 +44,11 @@ def start_llm(spec: EngineSpec, sockets: str) -> Any:
             f"--partial_rollout_cache keep: vLLM {vllm.__version__} lacks {', '.join(missing)}",
             "--partial_rollout_cache refill, or pip install 'vllm==0.32.*'",
         )
+    if spec.routes and (missing := missing_features(ROUTING)):
+        raise UserError(
+            f"--routing_replay: vLLM {vllm.__version__} lacks {', '.join(missing)}",
+            "pip install 'vllm==0.32.*'",
+        )
     with forking_engine(spec), sockets_in(sockets, spec):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
 
@@ -68,7 +73,9 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         # compiled graphs of the CPU backend keep the packed weights they were traced with, so a
         # sync would not reach them
         "enforce_eager": engine.enforce_eager or spec.device == "cpu",
-        "enable_prefix_caching": engine.enable_prefix_caching and not spec.deterministic,
+        # vLLM keeps the experts of a row beside its cached blocks
+        "enable_prefix_caching": spec.routes
+        or (engine.enable_prefix_caching and not spec.deterministic),
         "trust_remote_code": model.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 2**20,  # --kept_ids_max limits them
@@ -83,6 +90,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     if spec.images.max_images_per_prompt:
         chosen["limit_mm_per_prompt"] = {"image": spec.images.max_images_per_prompt}
         chosen["mm_processor_kwargs"] = spec.images.mm_processor_kwargs or None
+    if spec.routes:
+        chosen["enable_return_routed_experts"] = True
     if spec.adapter_rank:  # reserve room for the adapter in use and, during a sync, its successor
         chosen |= {"enable_lora": True, "max_cpu_loras": 2}
         chosen["max_lora_rank"] = room_for_rank(spec.adapter_rank)
@@ -179,6 +188,12 @@ KEEPING = {
     "vllm.outputs": ("CompletionOutput(weight_versions)",),
 }
 """Also required for ``EngineSpec.keep_cache_on_pause``. Weight versions appeared in 0.32."""
+
+ROUTING = {
+    "vllm.engine.arg_utils": ("AsyncEngineArgs(enable_return_routed_experts)",),
+    "vllm.outputs": ("CompletionOutput(routed_experts)",),
+}
+"""Also required for ``EngineSpec.routes``."""
 
 
 def missing_features(

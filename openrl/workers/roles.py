@@ -163,6 +163,7 @@ def run_engine_spec(
         load_format=config.engine.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
+        routes=config.routing.routing_replay,
         keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
         config_overrides=config.changes.model_config_overrides,
     )

@@ -3,11 +3,18 @@
 from dataclasses import fields, replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from openrl.errors import UserError
 from openrl.rollout_engines.vllm_fields import check_engine_kwargs, wrong_fields
-from openrl.rollout_engines.vllm_start import block_size, engine_arguments
+from openrl.rollout_engines.vllm_kept import read_routes
+from openrl.rollout_engines.vllm_start import (
+    ROUTING,
+    block_size,
+    engine_arguments,
+    missing_features,
+)
 from tests.tiny import rollout_spec
 
 GPU = partial(rollout_spec, "model", device="cuda", longest=4096, seed=7)
@@ -139,3 +146,22 @@ def test_workers_on_several_nodes_are_of_ray():
 def test_deterministic_engines_take_one_request_at_a_time():
     told = engine_arguments(replace(FULL, deterministic=True))
     assert told["max_num_seqs"] == 1 and not told["enable_prefix_caching"]
+
+
+def test_it_returns_experts_only_on_request():
+    """vLLM keeps them beside the blocks of cached prefixes."""
+    from vllm import AsyncEngineArgs
+
+    asked = engine_arguments(GPU(routes=True))
+    assert asked["enable_return_routed_experts"] and asked["enable_prefix_caching"]
+    assert asked.keys() <= {f.name for f in fields(AsyncEngineArgs)}
+    assert "enable_return_routed_experts" not in engine_arguments(GPU())
+    assert not missing_features(ROUTING)
+
+
+def test_experts_of_layers_without_a_router_are_left_out():
+    """vLLM returns (tokens - 1, all layers, experts); the first layer here has no router."""
+    found = np.arange(2 * 3 * 2, dtype=np.uint8).reshape(2, 3, 2)
+    routes = read_routes(found, [1, 2], 2, 3)
+    assert routes.width == 4 and [*routes.ids] == [2, 3, 4, 5, 8, 9, 10, 11, -1, -1, -1, -1]
+    assert [*read_routes(None, [1, 2], 2, 1).ids] == [-1] * 4  # of an aborted request

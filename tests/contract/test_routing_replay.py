@@ -4,6 +4,7 @@ disagree, and each token keeps the experts that led to the next one."""
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from openrl.algorithms.routes import with_shared_routes
 from openrl.config.groups.model import LoadFlags
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
 from openrl.models.routers import Routers
+from openrl.trace.record import trajectory_from_json, trajectory_to_json
 from openrl.types import (
     Completion,
     FinishReason,
@@ -163,3 +165,11 @@ def test_a_row_of_several_turns_keeps_the_experts_of_each():
     assert [*row.routes.ids] == [0, 1, 2, 13] and len(row.routes) == len(row.token_ids)
     row.sample([3], [-1.0], ())  # of an engine that tells nothing
     assert [*row.routes.ids] == [0, 1, 2, 13, -1]
+
+
+def test_a_checkpoint_keeps_them():
+    prompt = Prompt("p", [5], "")
+    row = Segment.answer([5], [6], [-1.0], (), (), None, Routes(2, array("h", [3, 300, -1, -1])))
+    saved = trajectory_to_json(Trajectory(prompt, [row], FinishReason.STOP))
+    (read,) = trajectory_from_json(json.loads(json.dumps(saved)), prompt, {}).segments
+    assert read == row and read.routes == row.routes

@@ -99,6 +99,12 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_mixture, path, trusted)
     if config.routing.routing_replay:
         collector.run(check_routers, path, trusted)
+        if VLLM.holds(config) and device == "cpu":
+            with collector:
+                raise UserError(
+                    "--routing_replay: vLLM returns the experts that it chose only on a GPU",
+                    "--rollout_backend hf",
+                )
     check_training(config, device, collector)
     collector.run(check_critic_adapters, config)
     with collector:
