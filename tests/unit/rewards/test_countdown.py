@@ -3,6 +3,7 @@ import json
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -133,6 +134,34 @@ def test_a_careless_teacher_misses_his_share_with_the_right_numbers(tmp_path, mo
     }
     assert grades["sft"].count(WRONG_VALUE) == 120 and grades["sft"].count(RIGHT) == 180
     assert set(grades["rl"]) == set(grades["eval"]) == {RIGHT}
+
+
+def test_problems_that_need_a_product(tmp_path, monkeypatch):
+    """Hints solve what can be solved, no sum does, and what is evaluated is nowhere else."""
+    arguments = ["--output_dir", str(tmp_path), "--sft_rows", "400", "--mixed_rows", "50"]
+    monkeypatch.setattr(sys, "argv", ["make_products.py", *arguments])
+    monkeypatch.syspath_prepend(EXAMPLE)
+    load_example("make_products").main()
+    files = {
+        name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("sft", "rl", "mixed", "eval")
+    }
+    for name in ("rl", "eval"):
+        assert all(grade(row["hint"], **row["label"]) == RIGHT for row in files[name])
+        assert all("*" in row["output"] for row in files[name])
+    told = [row for row in files["sft"] if row["input"].startswith(row["hint"] + ", ")]
+    plain = [row for row in files["sft"] if row not in told]
+    assert len(told) == len(plain) == 200
+    grades = [grade(row["output"], **row["label"]) for row in plain]
+    assert grades.count(RIGHT) == 100 + 5 and grades.count(WRONG_VALUE) == 95
+    kinds = Counter(row["kind"] for row in files["mixed"])
+    assert kinds == {"learnable": 10, "hopeless": 40}
+    keys = {
+        name: {(*sorted(row["label"]["numbers"]), row["label"]["target"]) for row in rows}
+        for name, rows in files.items()
+    }
+    assert not keys["eval"] & (keys["sft"] | keys["rl"] | keys["mixed"])
+    assert not keys["sft"] & (keys["rl"] | keys["mixed"])
 
 
 def test_example_reward_grades_finished_answers():
