@@ -129,7 +129,7 @@ class RLTrainer:
     async def train(self) -> None:
         """Run the remaining steps and export models. Raises Interrupted after a signal."""
         self.stop.saves = True
-        if self.settings.evaluation.eval_before_train and self.step == 0:
+        if self.settings.evaluation.eval_before_train and self.evaluation and self.step == 0:
             self.trackers.log(0, await self.evaluate())
             self.totals.eval_pass_before = self.totals.eval_pass_after
             self.totals.eval_reward_before = self.totals.eval_reward_after
@@ -274,6 +274,7 @@ class RLTrainer:
         self.step, on_alarm = step, self.settings.health.flags.on_alarm
         alarms = self.settings.health.look(step, values)
         evaluates = is_due(step, self.settings.evaluation.eval_steps, self.progress.total)
+        evaluates = evaluates and self.evaluation is not None  # its flags do nothing without rows
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         saves |= bool(alarms) and on_alarm != "warn"
         if (evaluates or saves) and (measured := await self.sync()):
@@ -328,7 +329,7 @@ class RLTrainer:
 
     async def evaluate(self) -> dict[str, float]:
         """Evaluate and return the metrics; empty if the run is asked to stop meanwhile."""
-        assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
+        assert self.evaluation is not None
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
                 measured = await self.stop.unless_stopped(self.evaluation.run(self.rollouts, tell))
