@@ -76,7 +76,6 @@ def test_what_it_cannot_do_is_refused_with_the_remedy(server):
     ask(SHOWN, POSITIONS - 1)
     assert "--max-logprobs 6" in remedy("greater than max allowed: 5", SHOWN + 1, 20)
     assert "--max-model-len 65" in remedy("status 400", SHOWN, POSITIONS)
-    assert "--max-model-len 101" in remedy("maximum context length is 64", SHOWN, 100)
     assert "http://HOST:PORT/v1" in remedy("status 404", SHOWN, 20, url=server[: -len("/v1")])
     more = tiny_tokenizer()
     more.add_tokens(["more"])

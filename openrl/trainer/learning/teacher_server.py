@@ -179,7 +179,7 @@ def check_teacher_server(
     log-probs, knows them as other tokens, or reads no row of this length."""
     vocabulary = sorted(tokenizer.get_vocab().values())
     step = -(-len(vocabulary) // PROBED)
-    ids = [*vocabulary[::step], vocabulary[-1], *tokenizer.all_special_ids][-longest:]
+    ids = [*vocabulary[::step], vocabulary[-1], *tokenizer.all_special_ids][1 - longest :]
     fix = "a running server of the policy's family, by http://HOST:PORT/v1"
     if flags.top_k:
         fix += f", that gives {flags.top_k} log-probs of a token (--max-logprobs {flags.top_k})"
