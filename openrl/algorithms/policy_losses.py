@@ -308,6 +308,36 @@ def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
     )
 
 
+@dataclass(frozen=True)
+class FlashReinforceOptions(Options):
+    flash_kl_threshold: float = flag(
+        1e-3,
+        "A sequence counts while the mean over its tokens of the binary KL from old to new"
+        " probability is at most this.",
+        bounds="> 0",
+    )
+
+
+@policy_losses.register(
+    "flash_reinforce",
+    options=FlashReinforceOptions,
+    needs=("advantages",),
+    suggests={"loss_agg_mode": "seq-mean-token-mean"},
+)
+def flash_reinforce(inputs: LossInputs, options: FlashReinforceOptions) -> TokenLosses:
+    """The unclipped ratio times the advantage, where a sequence has hardly moved;
+    https://yifanzhang-pro.github.io/FlashREINFORCE/FlashREINFORCE.pdf (FlashREINFORCE). A sequence
+    beyond the bound has no loss but counts in every mean. It is a row, as for gspo."""
+    tiny, logs = 1e-6, (inputs.old_logprobs, inputs.logprobs.detach())
+    p, q = (column.double().exp().clamp(tiny, 1 - tiny) for column in logs)
+    kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    kept = sequence_mean(kl, inputs.loss_mask) <= options.flash_kl_threshold
+    ratio = clamped_log_ratio(inputs).exp()
+    return TokenLosses(
+        -ratio * inputs.advantages * kept, {"clip_fraction": (~kept).to(ratio.dtype)}
+    )
+
+
 def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> TokenLosses:
     weight = clamped_log_ratio(inputs).exp().detach().clamp(max=ratio_cap) * kept
     dropped = (~kept).to(weight.dtype)

@@ -22,7 +22,12 @@ from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.observations import mark_observed
 from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.partition import RowCost
-from openrl.algorithms.policy_losses import ClipOptions, DROOptions, PPOOptions
+from openrl.algorithms.policy_losses import (
+    ClipOptions,
+    DROOptions,
+    FlashReinforceOptions,
+    PPOOptions,
+)
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.selecting_losses import (
     ClipCovOptions,
@@ -69,6 +74,7 @@ OPTIONS = {  # where the defaults would act on no token of so few
     "gspo": ClipOptions(eps_clip=0.05),
     "luspo": ClipOptions(eps_clip=0.05),
     "dro": DROOptions(dro_beta=0.1),
+    "flash_reinforce": FlashReinforceOptions(flash_kl_threshold=0.05),
 }
 
 

@@ -30,6 +30,7 @@ OPTIONS = {
     "sequence_ppo": losses.PPOOptions(eps_clip=0.1, dual_clip=1.5),
     "geo_mean": losses.ClipOptions(eps_clip_low_high=(0.1, 0.2)),
     "topr": losses.TOPROptions(topr_positive_weight=2.0, topr_negative_weight=0.5),
+    "flash_reinforce": losses.FlashReinforceOptions(flash_kl_threshold=0.05),
 }
 NAMES = policy_losses.names()
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -113,6 +114,10 @@ BY_HAND = [
     ("dppo_tv", losses.DPPOTVOptions(), {"log_ratio": math.log(2), "advantage": -1.0, "old": math.log(0.4)}, 2 * math.log(0.8)),
     ("dppo_kl", losses.DPPOKLOptions(), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
     ("dppo_kl", losses.DPPOKLOptions(), {"log_ratio": math.log(2), "advantage": -1.0, "old": math.log(0.4)}, 2 * math.log(0.8)),
+    # p 0.4, q 0.8: KL 0.4 ln 0.5 + 0.6 ln 3 = 0.38191
+    ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3819), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
+    ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3820), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, -2.0),
+    ("flash_reinforce", losses.FlashReinforceOptions(), {"log_ratio": 0.01, "advantage": -1.0, "old": -1.0}, math.exp(0.01)),
     ("kl_cov", selecting_losses.KLCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, -math.exp(-1) + 0.1),
     ("clip_cov", selecting_losses.ClipCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, 0.0),
 ]  # fmt: skip
@@ -193,6 +198,14 @@ def obvious(name, o, x, row, t):
         kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
         back = p <= q if a > 0 else p >= q
         return -min(ratio, o.dppo_ratio_cap) * a * lp if kl <= o.dppo_kl_threshold or back else 0.0
+    if name == "flash_reinforce":
+
+        def binary_kl(i):
+            before, now = math.exp(x.old_logprobs[row, i]), math.exp(x.logprobs[row, i])
+            other = (1 - before) * math.log((1 - before) / (1 - now))
+            return before * math.log(before / now) + other
+
+        return -ratio * a if average(binary_kl, tokens) <= o.flash_kl_threshold else 0.0
     if name == "clip_cov":
         return 0.0 if selected else surrogate(ratio, a, low, high, o.dual)
     if name == "kl_cov":
