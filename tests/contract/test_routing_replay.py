@@ -7,18 +7,29 @@ import asyncio
 import json
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.routes import with_shared_routes
+from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.model import LoadFlags
+from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
 from openrl.models.routers import Routers
+from openrl.models.sequence_parallel import split_sequences
 from openrl.trace.record import trajectory_from_json, trajectory_to_json
+from openrl.training_engine.distributed import (
+    ParallelLayout,
+    close_distributed,
+    init_distributed,
+    own_group,
+)
 from openrl.types import (
     Completion,
     FinishReason,
@@ -31,6 +42,8 @@ from openrl.types import (
 )
 from tests.contract.test_interruption import LONG, interrupted, started
 from tests.contract.test_rollout_engines import Bench, checkpoint
+from tests.experience import on_ranks
+from tests.patience import PATIENCE
 from tests.tiny import rollout_spec, tiny_model_dir
 
 MODEL = {"arch": "qwen3_moe", "tied": False, "num_experts": 8, "num_experts_per_tok": 3}
@@ -173,3 +186,51 @@ def test_a_checkpoint_keeps_them():
     saved = trajectory_to_json(Trajectory(prompt, [row], FinishReason.STOP))
     (read,) = trajectory_from_json(json.loads(json.dumps(saved)), prompt, {}).segments
     assert read == row and read.routes == row.routes
+
+
+SPLITS = {
+    "ulysses": (ParallelFlags(ulysses_size=2), False),
+    "ring": (ParallelFlags(ring_attn_size=2), True),
+}
+ROWS = torch.randint(4, 60, (3, 12), generator=torch.Generator().manual_seed(0))
+SEEN = torch.arange(12) < torch.tensor([[12], [9], [5]])
+CHOSEN = torch.randint(8, (3, 12, LAYERS, 1), generator=torch.Generator().manual_seed(1))
+CHOSEN = ((CHOSEN + torch.arange(TOP_K)) % 8).flatten(2).to(torch.int16)
+
+
+def replayed(path: Path, packing: bool, split=None, routes: torch.Tensor | None = CHOSEN):
+    """Log-probs (3, 12) of rows with given experts, and the gradient of their sum, averaged over
+    ranks."""
+    model = trainer_of(path)
+    model.packing = packing
+    model.hf.set_attn_implementation(VARLEN)
+    if split is not None:
+        model.split = split(model.hf)
+    found, _ = model(ROWS, SEEN, routes=routes)
+    found[SEEN].sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    if split is not None:
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+    return found.detach(), gradient
+
+
+def one_of_two(rank: int, port: int, path: Path, root: Path) -> None:
+    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=PATIENCE)
+    group = own_group(ParallelLayout(rank, 2, 2).sequence_groups(), 60)
+    for name, (flags, packing) in SPLITS.items():
+        split = partial(split_sequences, path="m", flags=flags, group=group)
+        torch.save(replayed(path, packing, split), root / f"{name}-{rank}.pt")
+    close_distributed()
+
+
+def test_each_part_of_a_split_sequence_takes_its_own_experts(tmp_path):
+    path = tiny_model_dir(tmp_path, **MODEL)
+    on_ranks(2, one_of_two, path, tmp_path)
+    for name, (_, packing) in SPLITS.items():
+        logprobs, gradient = replayed(path, packing)
+        assert (logprobs - replayed(path, packing, routes=None)[0]).abs().max() > 0.1
+        for rank in range(2):
+            found, of_ranks = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
+            assert torch.allclose(found, logprobs, atol=1e-5)
+            assert (of_ranks - gradient).norm() < 1e-5 * gradient.norm()
