@@ -95,8 +95,10 @@ class Routers:
     def recording(self) -> Iterator[list[Tensor]]:
         """Collect what each router chooses inside, (N, k), in the order of the layers."""
         self._chosen = []
-        yield self._chosen
-        self._chosen = None
+        try:
+            yield self._chosen
+        finally:
+            self._chosen = None
 
     @contextmanager
     def replaying(self, routes: Tensor | None) -> Iterator[None]:
