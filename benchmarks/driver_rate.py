@@ -32,19 +32,11 @@ from openrl.cluster.hosts import GroupSettings
 from openrl.cluster.ray_group import RayGroup
 from openrl.data.order import SeededStream
 from openrl.models.process_memory import freeze_gc_heap
+from openrl.token_origins import VersionSpan
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.rollouts import Rollouts
-from openrl.types import (
-    FinishReason,
-    Prompt,
-    PromptGroup,
-    Sampling,
-    Score,
-    Segment,
-    Trajectory,
-    VersionSpan,
-)
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Score, Segment, Trajectory
 from openrl.waiting import cancel_all
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from openrl.lazy import torch
-from openrl.types import KeptSets, PlacedImage, Routes
+from openrl.token_origins import KeptSets, Routes
+from openrl.types import PlacedImage
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from openrl.data.order import SeededStream
 from openrl.metrics import Last
+from openrl.token_origins import VersionSpan
 from openrl.tracking.progress import Progress
 from openrl.trainer.learning.dropping import DropPoint
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 
 class WeightSync:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import json
 
+from openrl.token_origins import VersionSpan
 from openrl.trace.writer import TraceWriter
-from openrl.types import (
-    FinishReason,
-    Prompt,
-    PromptGroup,
-    Score,
-    Segment,
-    Trajectory,
-    VersionSpan,
-)
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from tests.traces import WHOLE, learned
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\ud800&amp;"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from openrl.agents.chat import ChatFormat
-from openrl.types import Completion, FinishReason, PlacedImage, Sampling, Trajectory, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling, Trajectory
 
 
 class ScriptedPolicy:

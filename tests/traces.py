@@ -7,18 +7,11 @@ import torch
 
 from openrl.algorithms.collate import collate
 from openrl.config.groups.logging import TraceFlags
+from openrl.token_origins import VersionSpan
 from openrl.trace.learned import LearnedStep
 from openrl.trace.reader import Trace
 from openrl.trace.writer import TraceWriter
-from openrl.types import (
-    FinishReason,
-    Prompt,
-    PromptGroup,
-    Score,
-    Segment,
-    Trajectory,
-    VersionSpan,
-)
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 WHOLE = TraceFlags(trace_sample_rate=1.0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
 from openrl.metrics import Mean, Metric
-from openrl.types import KeptSets
+from openrl.token_origins import KeptSets
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
-from openrl.types import KeptSets, PlacedImage, PrivilegedContext, PromptGroup, Segment, Trajectory
+from openrl.token_origins import KeptSets
+from openrl.types import PlacedImage, PrivilegedContext, PromptGroup, Segment, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import torch
 
 from openrl.experience import ExperienceBatch
 from openrl.metrics import Mean, Metric
-from openrl.types import Routes
+from openrl.token_origins import Routes
 
 
 def with_shared_routes(batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:

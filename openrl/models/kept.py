@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from openrl.models.logits import NEVER
-from openrl.types import KeptSets
+from openrl.token_origins import KeptSets
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from openrl.errors import UserError
 from openrl.models.experts import expert_count
 from openrl.models.stored import load_config
 from openrl.models.towers import empty_model
-from openrl.types import Routes
+from openrl.token_origins import Routes
 
 _TOPK = (torch.topk, Tensor.topk)
 

@@ -38,15 +38,8 @@ from openrl.rollout_engines.engine import (
     RolloutEngine,
     banned_tokens,
 )
-from openrl.types import (
-    Completion,
-    FinishReason,
-    KeptSets,
-    PlacedImage,
-    Routes,
-    Sampling,
-    VersionSpan,
-)
+from openrl.token_origins import KeptSets, Routes, VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling
 from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, HostReceiver
 from openrl.weights.shared_memory import machine_id

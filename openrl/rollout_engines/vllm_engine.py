@@ -26,7 +26,8 @@ from openrl.rollout_engines.engine import (
 from openrl.rollout_engines.vllm_adapters import AdapterSlot
 from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs, read_routes
 from openrl.rollout_engines.vllm_start import start_llm
-from openrl.types import Completion, FinishReason, PlacedImage, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import Completion, FinishReason, PlacedImage
 from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
 from openrl.waiting import cancel_all

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from openrl.types import KeptSets, Routes, Sampling
+from openrl.token_origins import KeptSets, Routes
+from openrl.types import Sampling
 
 
 def asked_ids(sampling: Sampling, vocabulary: int) -> int:

@@ -9,20 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from openrl.token_origins import KeptSets, Routes, VersionSpan
 from openrl.types import (
     FinishReason,
     Image,
-    KeptSets,
     PlacedImage,
     PrivilegedContext,
     Prompt,
     PromptGroup,
-    Routes,
     Score,
     Segment,
     ToolUse,
     Trajectory,
-    VersionSpan,
 )
 
 Images = tuple[PlacedImage, ...]

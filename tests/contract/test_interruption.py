@@ -18,7 +18,8 @@ from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineRequest, EngineSpec, RolloutEngine
 from openrl.rollout_engines.hf_engine import HFEngine
 from openrl.rollout_engines.vllm_engine import VLLMEngine, seed_after
-from openrl.types import Completion, FinishReason, Sampling, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import Completion, FinishReason, Sampling
 from openrl.weights.transport import Route
 from tests.contract.test_rollout_engines import Bench, checkpoint
 from tests.tiny import rollout_spec, tiny_model_dir

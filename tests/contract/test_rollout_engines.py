@@ -26,10 +26,10 @@ from openrl.models.kept import KeptIds
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineDied, EngineSpec, RolloutEngine
 from openrl.rollout_engines.vllm_engine import VLLMEngine
+from openrl.token_origins import KeptSets
 from openrl.types import (
     Completion,
     FinishReason,
-    KeptSets,
     Prompt,
     PromptGroup,
     Sampling,

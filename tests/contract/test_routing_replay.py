@@ -23,6 +23,7 @@ from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
 from openrl.models.routers import Routers
 from openrl.models.sequence_parallel import split_sequences
+from openrl.token_origins import Routes
 from openrl.trace.record import trajectory_from_json, trajectory_to_json
 from openrl.training_engine.distributed import (
     ParallelLayout,
@@ -35,7 +36,6 @@ from openrl.types import (
     FinishReason,
     Prompt,
     PromptGroup,
-    Routes,
     Sampling,
     Segment,
     Trajectory,

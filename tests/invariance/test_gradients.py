@@ -43,10 +43,10 @@ from openrl.models.causal_lm import CausalLM
 from openrl.models.kept import KeptIds
 from openrl.models.logits import COMPARISONS
 from openrl.models.scalar_model import Head, RewardModel, ValueModel
+from openrl.token_origins import KeptSets
 from openrl.training_engine.distributed import close_distributed, init_distributed
 from openrl.training_engine.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training_engine.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
-from openrl.types import KeptSets
 from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, assert_same_gradient, on_ranks, ragged_batch
 from tests.patience import PATIENCE

@@ -1,6 +1,7 @@
 """A token row as it grows, against numbers worked out by hand."""
 
-from openrl.types import Image, PlacedImage, Segment, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import Image, PlacedImage, Segment
 
 
 def test_a_row_grows_by_what_is_observed_and_what_is_sampled():

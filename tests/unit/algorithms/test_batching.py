@@ -14,7 +14,8 @@ from openrl.algorithms.row_sizes import RowSizes, common_prefixes
 from openrl.errors import UserError
 from openrl.experience import StepCounts
 from openrl.models.packing import arrange
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from tests.batches import random_batch
 
 

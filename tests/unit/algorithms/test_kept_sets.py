@@ -19,8 +19,9 @@ from openrl.models.kept import KeptIds
 from openrl.models.logits import LogitTransform, Projection
 from openrl.models.logprobs import token_logprobs
 from openrl.models.reference import FrozenHead, distributions, reference_columns
+from openrl.token_origins import KeptSets
 from openrl.trace.record import group_from_json, group_to_json
-from openrl.types import FinishReason, KeptSets, Prompt, PromptGroup, Score, Segment, Trajectory
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 V, WIDTH = 6, 4
 TRANSFORM = LogitTransform(temperature=0.8)

@@ -4,10 +4,10 @@ import torch
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.privileged import PrivilegedRows, privileged_contexts
+from openrl.token_origins import KeptSets
 from openrl.types import (
     FinishReason,
     Image,
-    KeptSets,
     PlacedImage,
     PrivilegedContext,
     Prompt,

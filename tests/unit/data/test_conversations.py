@@ -34,6 +34,7 @@ from openrl.data.turns import mark_turns
 from openrl.errors import BadRow, UserError
 from openrl.inference.batch import add_target_reward
 from openrl.inference.output import Output, rows_of
+from openrl.token_origins import VersionSpan
 from openrl.types import (
     Completion,
     FinishReason,
@@ -42,7 +43,6 @@ from openrl.types import (
     Sampling,
     Segment,
     Trajectory,
-    VersionSpan,
 )
 from tests.chat_templates import (
     CALL_TEMPLATES,

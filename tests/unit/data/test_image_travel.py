@@ -10,6 +10,7 @@ import pytest
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
+from openrl.token_origins import VersionSpan
 from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.metrics import rollout_metrics
 from openrl.types import (
@@ -21,7 +22,6 @@ from openrl.types import (
     PromptGroup,
     Sampling,
     Segment,
-    VersionSpan,
 )
 from openrl.vision.pictures import png_image
 from openrl.vision.travel import with_pixels, without_pixels

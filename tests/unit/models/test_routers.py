@@ -15,7 +15,7 @@ from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.checkpointing import recompute
 from openrl.models.routers import Routers, check_routers
-from openrl.types import Routes
+from openrl.token_origins import Routes
 from tests.experience import alike, ragged_batch
 
 SMALL = {

@@ -14,7 +14,8 @@ from openrl.config.groups.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.token_origins import VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from tests.patience import PATIENCE, still_running
 from tests.tiny import tiny_tokenizer
 

@@ -9,8 +9,9 @@ from openrl.algorithms.collate import collate
 from openrl.algorithms.off_policy import ages
 from openrl.config.groups.replay import ReplayFlags
 from openrl.metrics import to_floats
+from openrl.token_origins import VersionSpan
 from openrl.trainer.rollout.replay_buffer import ReplayBuffer
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 PROMPTS = {str(n): Prompt(str(n), [1, 2], "") for n in range(10)}
 

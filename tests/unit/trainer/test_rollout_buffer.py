@@ -25,9 +25,10 @@ from benchmarks.virtual_clock import run_virtually
 from openrl.config.groups.curriculum import CurriculumFlags
 from openrl.data.curriculum import Curriculum
 from openrl.data.order import SeededStream
+from openrl.token_origins import VersionSpan
 from openrl.trace.record import group_from_json, group_to_json
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 
 PROMPTS = [Prompt(str(i), [1], "") for i in range(100)]
 

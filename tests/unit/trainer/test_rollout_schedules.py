@@ -17,20 +17,12 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.groups.checkpoint import RLCheckpointFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.order import SeededStream
+from openrl.token_origins import VersionSpan
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBatch, RolloutBuffer
 from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.rollouts import Rollouts
-from openrl.types import (
-    FinishReason,
-    Prompt,
-    PromptGroup,
-    Sampling,
-    Score,
-    Segment,
-    Trajectory,
-    VersionSpan,
-)
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Score, Segment, Trajectory
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import Gate, RolloutRequest
 from tests.loops import Trackers, WeightSync, silent_progress

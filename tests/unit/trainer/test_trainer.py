@@ -17,6 +17,7 @@ from openrl.config.groups.reward_shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.metrics import Mean, Sum, to_floats
+from openrl.token_origins import VersionSpan
 from openrl.trainer.learning.credit import CreditAssignment, clip_note
 from openrl.trainer.rl_trainer import is_due
 from openrl.trainer.rollout.buffer import BufferLimits, RolloutBuffer
@@ -24,16 +25,7 @@ from openrl.trainer.rollout.engine_pool import EnginePool
 from openrl.trainer.rollout.evaluation import best_metric, eval_metrics, metric_names
 from openrl.trainer.rollout.metrics import rollout_metrics
 from openrl.trainer.rollout.rollouts import Rollouts
-from openrl.types import (
-    FinishReason,
-    Prompt,
-    PromptGroup,
-    Sampling,
-    Score,
-    Segment,
-    Trajectory,
-    VersionSpan,
-)
+from openrl.types import FinishReason, Prompt, PromptGroup, Sampling, Score, Segment, Trajectory
 from openrl.waiting import all_or_first_error, in_daemon
 from openrl.workers.residency import Residency
 from openrl.workers.rollout_worker import RolloutRequest, request_seed

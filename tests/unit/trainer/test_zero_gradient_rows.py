@@ -17,10 +17,11 @@ from openrl.algorithms.policy_losses import DROOptions, PPOOptions
 from openrl.cluster.group import LocalGroup
 from openrl.experience import StepCounts
 from openrl.extension_points import policy_losses
+from openrl.token_origins import VersionSpan
 from openrl.trainer.launch import build_learner
 from openrl.trainer.learning.rows import zero_gradient_metrics
 from openrl.training_engine.updates import PolicyUpdate, ValueUpdate, balanced
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory, VersionSpan
+from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
 from openrl.workers.roles import Roles
 from tests.batches import loss_inputs, outcome_batch
 from tests.flags import GRPO, ppo

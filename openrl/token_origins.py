@@ -1,0 +1,88 @@
+"""Where an engine's tokens come from: the version of the weights, the set that a token was drawn
+from, and the experts that computed it. They travel with the tokens, so that training can weigh each
+one by the policy that sampled it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """A span of tokens [start, end) sampled by the weights of one sync. Example:
+    ``VersionSpan(0, 12, version=3)``."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass
+class KeptSets:
+    """The tokens that top_p, top_k and min_p left to draw each of L tokens from, in 4 bytes per id.
+
+    Example: ``KeptSets.of([[], [7, 9], None])`` says that the first token was drawn from the whole
+    vocabulary, or not drawn at all, the second was 7 or 9, and the third one of too many to
+    list."""
+
+    sizes: array[int] = field(default_factory=lambda: array("i"))  # [L] 0: all tokens; or UNKNOWN
+    ids: array[int] = field(default_factory=lambda: array("i"))  # of one token after the other
+
+    UNKNOWN = -1  # size of a set with more tokens than ``Sampling.kept_ids``
+
+    @classmethod
+    def of(cls, sets: Iterable[list[int] | None]) -> Self:
+        found = cls()
+        for ids in sets:
+            found.append(ids)
+        return found
+
+    def append(self, ids: list[int] | None) -> None:
+        """Append the set of one token; None if its tokens were not listed."""
+        self.sizes.append(self.UNKNOWN if ids is None else len(ids))
+        self.ids.extend(ids or ())
+
+    def extend(self, more: KeptSets) -> None:
+        self.sizes += more.sizes
+        self.ids += more.ids
+
+    def first(self, length: int) -> KeptSets:
+        """Return the sets of the first ``length`` tokens."""
+        sizes = self.sizes[:length]
+        return KeptSets(sizes, self.ids[: sum(size for size in sizes if size > 0)])
+
+
+@dataclass
+class Routes:
+    """The experts that the routers of a mixture chose when an engine computed each of L tokens, in
+    2 bytes per expert: its first layer with a router, then the next.
+
+    An engine never computes the last token that it samples, nor what stands behind it: their
+    experts are UNKNOWN."""
+
+    width: int  # experts per token: layers with a router times experts per layer
+    ids: array[int] = field(default_factory=lambda: array("h"))  # [L * width]
+
+    UNKNOWN = -1
+
+    def __len__(self) -> int:
+        return len(self.ids) // self.width
+
+    def first(self, length: int) -> Routes:
+        """Return the routes of the first ``length`` tokens, UNKNOWN behind the last."""
+        missing = max(length - len(self), 0) * self.width
+        more = array("h", [self.UNKNOWN]) * missing
+        return Routes(self.width, self.ids[: length * self.width] + more)
+
+    def followed_by(self, later: Routes) -> Routes:
+        """Return the routes of the row after a later request, which computed all of it again. A
+        token keeps the experts of the request that first computed it: they led to the next
+        token."""
+        ids, width = self.ids[:], self.width
+        for at in range(0, len(ids), width):
+            if ids[at] == self.UNKNOWN:
+                ids[at : at + width] = later.ids[at : at + width]
+        return Routes(width, ids + later.ids[len(ids) :])
