@@ -697,7 +697,7 @@ def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, ba
     )
     old = column_of(engine, batch, halves(batch))
     expected = correct_rollouts(batch.replace(old_logprobs=old), flags)[1]
-    assert len(expected) == (16 if weighs else 10)
+    assert len(expected) == (17 if weighs else 11)
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", correction=flags)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     measured = engine.train_step(batch, plan, update)

@@ -10,6 +10,7 @@ from openrl.config.rules import rewards  # noqa: F401
 from openrl.config.rules import algorithm  # noqa: F401
 from openrl.config.rules import teachers  # noqa: F401
 from openrl.config.rules import placement  # noqa: F401
+from openrl.config.rules import asynchrony  # noqa: F401
 from openrl.config.rules import rollouts  # noqa: F401
 from openrl.config.rules import training  # noqa: F401
 from openrl.config.rules import data  # noqa: F401
