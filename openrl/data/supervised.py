@@ -75,8 +75,8 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         if (masked := masked_messages(messages, row)) is not None:
             return masked
         self.templates.remarks.add(
-            f"WARNING: {LOSS_MASK!r} of some rows is not read: it has no 0 or 1 for each message, or"
-            " for each of the assistant's"
+            f"WARNING: {LOSS_MASK!r} of some rows is not read: it has no 0 or 1 for each message,"
+            " or for each of the assistant's"
         )
         return messages
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from openrl.models.packing import Rows, arrange
 from openrl.models.routers import Routers
 from openrl.models.sequence_parallel import Part, undivided
 from openrl.models.vision import Media, Vision
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What an engine told of the tokens (``openrl.token_origins``), on the model's device."""
+
+    kept: KeptIds | None = None  # the sets that they were drawn from, where sampling was cut
+    routes: Tensor | None = None  # (b, T, experts per token) int16, for a model with ``routers``
 
 
 class HeadedModel(ABC, nn.Module):
@@ -82,8 +91,7 @@ class HeadedModel(ABC, nn.Module):
         outputs: Sequence[Output] = (),
         compared: Mapping[Other, Sequence[Tensor]] | None = None,
         media: Media | None = None,
-        kept: KeptIds | None = None,
-        routes: Tensor | None = None,
+        origins: Origins = Origins(),
     ) -> Outputs:
         """Return the model's output and, by name, the further outputs that are wanted.
 
@@ -94,8 +102,6 @@ class HeadedModel(ABC, nn.Module):
             compared: the batch's columns of the models whose distributions are compared with, (b,
                 T, ...).
             media: for a model that sees, the tensors of all images of the rows.
-            kept: the sets that the tokens were drawn from, where sampling was cut.
-            routes: with ``routers``, the experts of each token, (b, T, experts per token) int16.
         """
         axes = self.vision.axes(token_ids, attention_mask, media or {}) if self.vision else None
         groups, scored = groups if self.shares else None, self.scored(attention_mask, scored)
@@ -103,6 +109,7 @@ class HeadedModel(ABC, nn.Module):
         part = self.split(rows)
         inputs = part.inputs | ({"output_router_logits": True} if "balance" in outputs else {})
         if self.routers is not None:
+            routes = origins.routes
             replayed = None if routes is None else part.take(rows.arranged(routes))
             replaying: Any = self.routers.replaying(replayed)
         else:
@@ -113,7 +120,9 @@ class HeadedModel(ABC, nn.Module):
             else:
                 found = self.vision.run(part.token_ids, media, inputs)
         compared = compared or {}
-        output, more = self.read(found.last_hidden_state, rows, part, outputs, compared, kept)
+        output, more = self.read(
+            found.last_hidden_state, rows, part, outputs, compared, origins.kept
+        )
         if "balance" in outputs:
             assert self._balancing is not None  # checked before the run starts
             logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]

@@ -144,8 +144,8 @@ def _require_same_vocabulary(
             raise UserError(
                 f"--lora_path: {adapter} has an embedding of {len(tensor)} tokens, {base} one of"
                 f" {tokens}: tokens were added to it before the adapter was trained",
-                f"--model_path with a copy of it, saved after resize_token_embeddings({len(tensor)})"
-                " together with the adapter's tokenizer",
+                "--model_path with a copy of it, saved after"
+                f" resize_token_embeddings({len(tensor)}) together with the adapter's tokenizer",
             )
 
 

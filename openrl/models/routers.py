@@ -75,7 +75,8 @@ class Routers:
         self._routes: Tensor | None = None  # (N, routers, k)
         self._chosen: list[Tensor] | None = None
         for number, module in enumerate(found.values()):
-            module.forward = partial(self._run, number, module.forward)  # type: ignore[method-assign]
+            run = partial(self._run, number, module.forward)
+            module.forward = run  # type: ignore[method-assign]
 
     @property
     def width(self) -> int:

@@ -306,7 +306,7 @@ rollout/kept_ids_unknown | share | below 0.01 | as rollout/kept_ids
 rollout/routes_unknown | share | 0 | in steps that train, with --routing_replay
     Tokens before a row's last trained one whose experts did not come: the trainer chooses them.
 rollout/routes_differ | share | below 0.001 | as rollout/routes_unknown
-    Tokens that several answers to a prompt begin with, for which the engine chose other experts than in the first of them; training takes those of the first.
+    Tokens with which several answers begin whose experts differ; those of the first answer count.
 rollout/buffered_groups | groups | |
     Complete groups that wait for a training step.
 rollout/running_groups | groups | |

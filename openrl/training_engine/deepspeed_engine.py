@@ -20,7 +20,7 @@ from openrl.experience import ExperienceBatch, StepPlan, TokenBatch
 from openrl.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
-from openrl.models.headed import HeadedModel
+from openrl.models.headed import HeadedModel, Origins
 from openrl.models.kept import KeptIds
 from openrl.models.logits import COMPARISONS, Other, Output, Outputs
 from openrl.models.states import segmented_modules
@@ -245,13 +245,16 @@ class DeepSpeedEngine:
             compared[other] = [part.to(self.device) for part in batch.distributions(other)]
         read = self.model.vision.read(batch.images) if self.model.vision else None
         media = read and {name: tensor.to(self.device) for name, tensor in read.items()}
-        sets = batch.kept if isinstance(batch, ExperienceBatch) else None
-        kept = sets and KeptIds.of(sets, batch.token_ids.shape[1], self.device)
-        routes = None
-        if self.model.routers and isinstance(batch, ExperienceBatch) and batch.routes:
-            width = batch.token_ids.shape[1]
-            routes = self.model.routers.rows(batch.routes, width, self.device)
-        return self._engine(*tokens, outputs, compared, media, kept, routes)
+        return self._engine(*tokens, outputs, compared, media, self._origins(batch))
+
+    def _origins(self, batch: TokenBatch) -> Origins:
+        if not isinstance(batch, ExperienceBatch):
+            return Origins()
+        width, routers = batch.token_ids.shape[1], self.model.routers
+        return Origins(
+            batch.kept and KeptIds.of(batch.kept, width, self.device),
+            routers and batch.routes and routers.rows(batch.routes, width, self.device),
+        )
 
     @needs("param")
     @torch.no_grad()

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from openrl.algorithms.collate import collate
 from openrl.errors import UserError
 from openrl.models.causal_lm import CausalLM
+from openrl.models.headed import Origins
 from openrl.models.kept import KeptIds
 from openrl.rollout_engines.build import start_engine
 from openrl.rollout_engines.engine import EngineDied, EngineSpec, RolloutEngine
@@ -235,7 +236,7 @@ def test_kept_sets_make_the_trainer_agree_with_the_engine(bench: Bench, tmp_path
     columns = batch.token_ids, batch.attention_mask, None, batch.loss_mask
     with torch.no_grad():
         whole, _ = trainer(*columns)
-        own, _ = trainer(*columns, kept=sets)
+        own, _ = trainer(*columns, origins=Origins(sets))
     gaps = [(found - batch.rollout_logprobs)[batch.loss_mask].abs() for found in (whole, own)]
     assert float(gaps[0].mean()) > 0.01
     # fp32's roundings of log-probs of some nats have a mean of 1e-6

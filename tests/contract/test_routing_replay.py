@@ -21,6 +21,7 @@ from openrl.config.groups.deepspeed import ParallelFlags
 from openrl.config.groups.model import LoadFlags
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM, Loading, load_causal_lm
+from openrl.models.headed import Origins
 from openrl.models.routers import Routers
 from openrl.models.sequence_parallel import split_sequences
 from openrl.token_origins import Routes
@@ -113,7 +114,7 @@ def gaps(model: CausalLM, batch) -> torch.Tensor:
     mask = batch.loss_mask
     routes = batch.routes and model.routers.rows(batch.routes, mask.shape[1], mask.device)
     with torch.no_grad():
-        found, _ = model(batch.token_ids, batch.attention_mask, routes=routes)
+        found, _ = model(batch.token_ids, batch.attention_mask, origins=Origins(routes=routes))
     return (found - batch.rollout_logprobs)[mask].abs()
 
 
@@ -206,7 +207,7 @@ def replayed(path: Path, packing: bool, split=None, routes: torch.Tensor | None 
     model.hf.set_attn_implementation(VARLEN)
     if split is not None:
         model.split = split(model.hf)
-    found, _ = model(ROWS, SEEN, routes=routes)
+    found, _ = model(ROWS, SEEN, origins=Origins(routes=routes))
     found[SEEN].sum().backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     if split is not None:

@@ -279,7 +279,7 @@ def dotted(line: str) -> str:
     command, *words = line.split()
     known = {}
     for row in keys_of("OpenRLHF").rows:
-        for flag in row.flags:
+        for flag in row.flags if "." in row.key else ():  # keys without dots are older ones
             supervised = row.key.startswith(("model.", "adam.", "data.dataset"))
             if supervised == (command != "train_ppo_ray") or flag not in known:
                 known[flag] = row.key

@@ -40,6 +40,7 @@ from openrl.experience import ExperienceBatch, PreferenceBatch, TokenBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
+from openrl.models.headed import Origins
 from openrl.models.kept import KeptIds
 from openrl.models.logits import COMPARISONS
 from openrl.models.scalar_model import Head, RewardModel, ValueModel
@@ -314,8 +315,8 @@ def run(model, micro: ExperienceBatch, *outputs: str) -> tuple[Tensor, dict[str,
     if outputs:
         asked = {COMPARISONS[name][0] for name in outputs if name in COMPARISONS}
         compared = {other: micro.distributions(other) for other in asked}
-        return model(*tokens, outputs, compared, kept=kept)
-    return model(*tokens, kept=kept)
+        return model(*tokens, outputs, compared, origins=Origins(kept))
+    return model(*tokens, origins=Origins(kept))
 
 
 def rank_of_two(rank, port, checkpoint, batch, path):

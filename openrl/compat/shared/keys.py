@@ -29,7 +29,8 @@ def prompts_of_step(keys: GivenKeys, size: str, samples: str) -> Computed:
 
 
 def scheduler(keys: GivenKeys, kind: str, ratio: str, steps: str) -> Iterator[Computed]:
-    """The schedule and its warm-up. Those systems warm a constant rate up too, which has a name of its own here."""
+    """The schedule and its warm-up. Those systems warm a constant rate up too, which has a name of
+    its own here."""
     name = keys.text(kind) or "constant"
     warm = keys.number(ratio) > 0 or keys.number(steps) > 0
     if name == "constant" and warm:

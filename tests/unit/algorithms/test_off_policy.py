@@ -319,7 +319,7 @@ def test_one_number_bounds_both_sides():
 
 def test_equal_policies_have_no_mismatch():
     metrics = figures(rows([0.0, 0.0], [0.0]))
-    assert metrics.pop("ess") == metrics.pop("ppl_ratio") == 1
+    assert metrics.pop("ess") == metrics.pop("ppl_ratio") == metrics.pop("bitwise_frac") == 1
     assert set(metrics.values()) == {0.0}
 
 

@@ -14,6 +14,7 @@ from openrl.errors import UserError
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.checkpointing import recompute
+from openrl.models.headed import Origins
 from openrl.models.routers import Routers, check_routers
 from openrl.token_origins import Routes
 from tests.experience import alike, ragged_batch
@@ -189,7 +190,7 @@ def trained(
         rows = batch.select(piece)
         routes = model.routers.rows(rows.routes, rows.token_ids.shape[1], torch.device("cpu"))
         tokens = (rows.token_ids, rows.attention_mask, rows.group_ids, rows.loss_mask)
-        found, _ = model(*tokens, routes=routes)
+        found, _ = model(*tokens, origins=Origins(routes=routes))
         with torch.no_grad():  # another pass before the backward pass, with the model's own choice
             model(*tokens)
         (found * rows.advantages * rows.loss_mask).sum().backward()
