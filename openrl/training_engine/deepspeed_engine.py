@@ -251,10 +251,11 @@ class DeepSpeedEngine:
         if not isinstance(batch, ExperienceBatch):
             return Origins()
         width, routers = batch.token_ids.shape[1], self.model.routers
-        return Origins(
-            batch.kept and KeptIds.of(batch.kept, width, self.device),
-            routers and batch.routes and routers.rows(batch.routes, width, self.device),
-        )
+        kept = KeptIds.of(batch.kept, width, self.device) if batch.kept else None
+        routes = None
+        if routers is not None and batch.routes:
+            routes = routers.rows(batch.routes, width, self.device)
+        return Origins(kept, routes)
 
     @needs("param")
     @torch.no_grad()
