@@ -81,6 +81,7 @@ def two_answers() -> LossInputs:
         turn_ids=torch.where(mask, 0, -1),
         rewards=torch.tensor([1.0, -1.0]).double(),
         selected=torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]).bool(),
+        rollout_kl=torch.full_like(old, 0.1),
     )
 
 

@@ -74,9 +74,12 @@ class TokenBatch:
         _, index = self.trajectory_ids.unique(return_inverse=True)
         return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
 
-    def distributions(self, other: Literal["reference", "teacher"]) -> tuple[Tensor, ...]:
-        """Return the filled columns that hold the distributions of the reference or the teacher."""
-        prefix = {"reference": "ref", "teacher": "teacher"}[other]
+    def distributions(
+        self, other: Literal["reference", "teacher", "rollout"]
+    ) -> tuple[Tensor, ...]:
+        """Return the filled columns that hold the distributions of the reference, the teacher or
+        the engine."""
+        prefix = {"reference": "ref", "teacher": "teacher", "rollout": "rollout"}[other]
         names = (f"{prefix}_{what}" for what in ("ids", "support", "hidden"))
         columns = (getattr(self, name, None) for name in names)
         return tuple(column for column in columns if column is not None)
@@ -159,6 +162,9 @@ class ExperienceBatch(TokenBatch):
     ref_ids: Tensor | None = None
     ref_support: Tensor | None = None
     ref_hidden: Tensor | None = None
+    # those of the engine, which lists its likeliest tokens for some losses
+    rollout_ids: Tensor | None = None
+    rollout_support: Tensor | None = None
     teacher_logprobs: Tensor | None = None  # (B, T) of the teacher
     teacher_weights: Tensor | None = None  # (B,) factor on what each row learns from it; None: 1
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
@@ -223,6 +229,9 @@ class LossInputs:
     turn_ids: Tensor  # int64
     rewards: Tensor  # (b,) raw from the reward source
     selected: Tensor | None = None  # bool, tokens that a SelectingLoss treats separately
+    # KL of the engine's distributions to the current policy's, with gradient, for losses that need
+    # "rollout_kl"
+    rollout_kl: Tensor | None = None
 
 
 @dataclass(frozen=True)

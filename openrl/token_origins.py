@@ -5,7 +5,7 @@ one by the policy that sampled it."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -22,7 +22,8 @@ class VersionSpan:
 
 @dataclass
 class KeptSets:
-    """The tokens that top_p, top_k and min_p left to draw each of L tokens from, in 4 bytes per id.
+    """The tokens that top_p, top_k and min_p left to draw each of L tokens from, in 4 bytes per id;
+    or, with ``logprobs``, the likeliest tokens at each place, in 8 bytes.
 
     Example: ``KeptSets.of([[], [7, 9], None])`` says that the first token was drawn from the whole
     vocabulary, or not drawn at all, the second was 7 or 9, and the third one of too many to
@@ -30,6 +31,7 @@ class KeptSets:
 
     sizes: array[int] = field(default_factory=lambda: array("i"))  # [L] 0: all tokens; or UNKNOWN
     ids: array[int] = field(default_factory=lambda: array("i"))  # of one token after the other
+    logprobs: array[float] = field(default_factory=lambda: array("f"))  # of ``ids``, or empty
 
     UNKNOWN = -1  # size of a set with more tokens than ``Sampling.kept_ids``
 
@@ -40,19 +42,22 @@ class KeptSets:
             found.append(ids)
         return found
 
-    def append(self, ids: list[int] | None) -> None:
+    def append(self, ids: list[int] | None, logprobs: Sequence[float] = ()) -> None:
         """Append the set of one token; None if its tokens were not listed."""
         self.sizes.append(self.UNKNOWN if ids is None else len(ids))
         self.ids.extend(ids or ())
+        self.logprobs.extend(logprobs)
 
     def extend(self, more: KeptSets) -> None:
         self.sizes += more.sizes
         self.ids += more.ids
+        self.logprobs += more.logprobs
 
     def first(self, length: int) -> KeptSets:
         """Return the sets of the first ``length`` tokens."""
         sizes = self.sizes[:length]
-        return KeptSets(sizes, self.ids[: sum(size for size in sizes if size > 0)])
+        count = sum(size for size in sizes if size > 0)
+        return KeptSets(sizes, self.ids[:count], self.logprobs[:count])
 
 
 @dataclass

@@ -74,7 +74,14 @@ class Sampling:
     seed: int | None = None
     # most ids of a kept set that a completion brings with each token; 0: it brings no kept sets
     kept_ids: int = 0
+    # how many of the likeliest tokens it brings with each token, with their log-probs
+    likeliest: int = 0
     routes: bool = False  # a completion brings the experts that a mixture's routers chose
+
+    @property
+    def lists(self) -> bool:
+        """Whether a completion brings ``KeptSets``."""
+        return bool(self.kept_ids or self.likeliest)
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,7 @@ class Segment:
     versions: tuple[VersionSpan, ...] = ()  # spans over the sampled tokens of the row
     state: str | None = None  # key of the observation that the row answers; None: the prompt
     images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
-    kept: KeptSets | None = None  # [L] if sampling was cut by top_p, top_k or min_p
+    kept: KeptSets | None = None  # [L] if the engine was asked for them
     routes: Routes | None = None  # [L] with --routing_replay
     # None: a row that begins with its prompt begins with ``Prompt.privileged`` for a teacher
     privileged: PrivilegedContext | None = None

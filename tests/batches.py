@@ -140,6 +140,7 @@ def loss_inputs(seed: int = 0, width: int = 12, spread: float = 0.3) -> LossInpu
         turn_ids=batch.turn_ids,
         rewards=batch.rewards,
         selected=torch.rand(batch.loss_mask.shape, generator=g) < 0.3,
+        rollout_kl=torch.rand(batch.loss_mask.shape, generator=g, dtype=torch.float64),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrl.algorithms.kept import listed_columns
 from openrl.experience import ExperienceBatch
 from openrl.types import PromptGroup, Score, Segment, Trajectory
 
@@ -58,8 +59,8 @@ def collate(groups: list[PromptGroup], pad_id: int) -> ExperienceBatch:
         greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
         versions=_versions(segments, loss_mask),
         images=[s.images for s in segments] if any(s.images for s in segments) else None,
-        kept=[s.kept for s in segments] if any(s.kept for s in segments) else None,
         routes=[s.routes for s in segments] if any(s.routes for s in segments) else None,
+        **listed_columns([s.kept for s in segments], width),
     )
 
 

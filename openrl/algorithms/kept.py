@@ -1,9 +1,12 @@
-"""The sets that tokens were sampled from, in a batch: how large they are, and which are unknown."""
+"""What engines list with tokens, in a batch: the sets that these were sampled from, how large they
+are and which are unknown; or the likeliest tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from openrl.errors import UserError
 from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
 from openrl.metrics import Mean, Metric
@@ -35,3 +38,42 @@ def without_unknown_sets(batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[
         "kept_ids": Mean(int(listed.sum()), len(listed)),
         "kept_ids_unknown": Mean(int(unknown.sum()), int(mask.sum())),
     }
+
+
+def listed_columns(rows: Sequence[KeptSets | None], width: int) -> dict[str, Any]:
+    """Return the columns of a batch for what the engine listed with the tokens of rows that are
+    padded to ``width``: ``kept`` or, of the K likeliest tokens, ``rollout_ids`` (B, T, K) and
+    ``rollout_support`` (B, T, K + 1), their log-probs and that of all others together. Where none
+    were listed, all of these have the probability 0, which makes the divergence 0."""
+    if not any(row and row.logprobs for row in rows):
+        return {"kept": [*rows] if any(rows) else None}
+    k = max(max(row.sizes) for row in rows if row and row.sizes)
+    ids = torch.zeros(len(rows), width, k, dtype=torch.int32)
+    support = torch.full((len(rows), width, k + 1), -torch.inf)
+    for number, row in enumerate(rows):
+        if row is not None and row.logprobs:
+            there = torch.frombuffer(row.sizes, dtype=torch.int32) > 0
+            logprobs = torch.frombuffer(row.logprobs, dtype=torch.float32).view(-1, k)
+            others = 1 - logprobs.double().exp().sum(-1, keepdim=True)
+            columns = torch.cat([logprobs, others.clamp(min=0).log().float()], -1)
+            support[number, : len(there)][there] = columns
+            listed = torch.frombuffer(row.ids, dtype=torch.int32)
+            ids[number, : len(there)][there] = listed.view(-1, k)
+    # finite, because 0 * -inf is NaN
+    return {"rollout_ids": ids, "rollout_support": support.clamp_(min=-1e4)}
+
+
+def with_likeliest(batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
+    """Return the batch with the engine's likeliest tokens, and how much of its distributions they
+    are. Raises UserError if nobody listed them, which only a batch that trains nothing may lack."""
+    mask = batch.loss_mask
+    if batch.rollout_support is None:
+        if mask.any():
+            raise UserError(
+                "these rollouts lack the engine's likeliest tokens, which the policy loss reads",
+                "rollouts of a run with --policy_loss_type score_centering",
+            )
+        blank = {"ids": torch.zeros(*mask.shape, 1).int(), "support": torch.zeros(*mask.shape, 2)}
+        return batch.replace(**{f"rollout_{name}": column for name, column in blank.items()}), {}
+    listed = batch.rollout_support[..., :-1].exp().sum(-1)[mask].double()
+    return batch, {"listed_mass": Mean(float(listed.sum()), len(listed))}

@@ -344,6 +344,33 @@ def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> Toke
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
 
 
+@dataclass(frozen=True)
+class ScoreCenteringOptions(Options):
+    centering_topk: int = flag(
+        32,
+        "How many of its likeliest tokens the engine lists with each sampled one; all others count"
+        " as one.",
+        bounds="[1, 1024]",
+    )
+
+
+@policy_losses.register(
+    "score_centering",
+    options=ScoreCenteringOptions,
+    needs=("advantages", "rollout_kl"),
+    suggests={"loss_agg_mode": "token-mean"},
+)
+def score_centering(inputs: LossInputs, options: ScoreCenteringOptions) -> TokenLosses:
+    """The plain policy gradient, less its mean under the engine's distribution q: -A (log p - sum_v
+    q_v log p_v), so that an advantage alike for all tokens moves nothing, however old or inexact
+    the engine; https://arxiv.org/abs/2609.20807 (Score Centering) with the weight 1. Beyond the K
+    listed tokens q has the shape of p, as in the paper. The sum is the KL of q to p but for a
+    constant, the entropy of q: the value here has the KL, the gradient is the same."""
+    assert inputs.rollout_kl is not None
+    losses = -inputs.advantages * (inputs.logprobs + inputs.rollout_kl)
+    return TokenLosses(losses, {"rollout_kl": inputs.rollout_kl.detach()})
+
+
 # -- soft gates and penalties ----------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ Output = Literal[
     "reverse_kl",
     "forward_kl",
     "jsd",
+    "rollout_kl",
     "reference",
     "teacher",
     "balance",
@@ -29,19 +30,21 @@ squares    (b, T) sum of the squared probabilities of that distribution, without
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
 reverse_kl, forward_kl, jsd
            (b, T) divergences of that distribution and the teacher's, whose columns are in the batch
+rollout_kl (b, T) KL of the engine's distribution to that distribution, from the batch's columns
 reference  from a reference: the columns that ``full_kl`` needs, by their names in a batch
 teacher    from a teacher: the columns that the divergences need, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 
-Other = Literal["reference", "teacher"]
-"""A model that the policy's distributions are compared with."""
+Other = Literal["reference", "teacher", "rollout"]
+"""Whose distributions the policy's are compared with: another model's, or the engine's."""
 
 COMPARISONS: dict[Output, tuple[Other, Divergence]] = {
     "full_kl": ("reference", "reverse_kl"),
     "reverse_kl": ("teacher", "reverse_kl"),
     "forward_kl": ("teacher", "forward_kl"),
     "jsd": ("teacher", "jsd"),
+    "rollout_kl": ("rollout", "forward_kl"),
 }
 """The outputs that compare distributions: with whose, and how."""
 

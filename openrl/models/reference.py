@@ -18,7 +18,7 @@ from openrl.algorithms.kl import reference_support
 from openrl.models.kept import KeptIds, cut_
 from openrl.models.logits import LogitTransform, Other, Projection
 
-PREFIX: dict[Other, str] = {"reference": "ref", "teacher": "teacher"}
+PREFIX: dict[Other, str] = {"reference": "ref", "teacher": "teacher", "rollout": "rollout"}
 """How the names of a model's columns in a batch begin."""
 
 Distributions = Callable[[slice], tuple[Tensor | None, Tensor]]

@@ -179,8 +179,9 @@ class RolloutEngine(ABC):
         top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
         ends with an end-of-text token or with the token that completes a stop text. An engine that
         accepts images never samples their tokens. With ``sampling.kept_ids`` it brings the set of
-        tokens that each token was drawn from, with ``sampling.routes`` the experts of
-        the row: after an interruption, those of the tokens before it stay.
+        tokens that each token was drawn from, with ``sampling.likeliest`` the likeliest tokens (at
+        most all but one), with ``sampling.routes`` the experts of the row: after an interruption,
+        those of the tokens before it stay.
 
         Raises UserError if the prompt leaves no room for another token, if the engine turns the
         images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
@@ -196,10 +197,11 @@ class RolloutEngine(ABC):
                 part = await self._sample(request)
                 if part.finish_reason is FinishReason.INTERRUPTED and not self._interrupting:
                     raise RuntimeError("the engine gave up a request that no pause interrupted")
-            if sampling.kept_ids and part.kept is None:
+            if sampling.lists and part.kept is None:
                 raise UserError(
                     "this rollout engine does not tell from which tokens it sampled",
-                    "leave out --top_p, --top_k and --min_p, or use --rollout_backend vllm or hf",
+                    "leave out --top_p, --top_k, --min_p and --policy_loss_type score_centering,"
+                    " or use --rollout_backend vllm or hf",
                 )
             row.sample(part.token_ids, part.logprobs, part.versions, part.kept)
             if sampling.routes and part.token_ids:

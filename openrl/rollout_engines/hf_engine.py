@@ -154,7 +154,7 @@ class HFEngine(RolloutEngine):
             self._decoding = asyncio.create_task(self._decode_waiting())
         end = await row.reply
         spans = (VersionSpan(0, len(row.tokens), self.policy_version),)
-        kept = row.kept if request.sampling.kept_ids else None
+        kept = row.kept if request.sampling.lists else None
         routes = row.routes and row.routes.first(len(row.context) + len(row.tokens))
         return Completion(row.tokens, row.logprobs, end, spans, kept, routes)
 
@@ -260,6 +260,9 @@ class HFEngine(RolloutEngine):
         if sampling.kept_ids:
             ids = logprobs.isfinite().nonzero()[:, 0].tolist()
             row.kept.append(ids if len(ids) <= sampling.kept_ids else None)
+        elif sampling.likeliest:
+            top = logprobs.topk(min(sampling.likeliest, len(logprobs) - 1))
+            row.kept.append(top.indices.tolist(), top.values.tolist())
         if token in self._eos and not sampling.ignore_eos:
             return FinishReason.STOP
         sampled = request.sampled.token_ids + row.tokens

@@ -27,7 +27,7 @@ from openrl.rollout_engines.vllm_adapters import AdapterSlot
 from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs, read_routes
 from openrl.rollout_engines.vllm_start import start_llm
 from openrl.token_origins import VersionSpan
-from openrl.types import Completion, FinishReason, PlacedImage
+from openrl.types import Completion, FinishReason, PlacedImage, Sampling
 from openrl.vision.pictures import open_image
 from openrl.vision.placing import unexpanded
 from openrl.waiting import cancel_all
@@ -124,7 +124,7 @@ class VLLMEngine(RolloutEngine):
             final = await self._while_alive(work)
         finally:
             self._submitted.discard(name)
-        part = self._completion(final.outputs[0], sampling.kept_ids)
+        part = self._completion(final.outputs[0], sampling)
         if self._routers is not None and sampling.routes:
             layers, top_k = self._routers.layers, self._routers.top_k
             length = len(row) + len(part.token_ids)
@@ -132,11 +132,11 @@ class VLLMEngine(RolloutEngine):
             part = replace(part, routes=read_routes(experts, layers, top_k, length))
         return self._cut_at_stop(request, part) if before and sampling.stop else part
 
-    def _completion(self, reply: Any, kept_ids: int) -> Completion:
+    def _completion(self, reply: Any, sampling: Sampling) -> Completion:
         if reply.finish_reason not in _ENDS:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
         sampled = list(reply.token_ids)
-        described, logprobs, kept = read_logprobs(reply.logprobs, kept_ids, self._vocabulary)
+        described, logprobs, kept = read_logprobs(reply.logprobs, sampling, self._vocabulary)
         if described != sampled:
             raise RuntimeError("vLLM returned log-probs of tokens that it did not sample")
         spans: tuple[VersionSpan, ...] = (VersionSpan(0, len(sampled), self.policy_version),)

@@ -1,4 +1,5 @@
-"""Reads what vLLM returns beside tokens: the sets that they were sampled from, and experts.
+"""Reads what vLLM returns beside tokens: the sets that they were sampled from or the likeliest
+tokens, and experts.
 
 Under ``logprobs_mode="processed_logprobs"`` vLLM's log-probs are those after top_p, top_k and
 min_p: -inf for every token that was cut off. So the finite ones among the K likeliest are the whole
@@ -17,10 +18,10 @@ from openrl.types import Sampling
 
 
 def asked_ids(sampling: Sampling, vocabulary: int) -> int:
-    """Return for how many of the likeliest tokens to ask beside the sampled one: one more than may
-    be kept, which tells a whole set from a part of it."""
+    """Return for how many of the likeliest tokens to ask beside the sampled one: for kept sets one
+    more than may be kept, which tells a whole set from a part of it."""
     if not sampling.kept_ids:
-        return 0
+        return min(sampling.likeliest, vocabulary - 1)
     most = sampling.kept_ids
     if sampling.top_k > 0:  # vLLM keeps all that equal the last, which is common in bf16
         most = min(most, 2 * sampling.top_k)
@@ -28,22 +29,29 @@ def asked_ids(sampling: Sampling, vocabulary: int) -> int:
 
 
 def read_logprobs(
-    found: Any, kept_ids: int, vocabulary: int
+    found: Any, sampling: Sampling, vocabulary: int
 ) -> tuple[list[int], list[float], KeptSets | None]:
-    """Return the tokens that vLLM's ``FlatLogprobs`` describe, their log-probs and, if any
-    ``kept_ids`` were asked for, the sets that they were sampled from."""
+    """Return the tokens that vLLM's ``FlatLogprobs`` describe, their log-probs and, if they were
+    asked for, the sets that they were sampled from or the likeliest tokens."""
     if not found:
-        return [], [], KeptSets() if kept_ids else None
-    if not kept_ids:
+        return [], [], KeptSets() if sampling.lists else None
+    if not sampling.lists:
         return list(found.token_ids), list(found.logprobs), None
     # each position has the sampled token, then the likeliest ones in falling order
     shape = (len(found), -1)
     ids = np.array(found.token_ids, dtype=np.int32).reshape(shape)
     logprobs = np.array(found.logprobs).reshape(shape)
+    if not sampling.kept_ids:
+        listed = KeptSets(
+            array("i", [ids.shape[1] - 1]) * len(ids),
+            array("i", ids[:, 1:].tobytes()),
+            array("f", logprobs[:, 1:].astype(np.float32).tobytes()),
+        )
+        return ids[:, 0].tolist(), logprobs[:, 0].tolist(), listed
     inside = np.isfinite(logprobs[:, 1:])
     sizes = inside.sum(-1, dtype=np.int32)
     width = inside.shape[1]
-    whole = (sizes <= kept_ids) & ((sizes < width) | (width == vocabulary))
+    whole = (sizes <= sampling.kept_ids) & ((sizes < width) | (width == vocabulary))
     sets = KeptSets(
         array("i", np.where(whole, sizes, KeptSets.UNKNOWN).tobytes()),
         array("i", ids[:, 1:][inside & whole[:, None]].tobytes()),

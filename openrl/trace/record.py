@@ -102,7 +102,11 @@ def trajectory_from_json(
         versions = tuple(VersionSpan(**span) for span in of_segment["versions"])
         images = images_from_json(of_segment["images"], known)
         sets = of_segment.get("kept")  # missing in files from before they were recorded
-        kept = sets and KeptSets(**{name: array("i", numbers) for name, numbers in sets.items()})
+        kept = sets and KeptSets(
+            array("i", sets["sizes"]),
+            array("i", sets["ids"]),
+            array("f", sets.get("logprobs") or ()),  # missing, as above
+        )
         read: dict[str, Any] = {"versions": versions, "images": images, "kept": kept}
         if chosen := of_segment.get("routes"):
             read["routes"] = Routes(chosen["width"], array("h", b64decode(chosen["ids"])))

@@ -31,7 +31,7 @@ _SEGMENT = pa.struct(
         "versions": pa.list_(_VERSION),
         "state": pa.string(),
         "images": pa.list_(_IMAGE),
-        "kept": pa.struct({"sizes": _IDS, "ids": _IDS}),
+        "kept": pa.struct({"sizes": _IDS, "ids": _IDS, "logprobs": _FLOATS}),
         "privileged": pa.struct(
             {"length": pa.int32(), "token_ids": _IDS, "images": pa.list_(_IMAGE)}
         ),

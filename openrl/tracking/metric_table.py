@@ -157,6 +157,8 @@ actor/entropy_cut | nats | | --top_entropy_quantile
     Least entropy of a token that the policy loss trains.
 actor/vespo_weight | weight | near 1 | --policy_loss_type vespo
     Mean over trained tokens of the weight that the ratio of their sequence gets.
+actor/rollout_kl | nats per token | below 0.05 | --policy_loss_type score_centering
+    KL of the engine's distributions to the policy's, over the listed tokens and all others as one.
 actor/ratio_max | ratio | below 10 | in steps that train the policy
     Largest exp(|log p new - log p old|) over trained tokens.
 actor/ppo_kl | nats per token | below 0.05 | in steps that train the policy
@@ -303,6 +305,8 @@ rollout/kept_ids | tokens | | in steps that train, with --top_p, --top_k or --mi
     Mean number of tokens that these left to sample from, where no more than --kept_ids_max.
 rollout/kept_ids_unknown | share | below 0.01 | as rollout/kept_ids
     Sampled tokens out of the loss because more than --kept_ids_max were left to sample from.
+rollout/listed_mass | share | above 0.95 | in steps that train, --policy_loss_type score_centering
+    Mean probability, under the engine, of the likeliest tokens that it lists with a sampled one.
 rollout/routes_unknown | share | 0 | in steps that train, with --routing_replay
     Tokens before a row's last trained one whose experts did not come: the trainer chooses them.
 rollout/routes_differ | share | below 0.001 | as rollout/routes_unknown

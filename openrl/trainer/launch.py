@@ -320,6 +320,8 @@ def training_sampling(config: PPOConfig) -> Sampling:
     flags = config.sampling
     more = {"ignore_eos": flags.ignore_eos, "max_len": flags.max_len}
     more["kept_ids"] = flags.kept_ids_max if flags.cuts else 0
+    if "rollout_kl" in config.algorithm.policy_loss.needs:
+        more["likeliest"] = config.options["policy_loss_type"].centering_topk
     more["routes"] = config.routing.routing_replay
     return sampling_from_flags(flags, flags.lengths.response, **more)
 

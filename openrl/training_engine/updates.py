@@ -104,6 +104,8 @@ class PolicyUpdate:
             outputs.append("full_kl")
         if self.divergence is not None:
             outputs.append(self.divergence)
+        if self.reads_rollout_kl:
+            outputs.append("rollout_kl")
         read = batch
         if self.observation_coef and batch.observed is not None:  # they are scored, too
             read = batch.replace(loss_mask=batch.loss_mask | batch.observed)
@@ -128,6 +130,7 @@ class PolicyUpdate:
             turn_ids=batch.turn_ids,
             rewards=batch.rewards,
             selected=batch.selected,
+            rollout_kl=more.get("rollout_kl"),
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
@@ -186,6 +189,11 @@ class PolicyUpdate:
         if self.observation_coef and batch.observed is not None:
             found |= batch.observed.any(-1)
         return found & batch.valid
+
+    @property
+    def reads_rollout_kl(self) -> bool:
+        """Whether the policy loss compares with the engine's distributions."""
+        return "rollout_kl" in policy_losses[self.loss_type].needs
 
     @property
     def divergence(self) -> Divergence | None:

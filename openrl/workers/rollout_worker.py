@@ -195,7 +195,8 @@ class RolloutWorker:
         sample = partial(self._sample, prompt, request, starts, failed)
         numbers = range(request.n_samples + request.redundancy)
         samples = [sample(number, request.sampling) for number in numbers]
-        greedy = replace(request.sampling, temperature=0.0, kept_ids=0, routes=False)
+        plain = replace(request.sampling, kept_ids=0, likeliest=0, routes=False)
+        greedy = replace(plain, temperature=0.0)
         alone = [sample(-1, greedy)] if request.greedy else []
         work = [first_successful(samples, request.n_samples), first_successful(alone, 1)]
         return tuple(await all_or_first_error(work))

@@ -254,6 +254,23 @@ def test_sets_with_too_many_tokens_are_unknown(bench: Bench) -> None:
     assert (few.token_ids, few.logprobs) == (all_of_them.token_ids, all_of_them.logprobs)
 
 
+def test_the_likeliest_tokens_are_those_of_the_distribution_sampled(bench: Bench) -> None:
+    """With their log-probs; and never all tokens, since the last one follows from the others."""
+    sampling = Sampling(12, temperature=0.8, seed=5, likeliest=6)
+    prompts = prompts_of(3, seed=9)
+    for prompt, reply in zip(prompts, bench.generate(prompts, [sampling] * 3), strict=True):
+        logits = logits_after(bench, prompt, reply.token_ids)
+        assert reply.kept is not None and list(reply.kept.sizes) == [6] * len(reply.token_ids)
+        found = torch.tensor(list(reply.kept.logprobs)).view(-1, 6)
+        whole = torch.stack([slow_logprobs(row, [], sampling) for row in logits])
+        torch.testing.assert_close(found, whole.topk(6).values.to(found), atol=CLOSE, rtol=0)
+        ids = torch.tensor(list(reply.kept.ids)).view(-1, 6)
+        torch.testing.assert_close(found, whole.gather(1, ids).to(found), atol=CLOSE, rtol=0)
+    (all_but_one,) = bench.generate([[7, 8, 9]], [replace(sampling, likeliest=10**6)])
+    assert all_but_one.kept is not None
+    assert set(all_but_one.kept.sizes) == {whole.shape[1] - 1}
+
+
 ONE_CUT: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": -1, "min_p": 0.0},

@@ -185,6 +185,13 @@ def test_truncated_sampling_is_what_training_sees(bench, tmp_path, changes):
         assert (0 < m["rollout/kept_ids_unknown"] < 1) == ("kept_ids_max" in changes)
 
 
+def test_score_centering_reads_what_the_engine_sampled_from(bench, tmp_path):
+    """The engine's distributions are the trainer's before an update, and come with every token."""
+    for m in bench(tmp_path, policy_loss_type="score_centering", centering_topk=8, **ONE_STEP):
+        assert abs(m["actor/rollout_kl"]) < 1e-4
+        assert 0.05 < m["rollout/listed_mass"] < 1
+
+
 def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     """All of one difficulty weigh 1 each, as without the flag; unequal ones do not."""
     rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]

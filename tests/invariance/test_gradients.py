@@ -218,6 +218,8 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         teacher_weights=torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 1.0, 0.0]),
         loss_weights=torch.rand(len(batch), generator=g),
         is_weights=torch.rand(mask.shape, generator=g),
+        rollout_ids=distributions["teacher_ids"],
+        rollout_support=distributions["teacher_support"],
         **distributions,
     )
 

@@ -9,7 +9,7 @@ from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, verifiers
-from openrl.flags.checks import Problems, check, problem, warning
+from openrl.flags.checks import Problems, check, in_use, problem, warning
 from openrl.registry import Entry
 
 # The run itself meets these needs of components: it starts a critic, runs a pass, or asks for a
@@ -24,7 +24,15 @@ ALWAYS_MET = {
     "greedy_rewards",
     "advantages",
 }
-CHECKED = {"siblings", "no_reward_norm", "step_rows", "agents", "sequence_mean", "token_sum"}
+CHECKED = {
+    "siblings",
+    "no_reward_norm",
+    "step_rows",
+    "agents",
+    "sequence_mean",
+    "token_sum",
+    "rollout_kl",
+}
 
 
 @check
@@ -89,8 +97,20 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
     if "token_sum" in needs and config.algorithm.aggregation == "seq-mean-token-mean":
         message = f"{name} weighs long answers as they are, which a mean over their tokens undoes"
         yield problem((flag, "loss_agg_mode"), message, "--loss_agg_mode seq-mean-token-sum")
+    if "rollout_kl" in needs:
+        yield from _centred_as_sampled(flag, name, config)
     for need in sorted(needs - ALWAYS_MET - CHECKED):
         yield problem((flag,), f"{name} needs {need}, which nothing in this run supplies")
+
+
+def _centred_as_sampled(flag: str, name: str, config: PPOConfig) -> Problems:
+    if config.sampling.cuts:
+        message = f"{name} reads the engine's likeliest tokens of all, not those left to sample"
+        fix = "sampling without top_p, top_k and min_p"
+        yield problem((flag, *config.sampling.cuts), message, fix)
+    if users := in_use(config, "enable_vllm_is_correction", "rollout_rs"):
+        message = f"{name} is centred for tokens as they were sampled, none weighed or left out"
+        yield problem((flag, *users), message, f"leave --{users[0]} out, or another loss")
 
 
 @check

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.algorithms.entropy import keep_uncertain
-from openrl.algorithms.kept import without_unknown_sets
+from openrl.algorithms.kept import with_likeliest, without_unknown_sets
 from openrl.algorithms.observations import mark_observed
 from openrl.algorithms.off_policy import age_metrics, stale_tokens
 from openrl.algorithms.privileged import PrivilegedRows
@@ -140,6 +140,8 @@ class Learner:
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
         batch, sets = without_unknown_sets(batch)
+        if self.losses.actor.reads_rollout_kl:
+            batch, sets = with_likeliest(batch)
         masked |= {f"rollout/{name}": metric for name, metric in (sets | routed).items()}
         if rows is None:
             rows = self._rows_after_credit(batch, step)

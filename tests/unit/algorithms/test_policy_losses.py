@@ -36,7 +36,7 @@ NAMES = policy_losses.names()
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
-def one(log_ratio, advantage, old=-1.0, reward=1.0):
+def one(log_ratio, advantage, old=-1.0, reward=1.0, rollout_kl=0.0):
     """One sampled token behind one prompt token."""
     column = lambda x: torch.tensor([[0.0, x]], dtype=torch.float64)  # noqa: E731
     mask = torch.tensor([[False, True]])
@@ -51,6 +51,7 @@ def one(log_ratio, advantage, old=-1.0, reward=1.0):
         turns,
         rewards,
         mask,
+        column(rollout_kl),
     )
 
 
@@ -118,6 +119,7 @@ BY_HAND = [
     ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3819), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
     ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3820), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, -2.0),
     ("flash_reinforce", losses.FlashReinforceOptions(), {"log_ratio": 0.01, "advantage": -1.0, "old": -1.0}, math.exp(0.01)),
+    ("score_centering", losses.ScoreCenteringOptions(), {"log_ratio": 0.5, "advantage": 2.0, "rollout_kl": 0.2}, 0.6),
     ("kl_cov", selecting_losses.KLCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, -math.exp(-1) + 0.1),
     ("clip_cov", selecting_losses.ClipCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, 0.0),
 ]  # fmt: skip
@@ -206,6 +208,8 @@ def obvious(name, o, x, row, t):
             return before * math.log(before / now) + other
 
         return -ratio * a if average(binary_kl, tokens) <= o.flash_kl_threshold else 0.0
+    if name == "score_centering":
+        return -a * (lp + float(x.rollout_kl[row, t]))
     if name == "clip_cov":
         return 0.0 if selected else surrogate(ratio, a, low, high, o.dual)
     if name == "kl_cov":

@@ -44,7 +44,9 @@ def test_what_engines_are_asked_for():
         32, 0.9, 0.8, 7, 0.1, 1.2, ("END", "STOP"), True, max_len=64, kept_ids=512
     )
     config, _ = settle(PPOConfig, f"{PPO} --repetition_penalty 1.2")
-    assert training_sampling(config).kept_ids == 0
+    assert not training_sampling(config).lists
+    config, _ = settle(PPOConfig, f"{PPO} --policy_loss_type score_centering")
+    assert training_sampling(config).likeliest == 32
     asked = "--eval_dataset e --eval_steps 1 --eval_temperature 0.5 --eval_top_p 0.7 --eval_top_k 3"
     config = ppo(f"{PPO} --stop END --max_len 64 {asked}")
     assert evaluation_sampling(config) == Sampling(63, 0.5, 0.7, 3, stop=("END",), max_len=64)
