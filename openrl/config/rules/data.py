@@ -16,7 +16,7 @@ from openrl.config.commands import (
 )
 from openrl.config.derived import splitting_flags
 from openrl.config.groups.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.flags.checks import Problems, check, in_use, problem, warning
+from openrl.flags.checks import Given, Problems, check, in_use, problem, warning
 
 
 @check
@@ -70,15 +70,15 @@ def probabilities_match_data(config: TrainingConfig | AnsweringConfig) -> Proble
 
 
 @check
-def evaluation_has_rows_and_a_time(config: PPOConfig) -> Problems:
+def evaluation_has_rows_and_a_time(config: PPOConfig, given: Given) -> Problems:
     evaluation, count = config.evaluation, config.evaluation.eval_n_samples_per_prompt
-    given = evaluation.eval_dataset is not None
-    if not given and not config.environments.env_tags:
+    rows = evaluation.eval_dataset is not None
+    if not rows and not config.environments.env_tags:
         if evaluation.eval_only:
             message = "there is nothing to evaluate"
             yield problem(("eval_only", "eval_dataset"), message, "--eval_dataset FILE")
         return
-    if given and not evaluation.asked_for:
+    if rows and not evaluation.asked_for and "eval_steps" not in given:
         yield from never_evaluates()
     if evaluation.eval_temperature == 0 and count > 1:
         flags = ("eval_temperature", "eval_n_samples_per_prompt")
@@ -87,8 +87,9 @@ def evaluation_has_rows_and_a_time(config: PPOConfig) -> Problems:
 
 
 @check
-def evaluation_has_a_time(config: SupervisedConfig) -> Problems:
-    if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
+def evaluation_has_a_time(config: SupervisedConfig, given: Given) -> Problems:
+    evaluation = config.evaluation
+    if evaluation.eval_dataset and evaluation.eval_steps == -1 and "eval_steps" not in given:
         yield from never_evaluates()
 
 

@@ -532,22 +532,21 @@
     return make("div", {}, make("h3", {}, "Rewards of its group"), make("div", { class: "strip" }, buttons));
   }
 
-  // The sum that made the advantage: each line is a part of it.
+  // How the advantage came about, from the reward on, in the words of the terminal.
   function why(t, row, rows, record, run) {
     const reward = t.get("reward", row), advantage = t.get("advantage", row), { shaped, estimate } = record || {};
     if (advantage == null) return make("p", {}, t.get("tag", row) === "train" ? "The step has not trained on it." : `It was not trained on: ${t.get("tag", row)}.`);
     const others = rows.filter((r) => t.get("role", r) === "answer").map((r) => t.get("reward", r)).filter((v) => v != null);
-    const middle = others.length ? mean(others) : 0, spread = Math.sqrt(others.reduce((sum, v) => sum + (v - middle) ** 2, 0) / Math.max(1, others.length - 1));
+    const middle = others.length ? mean(others) : 0, squares = others.reduce((sum, v) => sum + (v - middle) ** 2, 0);
+    const spread = new Set(others).size > 1 ? Math.sqrt(squares / (others.length - 1)) : 0; // equal rewards may differ from their mean by a rounding
     const lines = [["reward", reward, "what the reward gave"]];
-    if (shaped != null && reward != null) lines.push(["+ shaping", shaped - reward, "clipping, scaling and penalties of length"]);
-    const base = shaped ?? reward ?? 0;
+    if (shaped != null && shaped !== reward) lines.push(["shaped", shaped, "clipping, scaling and penalties of length"]);
     const named = RUNS[run].estimator ? `--advantage_estimator ${RUNS[run].estimator}; ` : "";
     const group = `${named}its group: ${others.length} rewards, mean ${figure(middle)}, standard deviation ${figure(spread)}`
       + (t.get("flat", row) ? "; all are equal, so there is nothing to learn" : "");
     const rest = "rewards of tokens such as KL, whitening, clipping";
-    if (estimate != null) lines.push(["+ comparison", estimate - base, group], ["+ the rest", advantage - estimate, rest]);
-    else lines.push(["+ comparison and the rest", advantage - base, `${group}; ${rest}`]);
-    lines.push(["= advantage", advantage, "mean over its trained tokens"]);
+    if (estimate != null) lines.push(["compared with its siblings", estimate, group], ["+ the rest", advantage - estimate, rest]);
+    lines.push(["= advantage", advantage, estimate != null ? "mean over its trained tokens" : `${group}; ${rest}`]);
     const most = Math.max(...lines.map(([, value]) => Math.abs(value || 0)));
     const shown = (value) => figure(Math.abs(value) < 1e-5 * most ? 0 : value) || "none"; // roundings of fp32 are no part
     return make("table", {}, make("tbody", {}, lines.map(([name, value, words]) => make("tr", {}, make("td", {}, name), make("td", { class: "number" }, shown(value)), make("td", {}, words)))));
