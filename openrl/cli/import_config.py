@@ -69,7 +69,8 @@ def _import(argument: str, system: str, output: str | None) -> int:
     for what, those in (("no counterpart", lost(lines)), ("another meaning", differing(lines))):
         if those and output:
             print(printable(f"{PROG}: {what}: {those}"), file=sys.stderr)
-    report(PROG, problems)
+    written = f"{output or 'the file above'} has all the other keys"
+    report(PROG, problems, outcome=written)
     return 2 if any(p.fatal for p in problems) else 0
 
 

@@ -21,6 +21,14 @@ COMMANDS = (
     *("train_ppo_ray", "train_sft", "train_rm", "train_dpo", "serve_rm", "batch_inference"),
     "lora_combiner",
 )
+# of train_ppo, which had everything on each GPU of one machine and no engine: its places and other
+# defaults, and of the engine's memory what its hybrid scripts give
+ONE_MACHINE = {
+    **dict.fromkeys(("colocate_all_models", "vllm_enable_sleep", "deepspeed_enable_sleep"), "true"),
+    **{"lambd": "0.95", "value_clip": "0.2", "rollout_batch_size": "512"},
+    **{"micro_train_batch_size": "4", "micro_rollout_batch_size": "8"},
+    "vllm_gpu_memory_utilization": "0.5",
+}
 config_tables.add(
     "OpenRLHF",
     ConfigTable(
@@ -28,10 +36,14 @@ config_tables.add(
         marks={
             **{f"openrlhf.cli.{name}": name for name in COMMANDS},
             **{f"{name}.py": name for name in COMMANDS},
+            "openrlhf.cli.train_ppo": "train_ppo_ray",
             "openrlhf.cli.train_kd": "train_sft",
             "openrlhf.cli.train_kto": "train_dpo",
         },
-        implied={"openrlhf.cli.train_kto": {"loss": "kto"}},
+        implied={
+            "openrlhf.cli.train_kto": {"loss": "kto"},
+            "openrlhf.cli.train_ppo": ONE_MACHINE,
+        },
         together="openrl.compat.openrlhf.keys:together",
         as_flags=True,
     ),

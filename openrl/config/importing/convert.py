@@ -128,6 +128,7 @@ class Conversion:
         self.known = {name: spec for spec in self.specs for name in (spec.name, *spec.alias)}
         self.lines: list[Line] = []
         self.problems: list[UserError] = []
+        self.strange: list[str] = []  # keys that are like none of the system's
 
     def run(self, defaults: bool = True) -> tuple[list[Line], list[UserError]]:
         """Return a line for each key, and problems. With ``defaults`` those of the system count
@@ -140,6 +141,7 @@ class Conversion:
                 error.message += "" if error.message.endswith(written.where) else written.where
                 if all(p.message != error.message for p in self.problems):
                     self.problems.append(error)
+        self.problems += self._strange()
         self._settle(computed, given=True)
         if defaults:
             self._settle(computed, given=False)
@@ -162,7 +164,8 @@ class Conversion:
             if config_tables[self.system].component.as_flags and key in self.known:
                 row = KeyRow(key, "same", (key,), "", "", (), 0, (), "")  # a flag with our name
             elif row is None:
-                raise self._unknown(key)
+                self._unknown(key)
+                return
         line = Line(row.verdict, (key,), note=row.note, written=written)
         if row.how == REFUSE and not _off(written.raw, row):
             raise UserError(f"{key}: no counterpart: {row.note}", f"leave {key} out")
@@ -245,18 +248,37 @@ class Conversion:
                     line = Line(row.verdict, (row.key,), note=row.note, is_default=True)
                     self._give(name, value, line)
 
-    def _unknown(self, key: str) -> UserError:
+    def _unknown(self, key: str) -> None:
+        """Raise UserError for a key that is like one here or another system's; keep others."""
         others = [
             entry.name
             for entry in config_tables.entries()
             if entry.name != self.system and keys_of(entry.name).row(key)
         ]
-        near = self.keys.nearest(key)
+        near = self.keys.nearest(key, self.values)
         if others:
             message = f"{key}: a key of {others[0]} among those of {self.system}"
-            return problem((), message, "one file for each system")
-        message = f"{key}: not a key of {self.system} that is known here"
-        return problem((), message, f"{near}, the nearest that is" if near else "leave it out")
+            raise problem((), message, "one file for each system")
+        if near:
+            message = f"{key}: not a key of {self.system} that is known here"
+            raise problem((), message, f"{near}, the nearest that is")
+        self.strange.append(key)
+
+    def _strange(self) -> Iterator[UserError]:
+        """Yield a problem for each section with keys that are like none of the system's: a fork has
+        many in one."""
+        sections: dict[str, list[str]] = {}
+        for key in self.strange:
+            section = key.partition(".")[0] if "." in key else ""
+            sections.setdefault(section, []).append(key)
+        for keys in sections.values():
+            if len(keys) == 1:
+                where = self.values[keys[0]].where
+                message = f"{keys[0]}: not a key of {self.system} that is known here{where}"
+                yield problem((), message, "leave it out")
+                continue
+            message = f"{listed(keys, 20)}: not keys of {self.system} that are known here"
+            yield problem((), message, "leave them out; what a fork does by them is not done here")
 
 
 def _off(raw: Any, row: KeyRow) -> bool:

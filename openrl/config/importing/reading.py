@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,11 @@ def from_script(text: str, path: Path, arguments: Sequence[str] = ()) -> NestedK
             unknown = f"{command.program}: a program that is not known; its keys are {system}'s"
             source.problems.append(warning((), f"{unknown}: what it does otherwise is not read"))
             return source
-    programs = listed([command.program for command in commands if command.program])
+    programs = [command.program for command in commands if command.program]
+    near = [n for program in programs for n in get_close_matches(program, marks, 3, 0.75)]
     raise UserError(
-        f"no command of a known system; found {programs or 'no program'}",
-        f"a script that runs one of {listed(sorted(marks), 12)}",
+        f"no command of a known system; found {listed(programs) or 'no program'}",
+        f"a script that runs one of {listed(near or sorted(marks), 12)}",
     )
 
 
@@ -184,7 +186,7 @@ def _split(words: list[str], marks: Mapping[str, str]) -> _Command:
         if found := next((n for n in (pairs[i], name) if n in marks), ""):
             return _Command(found, words[:i], words[i + 1 :])
     for i, word in enumerate(words):
-        if word.endswith(".py") or (i and words[i - 1] == "-m"):
+        if word.endswith(".py") or (i and words[i - 1] in ("-m", "--module")):
             return _Command(word, words[:i], words[i + 1 :])
     return _Command("", words, [])
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -126,16 +126,17 @@ class Keys:
         row = self._exact.get(key)
         return row is not None and not any(k.startswith(f"{key}.") for k in self._exact)
 
-    def nearest(self, key: str) -> str:
-        """Return the known key most like an unknown one, or an empty text."""
+    def nearest(self, key: str, given: Container[str] = ()) -> str:
+        """Return the known key most like an unknown one and not ``given``, or an empty text."""
         home, _, last = key.rpartition(".")
         beside: dict[str, str] = {}
-        for known in self._exact:
+        free = [known for known in self._exact if known not in given]
+        for known in free:
             parent, _, end = known.rpartition(".")
             if end == last or parent == home:
                 beside[end] = known
         ends = get_close_matches(last, beside, 1, 0.75)
-        close = [beside[end] for end in ends] or get_close_matches(key, self._exact, 1, 0.85)
+        close = [beside[end] for end in ends] or get_close_matches(key, free, 1, 0.85)
         return close[0] if close else ""
 
 

@@ -665,6 +665,37 @@ def test_what_cannot_be_read_is_named(text, message, tmp_path, capsys):
         assert any("data.rollout_batch_size, the nearest" in str(p) for p in problems)
 
 
+def test_a_near_key_that_is_given_is_no_remedy(tmp_path, capsys):
+    """A fork's keys of one section are one problem, without the neighbours that the file has."""
+    path, out = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    fork = "kl_coef: 1.0e-2, kl_prcp_coef: 0.02, use_kl_prcp: true, aug: {size: 14, patches: 2}"
+    path.write_text(NUMBER_GAME.replace("kl_coef: 1.0e-2", fork))
+    assert import_config.main([str(path), "-o", str(out)]) == 2
+    error = capsys.readouterr().err
+    names = (
+        "algorithm.kl_prcp_coef, algorithm.use_kl_prcp, algorithm.aug.size, algorithm.aug.patches"
+    )
+    assert f"1 problem, {out} has all the other keys\n   1. {names}: not keys of EasyR1" in error
+    assert "nearest" not in error and "nothing was started" not in error
+    assert "init_kl_coef: 0.01 " in out.read_text()
+
+
+def test_openrlhf_on_one_machine(tmp_path):
+    """train_ppo.py of 0.5 has train_ppo_ray's flags, all models on each GPU, and --lambd 0.95."""
+    text = "python -m openrlhf.cli.train_ppo --pretrain m --value_clip 0.3 --train_batch_size 64"
+    flags = of_file(tmp_path, text, "run.sh")
+    assert flags["pretrain"] == "m" and flags["train_batch_size"] == 64
+    assert flags["colocate_all_models"] is True and flags["vllm_enable_sleep"] is True
+    assert (flags["lambd"], flags["value_clip"], flags["rollout_batch_size"]) == (0.95, 0.3, 512)
+
+
+def test_an_unknown_program_is_named_with_those_of_like_names(capsys):
+    assert import_config.main(["deepspeed --module openrlhf.cli.train_ppoo --pretrain m"]) == 2
+    error = capsys.readouterr().err
+    assert "found openrlhf.cli.train_ppoo" in error
+    assert "openrlhf.cli.train_ppo" in error.split("try: ")[1] and "GRPOConfig" not in error
+
+
 def test_a_program_without_a_counterpart_is_named(capsys):
     assert (
         import_config.main(["python examples/start_rlvr_rollout_pipeline.py --config_name x"]) == 2
