@@ -18,6 +18,9 @@ from openrl.data.templates import Templates
 from openrl.errors import BadRow
 from openrl.types import Message
 
+UNSAID = "\N{REPLACEMENT CHARACTER}"
+"""What a turn says that stands for another; the texts of rows hardly hold it."""
+
 
 @dataclass(frozen=True)
 class MarkedText:
@@ -88,7 +91,7 @@ def _turn(
     ends = [answer.rfind(stop) + len(stop) for stop in templates.stops if stop in answer]
     if ends:
         return _Turn(before, answer[: max(ends)], True)
-    if mark := _next_mark(templates, messages, i, variables, after):
+    if mark := _next_mark(templates, messages, i, variables):
         return _Turn(before, answer + mark, True)
     return _Turn(before, answer.rstrip(), False)
 
@@ -108,7 +111,7 @@ def _answer_otherwise(
         opened, written = before[len(shown) :], after[len(shown) :]
     else:  # it changes even what stands before: then a turn that says something else shows where
         # this one begins
-        other: Message = {"role": "assistant", "content": "\N{REPLACEMENT CHARACTER}"}
+        other: Message = {"role": "assistant", "content": UNSAID}
         opened = templates.render([*messages[:i], other], generate=False, variables=variables)
         written = after
     common = common_length(opened, written)
@@ -121,19 +124,27 @@ def _answer_otherwise(
 
 
 def _next_mark(
-    templates: Templates, messages: list[Message], i: int, variables: dict[str, Any], after: str
+    templates: Templates, messages: list[Message], i: int, variables: dict[str, Any]
 ) -> str:
     """Return the mark with which the template begins the message after turn ``i``, if engines stop
     there; else empty."""
-    call = next(iter(messages[i].get("tool_calls", [])), None)
-    if call:
+    turn = messages[i]
+    if call := next(iter(turn.get("tool_calls", [])), None):
         result = {"name": call["function"]["name"], "tool_call_id": call.get("id", "call00000")}
         reply: Message = {"role": "tool", "content": "Done.", **result}
-    else:
-        reply = {"role": "user", "content": "Go on."}
+    else:  # the mark is sought behind other words, because templates that drop earlier reasoning
+        # write the turn in another way once a user answers
+        turn, reply = (
+            {"role": "assistant", "content": UNSAID},
+            {"role": "user", "content": "Go on."},
+        )
+    said = [*messages[:i], turn]
     try:
-        whole = templates.render([*messages[: i + 1], reply], generate=False, variables=variables)
+        last = templates.render(said, generate=False, variables=variables)
+        whole = templates.render([*said, reply], generate=False, variables=variables)
     except BadRow:
         return ""
-    rest = whole[len(after) :] if whole.startswith(after) else ""
+    if turn is not messages[i]:
+        last, whole = (text[text.rfind(UNSAID) :] for text in (last, whole))
+    rest = whole[len(last) :] if whole.startswith(last) else ""
     return next((stop for stop in templates.stops if rest.startswith(stop)), "")

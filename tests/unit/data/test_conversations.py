@@ -343,8 +343,14 @@ def test_a_dialogue_is_split_where_the_template_drops_reasoning():
     assert report.endswith("; 1 dialogues became 2 rows")
 
 
-def test_a_turn_that_ends_with_the_next_roles_mark(tmp_path):
-    """GLM's calls end where the tool's result begins: with a mark that generation_config lists."""
+@pytest.mark.parametrize(
+    "answer",
+    [ANSWERS, THINKS, {**ANSWERS, "content": "<think>Two and two.</think>\nIt is 4."}],
+    ids=["plain", "thinks", "thinks in its content"],
+)
+def test_a_turn_that_ends_with_the_next_roles_mark(answer, tmp_path):
+    """GLM's calls end where the tool's result begins, and its answers where the user does: with
+    marks that generation_config lists, though the reasoning is dropped once the user answers."""
     tokenizer = family_tokenizer("glm4")
     ends = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
     tokenizer.save_pretrained(tmp_path)
@@ -353,10 +359,11 @@ def test_a_turn_that_ends_with_the_next_roles_mark(tmp_path):
     flags = SupervisedDataFlags(
         dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
     )
-    rows = [{"messages": [ASKS, CALLS, RESULT, ANSWERS], "tools": TOOLS}]
-    ((row,),), _ = SupervisedBuilder(flags, CHAT, tokenizer).build([source(rows)])
+    rows = [{"messages": [ASKS, CALLS, RESULT, answer], "tools": TOOLS}]
+    ((row,),), reports = SupervisedBuilder(flags, CHAT, tokenizer).build([source(rows)])
     learned = [i for i, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
     assert [i for i in learned if i in ends] == [ends[1], ends[0]]
+    assert learned[-1] == ends[0] and "WARNING" not in "".join(reports)
 
 
 def test_sharegpt_is_read_as_it_is():
