@@ -27,6 +27,7 @@ from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
+NOT_APPLICABLE = "not_applicable"  # part that is 1 where a function rates no answers of this kind
 FEEDBACK = "feedback"
 
 

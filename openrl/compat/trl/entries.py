@@ -20,6 +20,7 @@ from openrl.extension_points import (
     metric_names,
     reward_signatures,
 )
+from openrl.rewards.protocol import NOT_APPLICABLE
 from openrl.rewards.signatures import RewardSignature
 
 SUPERVISED = {
@@ -116,7 +117,7 @@ def without_nulls(values: Any) -> Any:
         return values
     left_out = [value is None for value in values]
     rewards = [0.0 if out else value for value, out in zip(values, left_out, strict=True)]
-    return {"rewards": rewards, "extra_logs": {"not_applicable": list(map(float, left_out))}}
+    return {"rewards": rewards, "extra_logs": {NOT_APPLICABLE: list(map(float, left_out))}}
 
 
 COLUMNS = {

@@ -152,14 +152,18 @@ def test_trl(tmp_path):
 
 
 def test_a_row_that_a_function_of_trl_does_not_apply_to_gets_nothing_from_it(tmp_path):
-    """TRL takes the sum of the functions that gave a number (nansum). It is no failure."""
-    code = "def f(completions, **kwargs):\n    return [None if c == '3' else float(c) for c in completions]"
+    """TRL takes the sum of the functions that gave a number (nansum), and leaves an answer that
+    none of them rates out of training. The mean of a function is of those that it rates."""
+    code = "def f(completions, **kwargs):\n    return [None if c > '2' else float(c) for c in completions]\n"
+    code += "def g(completions, **kwargs):\n    return [None if c > '3' else 5.0 for c in completions]\n"
     (tmp_path / "theirs.py").write_text(code)
-    scores = score(f"{tmp_path}/theirs.py:f", group("2", "3", prompt="1+1=", label="2"))[0]
-    assert scores == [
-        Score(2.0, parts={"not_applicable": 0.0}),
-        Score(0.0, parts={"not_applicable": 1.0}),
-    ]
+    files = f"{tmp_path}/theirs.py:f,{tmp_path}/theirs.py:g"
+    both, one, none = score(files, group("2", "3", "4", prompt="1+1=", label="2"))[0]
+    f, g = (name for name, value in both.parts.items() if value in (2.0, 5.0))
+    assert (both.reward, both.parts[f], both.parts[g]) == (7.0, 2.0, 5.0)
+    assert one.reward == 5.0 and f not in one.parts and one.parts[f"{f}/not_applicable"] == 1
+    assert none.dropped and none.failure == "no reward function rates this answer"
+    assert f not in none.parts and none.parts[f"{g}/not_applicable"] == 1
 
 
 @pytest.mark.parametrize(
