@@ -25,8 +25,11 @@ COMMANDS = (
 # defaults, and of the engine's memory what its hybrid scripts give
 ONE_MACHINE = {
     **dict.fromkeys(("colocate_all_models", "vllm_enable_sleep", "deepspeed_enable_sleep"), "true"),
-    **{"lambd": "0.95", "value_clip": "0.2", "rollout_batch_size": "512"},
-    **{"micro_train_batch_size": "4", "micro_rollout_batch_size": "8"},
+    "lambd": "0.95",
+    "value_clip": "0.2",
+    "rollout_batch_size": "512",
+    "micro_train_batch_size": "4",
+    "micro_rollout_batch_size": "8",
     "vllm_gpu_memory_utilization": "0.5",
 }
 config_tables.add(

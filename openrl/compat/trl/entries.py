@@ -28,6 +28,25 @@ SUPERVISED = {
     "RewardConfig": "train_rm",
     **dict.fromkeys(("DPOConfig", "KTOConfig", "ORPOConfig"), "train_dpo"),
 }
+# PPOConfig's marks and its defaults (trl/experimental/ppo/ppo_config.py). Models come first: the
+# policy is loaded from sft_model_path, and model_name_or_path names the tokenizer.
+PPO = ("ppo.py", "ppo_tldr.py", "PPOConfig", "num_ppo_epochs", "sft_model_path", "response_length")
+PPO_DEFAULTS = {
+    **dict.fromkeys(("sft_model_path", "reward_model_path"), "EleutherAI/pythia-160m"),
+    "num_ppo_epochs": "4",
+    "num_mini_batches": "1",
+    "local_rollout_forward_batch_size": "64",
+    "response_length": "53",
+    "temperature": "0.7",
+    "learning_rate": "3e-6",
+    "kl_coef": "0.05",
+    "cliprange": "0.2",
+    "cliprange_value": "0.2",
+    "gamma": "1.0",
+    "lam": "0.95",
+}
+# of RLOO before it became GRPO's: one ratio and one advantage for each answer
+OLD_RLOO = ("rloo_k", "rloo_tldr.py")
 RL = ("GRPOConfig", "AsyncGRPOConfig", "DistillationConfig")
 SFT = ("sft", "sft_vlm", "sft_gpt_oss", "sft_nemotron_3", "sft_vlm_gemma3", "sft_gemma3")
 SCRIPTS = {
@@ -52,6 +71,8 @@ config_tables.add(
     ConfigTable(
         Path(__file__).with_name("keys.tsv"),
         marks={
+            **dict.fromkeys(OLD_RLOO, ""),
+            **dict.fromkeys(PPO, "train_ppo_ray"),
             **SUPERVISED,
             **dict.fromkeys(RL, "train_ppo_ray"),
             **{f"{name}.py": command for name, command in SCRIPTS.items()},
@@ -70,16 +91,20 @@ config_tables.add(
                 "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL or --teacher_self",
             ),
             "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",
-            "rloo.py": "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
+            **dict.fromkeys(
+                ("rloo.py", *OLD_RLOO),
+                "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
+            ),
         },
-        implied={
+        implied=dict.fromkeys(PPO, PPO_DEFAULTS)
+        | {
             mark: {"loss_type": kind}
             for kind in ("kto", "orpo")
             for mark in (f"{kind}.py", f"trl {kind}", f"{kind.upper()}Config")
         },
         together="openrl.compat.trl.keys:together",
         calls={
-            **dict.fromkeys((*RL, *SUPERVISED), ""),
+            **dict.fromkeys((*RL, *SUPERVISED, "PPOConfig"), ""),
             "LoraConfig": "lora.",
             **dict.fromkeys(("GRPOTrainer", "GKDTrainer", "DistillationTrainer"), "trainer."),
         },

@@ -2,10 +2,14 @@
 
 A GRPO run there generates ``steps_per_generation`` micro-batches on each process, then takes
 ``num_iterations`` passes over them in optimizer steps of ``gradient_accumulation_steps``
-micro-batches; steps are optimizer steps."""
+micro-batches; steps are optimizer steps.
+
+A PPO run there takes one answer to each of ``num_mini_batches`` such steps' prompts, and learns
+from them ``num_ppo_epochs`` times; its steps are rollouts, as ours are."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -43,12 +47,15 @@ REWARDS = {
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from batches(keys, command)
     yield from steps(keys, command)
-    yield from taught(keys, command) if teacher_key(keys) else loss(keys, command)
+    if is_ppo(keys):
+        yield from critic(keys)
+    else:
+        yield from taught(keys, command) if teacher_key(keys) else loss(keys, command)
     yield from adapters(keys)
     yield from running(keys, command)
     yield from trackers(keys, "report_to")
     if command == RL:
-        if not teacher_key(keys):
+        if not teacher_key(keys) and not is_ppo(keys):
             yield from rewards(keys)
             yield from mismatch(keys)
         yield from engines(keys)
@@ -80,9 +87,12 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield Computed("num_nodes", machines, ("num_machines",))
     if command != RL:
         return
-    yield Computed("micro_rollout_batch_size", micro, (size,))
     yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), RANKS)
     yield Computed("actor_num_nodes", machines, ("num_machines",))
+    if is_ppo(keys):
+        yield from episodes(keys, micro * ranks * more)
+        return
+    yield Computed("micro_rollout_batch_size", micro, (size,))
     generated = generation(keys)
     of = 1 if teacher_key(keys) else keys.whole("num_generations", 1)
     note = f"{generated} completions / {of} of each prompt"
@@ -94,6 +104,36 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
         "num_generations",
     )
     yield Computed("rollout_batch_size", max(1, generated // of), written, note)
+
+
+def is_ppo(keys: GivenKeys) -> bool:
+    """Whether these are PPOConfig's, which always have this key, given or implied."""
+    return keys.given("num_ppo_epochs")
+
+
+def episodes(keys: GivenKeys, step: int) -> Iterator[Computed]:
+    """PPO's prompts of a rollout, of which an optimizer step has ``step``, and of the run."""
+    rounds = keys.whole("num_mini_batches", 1)
+    prompts = max(1, step * rounds)
+    note = f"{rounds} optimizer steps of {step}, one answer to each prompt"
+    yield Computed("rollout_batch_size", prompts, ("num_mini_batches",), note)
+    if keys.given("total_episodes"):
+        count = keys.whole("total_episodes")
+        note = f"{count} prompts in rollouts of {prompts}"
+        yield Computed("max_steps", math.ceil(count / prompts), ("total_episodes",), note)
+        note = "rows are taken again until --max_steps"
+        yield Computed("num_episodes", max(1, count), ("total_episodes",), note)
+
+
+def critic(keys: GivenKeys) -> Iterator[Computed]:
+    """PPO's loss, with a critic that begins as the reward model and learns with the actor."""
+    ppo = ("num_ppo_epochs",)
+    yield Computed("advantage_estimator", "gae", ppo)
+    yield Computed("n_samples_per_prompt", 1, ppo)
+    yield Computed("enable_vllm_is_correction", False, ppo)
+    yield Computed("critic_pretrain", keys.text("reward_model_path"), ("reward_model_path",))
+    note = "one optimizer for both there"
+    yield Computed("critic_learning_rate", keys.number("learning_rate"), ("learning_rate",), note)
 
 
 def generation(keys: GivenKeys) -> int:
@@ -274,7 +314,9 @@ def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
     if command == RL:
         column = keys.text("dataset_prompt_column") or "prompt"  # of open-r1
         yield Computed("input_key", column, ("dataset_prompt_column", "dataset_name"))
-        yield Computed("apply_chat_template", True, ("dataset_name",), "where prompts are chats")
+        chats = not is_ppo(keys)
+        note = "where prompts are chats" if chats else "PPO's scripts have prompts of text"
+        yield Computed("apply_chat_template", chats, ("dataset_name",), note)
     warm = "warmup_ratio" if keys.given("warmup_ratio") else "warmup_steps"
     count = keys.number(warm)
     if count >= 1:

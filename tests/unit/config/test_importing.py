@@ -680,6 +680,36 @@ def test_a_near_key_that_is_given_is_no_remedy(tmp_path, capsys):
     assert "init_kl_coef: 0.01 " in out.read_text()
 
 
+def test_trl_ppo_has_defaults_of_its_own(tmp_path):
+    """ppo_trainer.py: a rollout is per device x processes x accumulation x num_mini_batches prompts
+    with one answer each; ceil(total_episodes / rollout) of them; the critic begins as the reward
+    model. Defaults are PPOConfig's, not GRPOConfig's."""
+    text = (
+        "accelerate launch --num_processes 2 ppo_tldr.py --dataset_name d --total_episodes 1000"
+        " --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --num_mini_batches 3"
+        " --model_name_or_path base --sft_model_path sft --reward_model_path rm --stop_token eos"
+    )
+    flags = of_file(tmp_path, text, "run.sh")
+    assert (flags["rollout_batch_size"], flags["n_samples_per_prompt"]) == (192, 1)  # 4 x 2 x 8 x 3
+    assert (flags["train_batch_size"], flags["max_epochs"]) == (64, 4)
+    assert flags["max_steps"] == 6 and flags["num_episodes"] == 1000  # 1000 / 192
+    assert (flags["pretrain"], flags["critic_pretrain"]) == ("sft", "rm")
+    assert (flags["init_kl_coef"], flags["lambd"], flags["value_clip"]) == (0.05, 0.95, 0.2)
+    assert (flags["generate_max_len"], flags["temperature"]) == (53, 0.7)
+    assert flags["advantage_estimator"] == "gae" and flags["actor_learning_rate"] == 3e-6
+    assert "stop" not in flags and flags["apply_chat_template"] is False
+    assert not flags["enable_vllm_is_correction"]
+
+
+def test_trls_old_rloo_is_no_grpo(capsys):
+    words = "--sft_model_path sft --reward_model_path rm --rloo_k 2 --response_length 53"
+    for program in ("rloo_tldr.py", "mine.py"):
+        line = f"python {program} --dataset_name d --num_ppo_epochs 1 --kl_coef 0.03 {words}"
+        assert import_config.main([line]) == 2
+        error = capsys.readouterr().err
+        assert "has no counterpart" in error and "--advantage_estimator rloo" in error, error
+
+
 def test_openrlhf_on_one_machine(tmp_path):
     """train_ppo.py of 0.5 has train_ppo_ray's flags, all models on each GPU, and --lambd 0.95."""
     text = "python -m openrlhf.cli.train_ppo --pretrain m --value_clip 0.3 --train_batch_size 64"
