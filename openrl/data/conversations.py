@@ -2,7 +2,7 @@
 arguments as objects.
 
 Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as JSON text, calls
-without an outer ``function`` or with arguments as JSON text, the older ``function_call``, content
+as messages of their own, which join what the assistant says before them, calls without an outer ``function`` or with arguments as JSON text, the older ``function_call``, content
 as a list of texts, and a call or reasoning without content."""
 
 from __future__ import annotations
@@ -101,31 +101,42 @@ def as_messages(value: Any) -> list[Message]:
         return [{"role": "user", "content": as_text(value)}]
     if not value:
         raise BadRow("empty")
-    messages: list[Message] = []
-    for before, turn in zip([None, *value], value, strict=False):
-        message = _message(turn)
-        if _is_call(turn) and _is_call(before):  # several calls of one turn
-            messages[-1]["tool_calls"] += message["tool_calls"]
+    return [_as_one(messages) for messages in _turns(value, [_message(turn) for turn in value])]
+
+
+def _turns(chat: Sequence[Any], messages: Sequence[Message]) -> list[list[Message]]:
+    """Return the messages of a chat, each with the ``CALL_ROLES`` of the same turn behind it."""
+    turns: list[list[Message]] = []
+    for given, message in zip(chat, messages, strict=True):
+        is_call = str(given.get("role", given.get("from"))).lower() in CALL_ROLES
+        goes_on = is_call and turns and turns[-1][0]["role"] == "assistant"
+        if goes_on and not message.get(REASONING[0]):  # it thinks before a turn, not within one
+            turns[-1].append(message)
         else:
-            messages.append(message)
-    return messages
+            turns.append([message])
+    return turns
 
 
-def _is_call(turn: Any) -> bool:
-    return isinstance(turn, dict) and turn.get("role", turn.get("from")) in CALL_ROLES
+def _as_one(messages: list[Message]) -> Message:
+    """Return what the assistant says in a turn, and what it then calls, as one message."""
+    first, *others = messages
+    if not others:
+        return first
+    calls = [call for message in messages for call in message.get("tool_calls", [])]
+    return {**first, "tool_calls": calls}
 
 
 def _message(turn: Any) -> Message:
     """Return one message: "role" and "content", and perhaps "tool_calls", "reasoning_content",
     "train" and further keys as they are. Raises BadRow."""
     if isinstance(turn, dict) and "from" in turn and "role" not in turn:
-        role = SHAREGPT.get(str(turn["from"]), turn["from"])
+        role = SHAREGPT.get(str(turn["from"]).lower(), turn["from"])
         turn = {"role": role, "content": turn.get("value")} | turn
         turn = {key: cell for key, cell in turn.items() if key not in ("from", "value")}
     if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
         raise BadRow("a chat message is not of the form {role, content}")
     message = {key: cell for key, cell in turn.items() if cell is not None or key == "content"}
-    if message["role"] in CALL_ROLES:
+    if message["role"].lower() in CALL_ROLES:
         message["tool_calls"], message["content"] = message["content"], None
     message["role"] = _role(message["role"])
     if call := message.pop("function_call", None):
@@ -259,21 +270,29 @@ def is_learned(message: Message) -> bool:
     return message["role"] == "assistant" and message.get(TRAIN, True)
 
 
-def masked_messages(messages: Sequence[Message], row: dict[str, Any]) -> list[Message] | None:
-    """Return the messages of a row with marks on those that its column ``LOSS_MASK`` does not want
-    to be learned: 0 or 1 for the row, for each message, or for each of the assistant's. None if the
-    column holds anything else."""
+def masked_messages(chat: Sequence[Any], row: dict[str, Any]) -> list[Message] | None:
+    """Return the messages of a row's chat with marks on those that its column ``LOSS_MASK`` does
+    not want to be learned: 0 or 1 for the row, for each message, or for each of the assistant's.
+    None if the column holds anything else. Raises BadRow, also if only a part of a turn is to be
+    learned."""
+    messages = [_message(turn) for turn in chat]
     given = _from_json(column(row, LOSS_MASK))
-    if given is MISSING or given is None:
-        return [*messages]
-    whose = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    mask = given if isinstance(given, list) else [given] * len(messages)
-    if len(mask) == len(messages):
-        whose = [*range(len(messages))]
-    if len(mask) != len(whose) or not all(_is_flag(value) for value in mask):
-        return None
-    out = {at for at, value in zip(whose, mask, strict=True) if not int(value)}
-    return [{**m, TRAIN: False} if at in out else m for at, m in enumerate(messages)]
+    if given is not MISSING and given is not None:
+        whose = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        mask = given if isinstance(given, list) else [given] * len(messages)
+        if len(mask) == len(messages):
+            whose = [*range(len(messages))]
+        if len(mask) != len(whose) or not all(_is_flag(value) for value in mask):
+            return None
+        for at in (at for at, value in zip(whose, mask, strict=True) if not int(value)):
+            messages[at] = {**messages[at], TRAIN: False}
+    turns = _turns(chat, messages)
+    if any(len({is_learned(message) for message in turn}) > 1 for turn in turns):
+        raise BadRow(
+            "of what the assistant says and calls in one turn, a part is not to be learned: turns"
+            " are learned whole or not at all"
+        )
+    return [_as_one(turn) for turn in turns]
 
 
 def _is_flag(value: Any) -> bool:

@@ -71,14 +71,13 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
 
     def _masked(self, dialogue: Sequence[Any], row: dict[str, Any]) -> list[Message]:
         """Return the messages, with the marks of the row's ``LOSS_MASK``. Raises BadRow."""
-        messages = as_messages([*dialogue])
-        if (masked := masked_messages(messages, row)) is not None:
+        if (masked := masked_messages(dialogue, row)) is not None:
             return masked
         self.templates.remarks.add(
             f"WARNING: {LOSS_MASK!r} of some rows is not read: it has no 0 or 1 for each message,"
             " or for each of the assistant's"
         )
-        return messages
+        return as_messages([*dialogue])
 
     def _has_answer(self, example: TokenisedRow) -> bool:
         return any(any(row.loss_mask) for row in example.rows)

@@ -427,6 +427,47 @@ def test_calls_as_messages_of_their_own_role():
         assert as_messages([{**CALLS, "tool_calls": form}]) == as_messages([CALLS])
 
 
+CALL = {"role": "Tool_Call", "content": json.dumps({"name": "add", "arguments": {"a": 2}})}
+LOOKS = {"role": "assistant", "content": "Let me add."}
+
+
+def test_what_the_assistant_says_before_its_calls_is_of_the_same_turn():
+    """It ends once, behind the calls."""
+    talk = [ASKS, LOOKS, CALL, {"role": "tool_response", "content": "4"}, ANSWERS]
+    (((_, learned),), _) = build([{"messages": talk}], "qwen2.5", multiturn=True)
+    assert learned == (
+        'Let me add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+        "It is 4.<|im_end|>"
+    )
+    thinks = {**CALL, "reasoning_content": "Two."}
+    assert len(as_messages([ASKS, LOOKS, thinks])) == 3
+    assert len(as_messages([{"from": "gpt", "value": "a"}, {"from": "Human", "value": "b"}])) == 2
+
+
+@pytest.mark.parametrize("first", [LOOKS, CALL])
+@pytest.mark.parametrize("way", ["messages", "column"])
+def test_marks_of_a_turn_in_several_messages(first, way):
+    """The column counts the messages as they are in the file."""
+
+    def learned(*wanted):
+        turn = [
+            {**message, "loss": want} if way == "messages" else message
+            for message, want in zip([first, CALL], wanted, strict=True)
+        ]
+        row = {"messages": [ASKS, *turn, {"role": "tool_response", "content": "4"}, ANSWERS]}
+        if way == "column":
+            row["loss_mask"] = [0, *map(int, wanted), 0, 1]
+        (((_, text),), report) = build([row], "qwen2.5", multiturn=True)
+        assert "WARNING" not in report
+        return text
+
+    assert learned(True, True).count("<|im_end|>") == 2
+    assert learned(False, False) == "It is 4.<|im_end|>"
+    for wanted in ((True, False), (False, True)):
+        with pytest.raises(UserError, match="row 0: of what the assistant says and calls in one"):
+            learned(*wanted)
+
+
 def test_what_a_tool_returned_is_shown_as_json():
     for content, shown in (
         ({"sum": 4}, '{"sum": 4}'),
