@@ -258,7 +258,8 @@ async def start_roles(
 
     def accept(plan: PlacementPlan) -> None:
         check_ranks(config, {role: len(plan.bundles_by_role[role]) for role in config.model_roles})
-        print(plan.render(), flush=True)
+        if not config.logging.quiet:
+            print(plan.render(), flush=True)
 
     flags, requests = config.placement, role_bundles(config)
     async with reserved_cluster(flags, requests, device, stage, accept) as reserved:
