@@ -264,9 +264,13 @@ def rewards(keys: GivenKeys) -> Iterator[Computed]:
     models = ("reward.reward_model.model_path", "reward_model.model.path")
     if not any(map(keys.given, (*functions, *models))):
         names = files(keys, "data.train_files").lower()
-        found = [here for part, here in SOURCES.items() if part in names] or ["math_verify"]
-        note = "there data_source tells; several: --reward_routing"
-        yield Computed("reward_funcs", found[:1], ("data.train_files",), note, "differs")
+        found = [here for part, here in SOURCES.items() if part in names]
+        if found:
+            note = "by its name; there data_source tells; your own instead: --reward_funcs, empty"
+            yield Computed("reward_funcs", found[:1], ("data.train_files",), note, "differs")
+        else:
+            note = "there data_source tells the reward: --reward_funcs, or --remote_rm_url"
+            yield Computed("reward_funcs", None, ("data.train_files",), note, "none")
     for prefix in ("reward.custom_reward_function.", "custom_reward_function."):
         if path := keys.text(f"{prefix}path"):
             name = keys.text(f"{prefix}name")

@@ -791,6 +791,12 @@ def test_verl_before_0_3_put_the_kl_into_the_reward_without_saying_so(tmp_path):
     assert "--init_kl_coef 0.01" in line.note
 
 
+def test_a_reward_that_the_name_of_the_data_does_not_tell_is_not_made_up(tmp_path):
+    assert "reward_funcs" in of_file(tmp_path, COUNTDOWN, "run.sh")
+    flags = of_file(tmp_path, COUNTDOWN.replace("countdown/", "mine/"), "run.sh")
+    assert "reward_funcs" not in flags
+
+
 def lines_of(text, tmp_path, name="run.sh"):
     (tmp_path / name).write_text(text)
     known = recognise(read(str(tmp_path / name)))
