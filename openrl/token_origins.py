@@ -4,6 +4,7 @@ one by the policy that sampled it."""
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -66,28 +67,30 @@ class Routes:
     2 bytes per expert: its first layer with a router, then the next.
 
     An engine never computes the last token that it samples, nor what stands behind it: their
-    experts are UNKNOWN."""
+    experts are UNKNOWN, until a later request computes them. LOST are those of tokens that were
+    computed by an engine that did not say how."""
 
     width: int  # experts per token: layers with a router times experts per layer
     ids: array[int] = field(default_factory=lambda: array("h"))  # [L * width]
 
-    UNKNOWN = -1
+    UNKNOWN, LOST = -1, -2
 
     def __len__(self) -> int:
         return len(self.ids) // self.width
 
     def first(self, length: int) -> Routes:
         """Return the routes of the first ``length`` tokens, UNKNOWN behind the last."""
-        missing = max(length - len(self), 0) * self.width
-        more = array("h", [self.UNKNOWN]) * missing
-        return Routes(self.width, self.ids[: length * self.width] + more)
+        ids = self.ids[: length * self.width]
+        ids.extend(array("h", [self.UNKNOWN]) * (length * self.width - len(ids)))
+        return Routes(self.width, ids)
 
     def followed_by(self, later: Routes) -> Routes:
         """Return the routes of the row after a later request, which computed all of it again. A
-        token keeps the experts of the request that first computed it: they led to the next
-        token."""
-        ids, width = self.ids[:], self.width
-        for at in range(0, len(ids), width):
-            if ids[at] == self.UNKNOWN:
-                ids[at : at + width] = later.ids[at : at + width]
-        return Routes(width, ids + later.ids[len(ids) :])
+        token keeps the experts of the request that first computed it, also if they are LOST: they
+        led to the next token."""
+        found = later.first(max(len(self), len(later)))
+        computed = bytes(map(self.UNKNOWN.__ne__, self.ids[:: self.width]))  # a byte per token
+        for run in re.finditer(b"\1+", computed):
+            span = slice(run.start() * self.width, run.end() * self.width)
+            found.ids[span] = self.ids[span]
+        return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ class _Choice(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if func in _TOPK:
             if self.routes is not None and len(self.chosen) == self.call:
-                known = self.routes != Routes.UNKNOWN
+                known = self.routes >= 0
                 experts = self.routes.to(found.indices.dtype).where(known, found.indices)
                 found = torch.return_types.topk((args[0].gather(-1, experts), experts))
             self.chosen.append(found.indices)
@@ -103,15 +103,18 @@ class Routers:
 
     @contextmanager
     def replaying(self, routes: Tensor | None) -> Iterator[None]:
-        """Make the routers choose ``routes`` inside, (R, S, width), and their own where it is None
-        or UNKNOWN. After a pass with gradients it holds on, for checkpointing, which computes parts
-        of the pass again in the backward pass."""
-        before = self._routes
+        """Make the routers choose ``routes`` inside, (R, S, width), and their own where it is None,
+        UNKNOWN or LOST. After a pass with gradients it holds on, for checkpointing, which computes
+        parts of the pass again in the backward pass."""
+        before, holds = self._routes, False
         shape = (-1, len(self._calls), self.top_k)
         self._routes = None if routes is None else routes.reshape(shape)
-        yield
-        if not torch.is_grad_enabled():
-            self._routes = before
+        try:
+            yield
+            holds = torch.is_grad_enabled()
+        finally:
+            if not holds:
+                self._routes = before
 
     def rows(self, rows: Sequence[Routes | None], width: int, device: torch.device) -> Tensor:
         """Return the routes of rows that are padded or cut to ``width``, (b, width, experts per
@@ -126,10 +129,13 @@ class Routers:
         return found.to(device)
 
 
-def check_routers(path: str, trust_remote_code: bool) -> Routers:
-    """Return the routers of the model at ``path``, without weights. Raises UserError if they cannot
-    be replayed."""
-    return Routers(empty_model(load_config(path, trust_remote_code), trust_remote_code))
+def check_routers(path: str, trust_remote_code: bool, overrides: Mapping[str, Any]) -> Routers:
+    """Return the routers of the model at ``path`` with ``overrides`` of its config, without weights.
+    Raises UserError if they cannot be replayed."""
+    config = load_config(path, trust_remote_code)
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    return Routers(empty_model(config, trust_remote_code))
 
 
 def _is_router(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from openrl.rollout_engines.engine import (
 )
 from openrl.rollout_engines.vllm_adapters import AdapterSlot
 from openrl.rollout_engines.vllm_kept import asked_ids, read_logprobs, read_routes
-from openrl.rollout_engines.vllm_start import start_llm
+from openrl.rollout_engines.vllm_start import caches_prefixes, start_llm
 from openrl.token_origins import VersionSpan
 from openrl.types import Completion, FinishReason, PlacedImage, Sampling
 from openrl.vision.pictures import open_image
@@ -68,7 +68,8 @@ class VLLMEngine(RolloutEngine):
         self._banned = banned_tokens(spec)
         self._vocabulary = llm.model_config.get_vocab_size()
         path, trusted = spec.model.pretrain, spec.model.trust_remote_code
-        self._routers = check_routers(path, trusted) if spec.routes else None
+        overrides = spec.config_overrides
+        self._routers = check_routers(path, trusted, overrides) if spec.routes else None
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -272,7 +273,7 @@ class VLLMEngine(RolloutEngine):
             self._host_buffer.end()
         if self._spec.keep_cache_on_pause:
             await self._llm.update_weight_version(str(version))
-        elif self._spec.engine.enable_prefix_caching and not await self._llm.reset_prefix_cache():
+        elif caches_prefixes(self._spec) and not await self._llm.reset_prefix_cache():
             self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
         if self._spec.images.max_images_per_prompt and not self._route.keeps_tower:

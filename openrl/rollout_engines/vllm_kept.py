@@ -63,9 +63,11 @@ def read_routes(
     found: np.ndarray[Any, Any] | None, layers: Sequence[int], top_k: int, length: int
 ) -> Routes:
     """Return the experts of a row of ``length`` tokens from those that vLLM returns, (tokens - 1,
-    all layers, top_k): those of the ``layers`` with a router. UNKNOWN where it returns none, as of
-    a request that was aborted."""
+    all layers, top_k): those of the ``layers`` with a router. LOST where it returns none, as of a
+    request that was aborted."""
     routes = Routes(len(layers) * top_k)
-    if found is not None:
+    if found is None:
+        routes.ids.extend(array("h", [Routes.LOST]) * (routes.width * (length - 1)))
+    else:
         routes.ids.frombytes(found[:, list(layers)].astype(np.int16).tobytes())
     return routes.first(length)

@@ -73,9 +73,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         # compiled graphs of the CPU backend keep the packed weights they were traced with, so a
         # sync would not reach them
         "enforce_eager": engine.enforce_eager or spec.device == "cpu",
-        # vLLM keeps the experts of a row beside its cached blocks
-        "enable_prefix_caching": spec.routes
-        or (engine.enable_prefix_caching and not spec.deterministic),
+        "enable_prefix_caching": caches_prefixes(spec),
         "trust_remote_code": model.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 2**20,  # --kept_ids_max limits them
@@ -100,11 +98,19 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     return fixed | given | _parallel_arguments(spec) | cpu | engine.vllm_engine_kwargs
 
 
+def caches_prefixes(spec: EngineSpec) -> bool:
+    """Return whether vLLM keeps keys and values of earlier requests, which a new policy makes stale.
+    It does if it returns experts, which it keeps beside them."""
+    chosen = spec.routes or (spec.engine.enable_prefix_caching and not spec.deterministic)
+    given = spec.engine.vllm_engine_kwargs.get("enable_prefix_caching", chosen)
+    return given is None or bool(given)  # None: vLLM decides
+
+
 def block_size(spec: EngineSpec) -> int | None:
     """Return the tokens of a block of the cache, or None for vLLM's default. On a CPU that is 128,
     and only full blocks are reused, so a cached prefix would need 128 tokens to save anything."""
     size = spec.engine.vllm_block_size
-    if size is None and spec.device == "cpu" and spec.engine.enable_prefix_caching:
+    if size is None and spec.device == "cpu" and caches_prefixes(spec):
         return _SMALLEST_BLOCK
     return size
 

@@ -12,6 +12,7 @@ from openrl.rollout_engines.vllm_kept import read_routes
 from openrl.rollout_engines.vllm_start import (
     ROUTING,
     block_size,
+    caches_prefixes,
     engine_arguments,
     missing_features,
 )
@@ -125,6 +126,24 @@ def test_short_prefixes_are_reused_on_a_cpu(changes, tokens):
     assert block_size(GPU(**changes)) == tokens
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"enable_prefix_caching": True}, True),
+        ({"enable_prefix_caching": True, "deterministic": True}, False),
+        ({"routes": True}, True),
+        ({"vllm_engine_kwargs": {"enable_prefix_caching": True}}, True),
+        ({"vllm_engine_kwargs": {"enable_prefix_caching": None}}, True),
+        ({"vllm_engine_kwargs": {"enable_prefix_caching": False}, "routes": True}, False),
+    ],
+)
+def test_prefixes_are_cached_where_vllm_is_told_so(changes, expected):
+    spec = GPU(**changes)
+    assert caches_prefixes(spec) is expected
+    assert engine_arguments(spec)["enable_prefix_caching"] in (expected, None)
+
+
 def test_all_that_is_asked_for():
     told = engine_arguments(FULL)
     expected = {
@@ -164,4 +183,5 @@ def test_experts_of_layers_without_a_router_are_left_out():
     found = np.arange(2 * 3 * 2, dtype=np.uint8).reshape(2, 3, 2)
     routes = read_routes(found, [1, 2], 2, 3)
     assert routes.width == 4 and [*routes.ids] == [2, 3, 4, 5, 8, 9, 10, 11, -1, -1, -1, -1]
-    assert [*read_routes(None, [1, 2], 2, 1).ids] == [-1] * 4  # of an aborted request
+    aborted = read_routes(None, [1, 2], 2, 3)
+    assert [*aborted.ids] == [-2] * 8 + [-1] * 4

@@ -179,6 +179,9 @@ def test_a_row_of_several_turns_keeps_the_experts_of_each():
     assert [*row.routes.ids] == [0, 1, 2, 13] and len(row.routes) == len(row.token_ids)
     row.sample([3], [-1.0], ())  # of an engine that tells nothing
     assert [*row.routes.ids] == [0, 1, 2, 13, -1]
+    row = Segment.answer([5], [6, 7], [-1.0] * 2, (), (), None, Routes(1, array("h", [-2, -2, -1])))
+    row.sample([8], [-1.0], (), None, Routes(1, array("h", [20, 21, 22, -1])))
+    assert [*row.routes.ids] == [-2, -2, 22, -1]  # what is lost is not computed again
 
 
 def test_a_checkpoint_keeps_them():

@@ -98,7 +98,7 @@ def prepare(config: PPOConfig) -> Inputs:
     if config.mixture.aux_loss_coef:
         collector.run(check_mixture, path, trusted)
     if config.routing.routing_replay:
-        collector.run(check_routers, path, trusted)
+        collector.run(check_routers, path, trusted, overrides)
         if VLLM.holds(config) and device == "cpu":
             with collector:
                 raise UserError(

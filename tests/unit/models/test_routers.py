@@ -91,6 +91,7 @@ def test_own_experts_give_the_same_bits_and_others_are_obeyed(family):
     assert torch.equal(torch.stack(obeyed, 1), others(own))
     partly = others(own).view(1, 12, -1).clone()
     partly[:, 3:] = Routes.UNKNOWN
+    partly[:, 5:] = Routes.LOST
     with torch.no_grad(), routers.replaying(partly), routers.recording() as found:
         model(ids)
     assert torch.equal(found[0][3:], own[3:, 0]) and torch.equal(found[0][:3], others(own)[:3, 0])
@@ -139,7 +140,7 @@ def test_refusals(tmp_path):
         config = AutoConfig.for_model(family, **SMALL | fields)
         config.save_pretrained(tmp_path / family)
         with pytest.raises(UserError) as error:
-            check_routers(str(tmp_path / family), False)
+            check_routers(str(tmp_path / family), False, {})
         return str(error.value)
 
     assert "a qwen3 has no experts" in refused("qwen3")
@@ -151,7 +152,24 @@ def test_refusals(tmp_path):
     AutoConfig.for_model("qwen3_moe", **SMALL | FAMILIES["qwen3_moe"]).save_pretrained(
         tmp_path / "fits"
     )
-    check_routers(str(tmp_path / "fits"), False)
+    assert check_routers(str(tmp_path / "fits"), False, {}).width == 6
+    changed = {"num_experts_per_tok": 4}
+    assert check_routers(str(tmp_path / "fits"), False, changed).width == 12
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_pass_that_fails_leaves_no_experts_behind(gradients):
+    model = tiny("qwen3_moe")
+    routers, ids = Routers(model), torch.arange(4, 16)[None]
+    with torch.no_grad():
+        plain = model(ids).logits
+    different = torch.tensor([6, 7]).repeat(3).expand(1, 12, -1)
+    with pytest.raises(MemoryError), torch.set_grad_enabled(gradients):
+        with routers.replaying(different):
+            assert not torch.allclose(model(ids).logits, plain)
+            raise MemoryError
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, plain)
 
 
 # -- the gradient of a batch -----------------------------------------------------------------------
@@ -275,3 +293,32 @@ def test_siblings_take_the_routes_of_the_first_with_their_beginning():
     assert (metrics["routes_unknown"].value, metrics["routes_differ"].value) == (0, 5 / 6)
     lacking = batch.replace(routes=[routes[0], None, Routes(1, array("h", [1, -1, 1, 1, 1, -1]))])
     assert with_shared_routes(lacking)[1]["routes_unknown"].value == 5 / 15
+
+
+def test_rows_of_other_groups_between_siblings_and_experts_that_are_lost():
+    """Groups in turn. The first row of group 0 lost its first two tokens, so its sibling has none
+    there either, which is unknown in both and differs in neither."""
+    batch = ragged_batch((4, 4, 4, 4))
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 4, 8]])
+    routes = [
+        Routes(2, array("h", numbers))
+        for numbers in (
+            [-2, -2, -2, -2, 1, 2, -1, -1],
+            [3, 4, 3, 4, 3, 4, -1, -1],
+            [5, 6, 5, 6, 5, 6, -1, -1],
+            [7, 8, 3, 4, 7, 8, -1, -1],
+        )
+    ]
+    groups = torch.tensor([0, 3, 0, 3])
+    batch = batch.replace(token_ids=ids, group_ids=groups, routes=routes)
+    found, metrics = with_shared_routes(batch)
+    assert [[*r.ids] for r in found.routes] == [
+        [-2, -2, -2, -2, 1, 2, -1, -1],
+        [3, 4, 3, 4, 3, 4, -1, -1],
+        [-2, -2, -2, -2, 1, 2, -1, -1],
+        [3, 4, 3, 4, 7, 8, -1, -1],
+    ]
+    assert metrics["routes_unknown"].value == 4 / 12
+    # 5 tokens are shared; the third of row 2 and the first of row 3 had other experts
+    assert metrics["routes_differ"].value == 2 / 5
+    assert [*routes[2].ids][:2] == [5, 6]  # rows of the rollout stay as they were
