@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,9 @@ class Learner:
         if self.teaching.remembers(step):
             async with self.residency.stage("export", self.roles.policy.role):
                 await self.roles.policy.call("remember")
-        batch, routed = with_shared_routes(collate(groups, self.pad_id))
+        batch = collate(groups, self.pad_id)
+        # seconds for long rows of many layers, while engines go on sampling
+        batch, routed = await asyncio.to_thread(with_shared_routes, batch)
         if self.losses.actor.observation_coef:
             batch = mark_observed(batch)
         batch, reads = self.teaching.assign(batch, groups, self.pad_id)

@@ -164,10 +164,13 @@ def test_a_pass_that_fails_leaves_no_experts_behind(gradients):
     with torch.no_grad():
         plain = model(ids).logits
     different = torch.tensor([6, 7]).repeat(3).expand(1, 12, -1)
-    with pytest.raises(MemoryError), torch.set_grad_enabled(gradients):
-        with routers.replaying(different):
-            assert not torch.allclose(model(ids).logits, plain)
-            raise MemoryError
+    with (
+        pytest.raises(MemoryError),
+        torch.set_grad_enabled(gradients),
+        routers.replaying(different),
+    ):
+        assert not torch.allclose(model(ids).logits, plain)
+        raise MemoryError
     with torch.no_grad():
         assert torch.equal(model(ids).logits, plain)
 
