@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from openrl.data.template_forms import OPEN_THINK, Schemas, TemplateForms, find_forms
-from openrl.data.tokenizer import leading_ids, with_leading
+from openrl.data.tokenizer import anchor_id, leading_ids, with_leading
 from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage, message_text
 from openrl.vision.parts import change_parts, without_images
@@ -42,9 +42,7 @@ class ChatFormat:
         self._leading = [] if chat else leading_ids(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in added.items() if token.special}
-        swallow = {i for i in self._special if added[i].rstrip}
-        anchors = [i for i in (tokenizer.eos_token_id, *added) if i in self._special - swallow]
-        self._anchor = next(iter(anchors), tokenizer.eos_token_id)
+        self._anchor = anchor_id(tokenizer)
 
     def render(
         self,

@@ -1,8 +1,9 @@
 """Rows with given answers become texts, and texts become tokens with a mask on what is learned.
 
 A text is tokenised once, whole; offsets say which of its tokens belong to the answer. A token that
-straddles the border is learned. The end-of-text token is learned, once, only if the answer was not
-cut.
+straddles the border of a text without a chat template is learned; a turn that would begin within a
+token is tokenised apart, as it follows its prompt in sampling. The end-of-text token is learned,
+once, only if the answer was not cut.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +24,7 @@ from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import as_text, require_column
 from openrl.data.templates import Templates
+from openrl.data.tokenizer import anchor_id
 from openrl.data.turns import MarkedText, mark_turns
 from openrl.errors import BadRow, UserError
 from openrl.types import Image, Message, PlacedImage
@@ -231,6 +234,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         for text, ids, offsets in zip(
             texts, encoded.input_ids, encoded.offset_mapping, strict=True
         ):
+            if starts := [s for s, _ in text.spans if text.turns and _is_within(s, offsets)]:
+                ids, offsets = self._apart(text.text, starts)
             eos, before = self.tokenizer.eos_token_id, leading
             if ids[: len(before)] == before:  # the text begins with it
                 before = []
@@ -244,6 +249,25 @@ class ExampleBuilder(ABC, Generic[Example]):
             mask[0] = False  # no token precedes it
             rows.append(SupervisedRow(token_ids, mask))
         return rows
+
+    def _apart(self, text: str, starts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the tokens of a text and their offsets, with a token beginning at each start."""
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        anchor = self.tokenizer.convert_ids_to_tokens(anchor_id(self.tokenizer))
+        for begin, end in pairwise([0, *starts, len(text)]):
+            before = anchor if begin else ""
+            piece = self.tokenizer(
+                before + text[begin:end], add_special_tokens=False, return_offsets_mapping=True
+            )
+            ids += piece.input_ids[bool(before) :]
+            shift = begin - len(before)
+            offsets += [(a + shift, b + shift) for a, b in piece.offset_mapping[bool(before) :]]
+        return ids, offsets
+
+
+def _is_within(start: int, offsets: Sequence[tuple[int, int]]) -> bool:
+    return any(begin < start < end for begin, end in offsets)
 
 
 def _overlaps(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:

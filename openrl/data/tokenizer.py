@@ -116,6 +116,14 @@ def with_leading(leading: list[int], token_ids: list[int]) -> list[int]:
     return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
 
 
+def anchor_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return a special token to put before a text that does not begin a row, because tokenizers
+    treat the start of a text in a special way. It does not swallow the spaces that follow."""
+    added = tokenizer.added_tokens_decoder
+    special = [i for i in (tokenizer.eos_token_id, *added) if i in added and added[i].special]
+    return next((i for i in special if not added[i].rstrip), tokenizer.eos_token_id)
+
+
 def stop_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the texts of the tokens that engines stop at: the tokenizer's end of text, and those
     that generation_config.json beside it lists."""

@@ -26,12 +26,14 @@ UNSAID = "\N{REPLACEMENT CHARACTER}"
 class MarkedText:
     """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
     ``ends`` says that the end-of-text token follows the last character and is learned, and
-    ``stands_in`` that it does so for an end that the chat template does not write."""
+    ``stands_in`` that it does so for an end that the chat template does not write. ``turns`` says
+    that the spans begin where the prompts of sampling end."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     ends: bool = True
     stands_in: bool = False
+    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def mark_turns(
         spans = () if at is None else rows[at].spans
         text = turn.before + turn.answer
         spans = (*spans, (len(turn.before), len(text)))
-        row = MarkedText(text, spans, ends=not turn.ends, stands_in=not turn.ends)
+        row = MarkedText(text, spans, ends=not turn.ends, stands_in=not turn.ends, turns=True)
         if at is None:
             rows.append(row)
         else:

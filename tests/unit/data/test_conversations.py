@@ -8,7 +8,9 @@ import json
 
 import pytest
 from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeConfig
@@ -841,6 +843,44 @@ def test_what_training_learns_is_what_sampling_records(family, kind):
     assert recorded == learned
     assert [s.token_ids for s in segments] == [row.token_ids for row in rows]
     assert [s.loss_mask for s in segments] == [row.loss_mask for row in rows]
+
+
+def test_a_turn_that_would_begin_within_a_token_is_learned_as_sampling_begins_it():
+    """Prompts end with "<think>" and one line break, which the tokenizer would merge with that of
+    an answer without reasoning, also in the second row, whose dialogue has a turn before it."""
+    backend = Tokenizer(models.BPE())
+    backend.decoder = decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(["\n\n"] * 9, trainer)
+    backend.add_tokens([AddedToken(tag, special=False) for tag in ("<think>", "</think>")])
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template
+    )
+    flags = SupervisedDataFlags(
+        dataset="d", input_key="messages", output_key=None, max_len=10_000, multiturn=True
+    )
+    builder = SupervisedBuilder(flags, CHAT, tokenizer)
+    answers = {**ANSWERS, "content": "<think>\n\n</think>\n\nIt is 4."}
+    talks = [[ASKS, answers], [ASKS, answers, AGAIN, answers]]
+    (rows,), _ = builder.build([source([{"messages": talk} for talk in talks])])
+    chat = ChatFormat(tokenizer, chat=True, kwargs={})
+    for row, talk in zip(rows, talks, strict=True):
+        last = runs_of(row.token_ids, row.loss_mask)[-1]
+        asked = chat.encode(chat.render(builder.templates.forms.apply(as_messages(talk[:-1]))))
+        assert tokenizer.convert_ids_to_tokens(asked[-2:]) == ["<think>", "\u010a"]
+        assert row.token_ids[-len(last) - 2 : -len(last)] == asked[-2:]
+        assert tokenizer.convert_ids_to_tokens(last[:3]) == ["\u010a", "</think>", "\u010a\u010a"]
+        text = tokenizer.decode(row.token_ids, skip_special_tokens=False)
+        assert text.endswith("<think>\n\n</think>\n\nIt is 4.<|im_end|>")
 
 
 def runs_of(token_ids, mask):
