@@ -64,7 +64,9 @@ class VisionProcessor:
         placeholders than images."""
         found = self.places(token_ids)
         if found != len(images):
-            raise ValueError(f"{found} places for images in the text, and {len(images)} images")
+            counts = f"{found} places for images in the text, and {len(images)} images"
+            where = ': put <image>, or a part {"type": "image"}, where each is to be seen'
+            raise ValueError(counts + (where if found < len(images) else ""))
         expanded: list[int] = []
         placed = []
         waiting = iter(images)

@@ -228,7 +228,7 @@ def bomb() -> bytes:
     ("row", "reason"),
     [
         ({"input": "<image>", "images": []}, "1 places for images in the text, and 0 images"),
-        ({"input": "x", "images": [A]}, "0 places for images in the text, and 1 images"),
+        ({"input": "x", "images": [A]}, "and 1 images: put <image>, or a part {"),
         ({"input": "<image>" * 3, "images": [A] * 3}, "3 images, more than --max_images_per_prom"),
         ({"input": "<image>", "images": [b"text"]}, "images: an image that cannot be read"),
         ({"input": "<image>", "images": [A[:300]]}, "images: an image that cannot be read"),
