@@ -15,9 +15,15 @@ def tell_hindsight(
     """Say in the rows of scored siblings what a teacher reads before each: an answer of another
     sibling that passed, and the feedback on it, of at most ``limit`` tokens each."""
 
+    def encode(text: str) -> list[int]:
+        return chat.tokenizer(text, add_special_tokens=False).input_ids
+
     def cut(text: str) -> str:
-        ids = chat.tokenizer(text, add_special_tokens=False).input_ids
-        return text if len(ids) <= limit else chat.tokenizer.decode(ids[:limit])
+        ids, kept = encode(text), limit
+        while len(ids) > limit:  # a text may become more tokens than those it was decoded from
+            text = chat.tokenizer.decode(ids[:kept])
+            ids, kept = encode(text), kept - 1
+        return text
 
     for trajectory in played:
         passed = [t.text for t in played if t is not trajectory and _is_solution(t, trajectory)]

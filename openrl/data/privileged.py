@@ -2,7 +2,8 @@
 
 What is told in hindsight is only known once an answer was scored (SDPO,
 https://arxiv.org/abs/2601.20802). Until then the prompt has a mark in place of each paragraph that
-waits for it: a character for private use, which chat templates leave as it is."""
+waits for it: a word between characters for private use, which chat templates leave as it is and no
+text of a user has. Such a character alone is none: it may be an icon."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from openrl.errors import UserError
 from openrl.types import Message, Prompt
 
 GAP = "\n\n"  # between paragraphs of a template
-UNTOLD, FIRST_MARK = "\ue000", 0xE001
+UNTOLD, MARK = "\ue000untold\ue000", "\ue000told late {}\ue000"
+_MARKS = re.compile("\ue000(?:untold|told late [0-9]+)\ue000")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Hints:
                 if PROMPT in paragraph or HINT in paragraph:
                     message = f"--teacher_template: {paragraph!r} is left out if its place is empty"
                     raise UserError(message, f"{PROMPT} and {HINT} in paragraphs of their own")
-                paragraphs[number] = chr(FIRST_MARK + number)
+                paragraphs[number] = MARK.format(number)
                 marks[paragraphs[number]] = paragraph
         return cls(flags.teacher_prompt_key, GAP.join(paragraphs), marks)
 
@@ -100,7 +102,7 @@ class Hints:
 
 def is_open(text: str) -> bool:
     """Return whether a text from ``Hints.fill`` waits for what is told in hindsight."""
-    return any(UNTOLD <= char < chr(FIRST_MARK + 256) for char in text)
+    return bool(_MARKS.search(text))
 
 
 def fill_places(paragraph: str, told: Mapping[str, str]) -> str | None:

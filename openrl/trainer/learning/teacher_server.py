@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -193,7 +194,7 @@ def check_teacher_server(
         server = TeacherServer(url, flags, flags.top_k)
         try:
             texts = await _or_refused(server.texts(ids), flag, fix)
-            await _or_refused(server.ask((ids * longest)[:longest], 0), flag, shorter)
+            await _or_refused(server.ask([*islice(cycle(ids), longest)], 0), flag, shorter)
             return texts
         finally:
             await server.close()

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.teacher_plan import teacher_plan
+from openrl.data.privileged import GAP, Hints
 from openrl.errors import UserError, short
 from openrl.models.stored import check_language_model, check_length, load_config
 from openrl.trainer.learning.teacher_server import check_teacher_server
@@ -26,7 +27,7 @@ def check_teachers(
         check_teacher(config, path, tokenizer)
     flag = "teacher_url" if flags.teacher_url else "teacher_routing"
     for url in plan.of("server"):
-        check_teacher_server(flag, url, flags, longest_read(config, prompts), tokenizer)
+        check_teacher_server(flag, url, flags, longest_read(config, prompts, tokenizer), tokenizer)
     check_sources("teacher_routing", {t.source for t in plan.teachers if t.source}, prompts)
 
 
@@ -69,15 +70,24 @@ def check_teacher(
         )
 
 
-def longest_read(config: PPOConfig, prompts: list[Prompt]) -> int:
-    """Return the most tokens of a row as a teacher reads it, with what it is told."""
+def longest_read(
+    config: PPOConfig, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """Return the most tokens of a row as a teacher reads it, with what it is told. The marks and
+    places in the template count, too: that leaves room for tokens that end where texts meet."""
     told = [p for p in prompts if p.privileged]
     added = [len(p.privileged.token_ids) - len(p.token_ids) for p in told if p.privileged]
-    hindsight = len(config.teacher.teacher_hindsight) * config.sampling.lengths.response
+    hints = Hints.of(config.teacher, config.templates.apply_chat_template)
+    late = GAP.join(hints.late.values()) if hints else ""
+    places = sum(late.count(f"{{{name}}}") for name in config.teacher.teacher_hindsight)
+    hindsight = places * config.sampling.lengths.response
+    hindsight += len(tokenizer(late, add_special_tokens=False).input_ids)
     return config.sampling.lengths.both + max([0, *added]) + hindsight
 
 
-def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
+def check_privileged(
+    config: PPOConfig, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Raise UserError if no prompt has a hint for the teacher, or if an answer after the longest
     prompt with one would be too long for the model that reads it."""
     key, told = config.teacher.teacher_prompt_key, [p.privileged for p in prompts if p.privileged]
@@ -88,7 +98,7 @@ def check_privileged(config: PPOConfig, prompts: list[Prompt]) -> None:
             f"--teacher_prompt_key: {key!r} is empty in every row, so no row has a teacher",
             "a column with hints",
         )
-    longest = longest_read(config, prompts)
+    longest = longest_read(config, prompts, tokenizer)
     flag = "teacher_prompt_key" if key else "teacher_hindsight"
     rows = f"--{flag}: prompt with the longest hint and response"
     plan, policy = teacher_plan(config.teacher), config.model.pretrain

@@ -150,7 +150,7 @@ def prepare(config: PPOConfig) -> Inputs:
         check_same_tokens(model, inputs.tokenizer, trusted)
     check_sources("algo_routing", read_algo_routes(config.algorithm.algo_routing), inputs.prompts)
     check_teachers(config, inputs.prompts, inputs.tokenizer)
-    check_privileged(config, inputs.prompts)
+    check_privileged(config, inputs.prompts, inputs.tokenizer)
     return inputs
 
 

@@ -1,14 +1,18 @@
 """What a teacher is told about answers that were scored: token by token, by hand."""
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from openrl.agents.chat import ChatFormat
 from openrl.agents.hindsight import tell_hindsight
 from openrl.algorithms.privileged import privileged_contexts
 from openrl.config.groups.teacher import TeacherFlags
-from openrl.data.privileged import Hints
+from openrl.data.privileged import Hints, is_open
 from openrl.errors import UserError
+from openrl.trainer.planning.other_models import longest_read
 from openrl.types import FinishReason, PromptGroup, Score, Segment, Trajectory
+from tests.flags import PPO, ppo
 from tests.tiny import tiny_tokenizer
 from tests.unit.data.test_overflow import CHAT
 from tests.unit.data.test_privileged import build
@@ -114,6 +118,49 @@ def test_what_is_told_may_hold_the_places_of_the_template():
 def test_what_is_told_is_cut_to_the_longest_answer():
     group = group_of(prompt_of({"input": "3+4"}, TEMPLATE), ("8", 0.0, "123456789"))
     assert told(group, TEMPLATE, limit=4) == ["3+4\n\nbut: 1234"]
+
+
+def test_half_a_letter_of_what_is_cut_does_not_become_more_tokens_than_fit():
+    """Three bytes of two letters that have two each are a letter and U+FFFD, which has three."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_level = Tokenizer(models.BPE({char: n for n, char in enumerate(alphabet)}, []))
+    byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level.decoder = decoders.ByteLevel()
+    form = ChatFormat(PreTrainedTokenizerFast(tokenizer_object=byte_level), chat=False, kwargs={})
+    group = group_of(prompt_of({"input": "3+4"}, TEMPLATE), ("8", 0.0, "\u00e9\u00e9"))
+    hints = Hints.of(TeacherFlags(teacher_hindsight=BOTH, teacher_template=TEMPLATE), False)
+    tell_hindsight(hints, group.trajectories, form, 3)
+    (context,) = privileged_contexts([group])
+    assert context and form.tokenizer.decode(context.token_ids) == "3+4\n\nbut: \u00e9"
+
+
+def test_no_row_is_longer_than_what_is_checked_before_the_start():
+    template = "{prompt}\n\n" + "what a judge of answers says of yours: {feedback}"
+    prompt = prompt_of({"input": "3+4"}, template, hindsight=("feedback",))
+    words = f"{PPO} --teacher_pretrain t --prompt_max_len 3 --generate_max_len 8"
+    words += " --teacher_hindsight feedback --teacher_template"
+    checked = longest_read(ppo([*words.split(), template]), [prompt], tiny_tokenizer())
+    group = group_of(prompt, ("8", 0.0, "1" * 99))
+    tell_hindsight(
+        Hints.of(TeacherFlags(teacher_hindsight=("feedback",), teacher_template=template), False),
+        group.trajectories,
+        ChatFormat(tiny_tokenizer(), chat=False, kwargs={}),
+        8,
+    )
+    (context,) = privileged_contexts([group])
+    assert context and context.token_ids[-8:] == tiny_tokenizer()("1" * 8).input_ids
+    assert len(context.token_ids) + 8 <= checked < len(context.token_ids) + 8 + 40
+
+
+def test_icons_of_a_text_are_no_marks():
+    """They are characters for private use, as those of the marks."""
+    icons = "".join(map(chr, range(0xE000, 0xE010)))
+    hints = Hints.of(TeacherFlags(teacher_prompt_key="hint", teacher_hindsight=BOTH,
+                                  teacher_template="{hint}\n\n" + TEMPLATE), False)  # fmt: skip
+    said = hints.finish(hints.fill("H" + icons, "q" + icons), {"feedback": "F", "solution": ""})
+    assert said == f"H{icons}\n\nq{icons}\n\nbut: F"
+    assert hints.finish(hints.fill("H" + icons, "q"), {}) == f"H{icons}\n\nq"
+    assert not is_open(icons) and is_open(hints.fill(None, "q"))
 
 
 @pytest.mark.parametrize(

@@ -121,14 +121,14 @@ def test_hints_fit_all_models_that_read_them(tmp_path, code, fits):
     told = Prompt("0", [1] * 10, "")
     prompts = [Prompt("0", [1] * 2, "", privileged=told)]
     if fits:
-        check_privileged(ppo(words), prompts)
+        check_privileged(ppo(words), prompts, tiny_tokenizer())
         return
     with pytest.raises(UserError, match=f"40 tokens in all, and {policy} knows 36"):
-        check_privileged(ppo(words), prompts)
+        check_privileged(ppo(words), prompts, tiny_tokenizer())
     stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     for name, value in {"max_position_embeddings": 40, "rope_parameters": stretched}.items():
         changed = ppo([*words.split(), "--model_config_overrides", json.dumps({name: value})])
-        check_privileged(changed, prompts)
+        check_privileged(changed, prompts, tiny_tokenizer())
 
 
 def test_the_length_of_what_a_server_reads_is_the_servers(tmp_path):
@@ -136,4 +136,4 @@ def test_the_length_of_what_a_server_reads_is_the_servers(tmp_path):
     words = f"--pretrain {policy} --prompt_data d --teacher_url http://host:1/v1"
     words += " --teacher_prompt_key hint --prompt_max_len 16 --generate_max_len 16"
     prompts = [Prompt("0", [1] * 2, "", privileged=Prompt("0", [1] * 10, ""))]
-    check_privileged(ppo(words), prompts)
+    check_privileged(ppo(words), prompts, tiny_tokenizer())
