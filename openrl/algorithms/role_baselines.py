@@ -26,7 +26,7 @@ class RAEOptions(Options):
     )
 
 
-@advantage_estimators.register("rae", options=RAEOptions, needs=("no_reward_norm",))
+@advantage_estimators.register("rae", options=RAEOptions, needs=("no_reward_norm", "role_means"))
 @from_scores
 def rae(outcomes: TrajectoryRewards, options: RAEOptions) -> Tensor:
     """Role-conditioned advantages: reward minus the moving average of what the same role earned in

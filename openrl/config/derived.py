@@ -216,6 +216,12 @@ SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 """The flags that name sources of rewards."""
 
 
+def most_trained(config: PPOConfig) -> int:
+    """Return the most samples that a step trains on, with those that are replayed."""
+    again = config.replay.replay_groups * config.batch.n_samples_per_prompt
+    return config.batch.samples_per_step + again
+
+
 def learns_without_rewards(config: PPOConfig) -> bool:
     """Return whether answers may have no reward, because a teacher is all that the run learns
     from."""

@@ -2,8 +2,8 @@
 
 What is told in hindsight is only known once an answer was scored (SDPO,
 https://arxiv.org/abs/2601.20802). Until then the prompt has a mark in place of each paragraph that
-waits for it: a word between characters for private use, which chat templates leave as it is and no
-text of a user has. Such a character alone is none: it may be an icon."""
+waits for it: words between characters for private use, which chat templates leave as they are and
+nobody writes. Such a character alone is no mark: it may be an icon."""
 
 from __future__ import annotations
 

@@ -198,7 +198,8 @@ class RLTrainer:
         batch = self.untrained or await self.play(step)
         if batch is None:
             return
-        if replay := self.rollouts.replay:
+        replay, chosen = self.rollouts.replay, self.rollouts.buffer.filter
+        if replay and not (chosen and chosen.skips(batch.groups)):
             batch = replace(batch, replayed=replay.choose(batch.version))
         played = (batch.generated, batch.trained, batch.version, batch.counts, batch.replayed)
         self.trackers.log_played(step, *played)

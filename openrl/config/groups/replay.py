@@ -27,6 +27,13 @@ class ReplayFlags:
     replay_max_uses: int = of_replays(
         1, "How often a group is trained on again at most.", bounds="> 0"
     )
-    replay_buffer_size: int = of_replays(
-        1024, "Groups that are kept for replay at most; the oldest leave first.", bounds="> 0"
+    replay_buffer_size: int | None = of_replays(
+        None,
+        "Groups that are kept for replay at most, in memory and in checkpoints; the oldest leave"
+        " first. None: replay_groups * replay_max_age, as many as join before they are too old.",
+        bounds="> 0",
     )
+
+    @property
+    def buffer_size(self) -> int:
+        return self.replay_buffer_size or self.replay_groups * self.replay_max_age

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.config.algo_routes import read_algo_routes
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import agents_of, outputs_before, source_kinds
+from openrl.config.derived import agents_of, most_trained, outputs_before, source_kinds
 from openrl.config.groups.reward_shaping import part_weights
 from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import UserError
@@ -27,6 +27,7 @@ ALWAYS_MET = {
 CHECKED = {
     "siblings",
     "no_reward_norm",
+    "role_means",
     "step_rows",
     "agents",
     "sequence_mean",
@@ -85,6 +86,11 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
         flags = (flag, "reward_norm_mean", "reward_norm_std")
         message = f"{name} has its own baseline, which normalisation would replace"
         yield problem(flags, message, "leave --reward_norm_mean and --reward_norm_std out")
+    if "role_means" in needs and config.replay.replay_groups:
+        message = (
+            f"{name} averages the rewards of the run, in which replayed ones would count again"
+        )
+        yield problem((flag, "replay_groups"), message, "leave --replay_groups out")
     if "step_rows" in needs and agents_of(config) and config.agents.agent_sample_unit != "step":
         message = f"{name} needs one row for each turn of an agent"
         yield problem((flag, "agent_sample_unit"), message, "--agent_sample_unit step")
@@ -228,7 +234,7 @@ def observations_are_there(config: PPOConfig) -> Problems:
 def adaptive_kl_stays_positive(config: PPOConfig) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
     makes it 0, a larger one negative."""
-    samples, horizon = config.batch.samples_per_step, config.kl.kl_horizon
+    samples, horizon = most_trained(config), config.kl.kl_horizon
     if config.kl.kl_target is not None and config.kl.controlled and samples >= 5 * horizon:
         message = (
             f"with {samples} samples per step and a horizon of {horizon}, the KL coefficient"

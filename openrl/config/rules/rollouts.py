@@ -229,6 +229,13 @@ def replayed_groups_can_be_learnt_from(config: PPOConfig) -> Problems:
         message = "groups are replayed whose rewards differ, but each prompt gets one answer"
         fix = "--n_samples_per_prompt 8"
         yield problem(("replay_groups", "n_samples_per_prompt"), message, fix)
+    if "running" in config.reward_norm_scopes:
+        message = "replayed rewards would count again in the moments over the run"
+        names = ("replay_groups", "reward_norm_mean", "reward_norm_std")
+        yield problem(names, message, "the scope batch or group")
+    if config.routing.routing_replay:
+        message = "the experts of groups that wait are too many numbers for memory and checkpoints"
+        yield problem(("replay_groups", "routing_replay"), message, "leave one out")
     if learns_without_rewards(config):
         message = "nothing gives rewards, so no group has any that differ"
         yield problem(("replay_groups",), message, "leave it out, or add a reward")
@@ -240,8 +247,8 @@ def replayed_groups_can_be_learnt_from(config: PPOConfig) -> Problems:
         message = "tokens that may be replayed are masked for their age"
         fix = f"--max_staleness {flags.replay_max_age}, or --staleness_policy drop"
         yield problem(("replay_max_age", "staleness_policy", "max_staleness"), message, fix)
-    if flags.replay_buffer_size < flags.replay_groups:
-        message = f"a step cannot replay {flags.replay_groups} of {flags.replay_buffer_size} groups"
+    if flags.buffer_size < flags.replay_groups:
+        message = f"a step cannot replay {flags.replay_groups} of {flags.buffer_size} groups"
         names = ("replay_buffer_size", "replay_groups")
         yield problem(names, message, f"--replay_buffer_size {flags.replay_groups}")
 

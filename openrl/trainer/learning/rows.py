@@ -66,7 +66,8 @@ def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec
 
 def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
     """Return the number of trajectories in an optimizer step: --train_batch_size, or more if
-    several agents play each episode, so that the learning-rate schedule's count of steps holds."""
+    several agents play each episode or earlier groups are replayed, so that the learning-rate
+    schedule's count of steps holds."""
     planned = -(-flags.samples_per_step // flags.train_batch_size)
     return max(flags.train_batch_size, -(-trajectories // planned))
 

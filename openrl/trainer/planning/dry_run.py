@@ -17,7 +17,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.groups.batch import RolloutBatchFlags
 from openrl.config.groups.placement import ENGINES, PlacementFlags
-from openrl.trainer.learning.rows import rollout_batching, supervised_batching
+from openrl.trainer.learning.rows import rollout_batching, step_size, supervised_batching
 from openrl.trainer.planning.memory_estimate import (
     Memory,
     gpu_memory,
@@ -119,7 +119,7 @@ def batch_rows(
 ) -> list[tuple[str, str, str]]:
     """Return rows of (what, count, explanation), from a step's prompts to the run's steps."""
     batch = config.batch
-    samples = batch.samples_per_step
+    samples, trained = batch.samples_per_step, derived.most_trained(config)
     steps = batch.total_steps(n_prompts)
     ranks, each = len(plan.bundles_by_role["actor"]), config.parallel.ranks_per_shard
     shared = [
@@ -130,6 +130,8 @@ def batch_rows(
     later = config.asynchrony.steps_ahead * batch.rollout_batch_size
     most = later + max(derived.prompts_running(config), batch.rollout_batch_size)
     ahead = ("prompts under way or waiting", f"at most {most:,}", age)
+    groups = config.replay.replay_groups
+    again = ("replayed samples per step", f"at most {trained - samples:,}", f"of {groups:,} groups")
     return [
         *(shared if each > 1 else []),
         (
@@ -139,10 +141,11 @@ def batch_rows(
         ),
         *([ahead] if config.asynchrony.carries_over else []),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
+        *([again] if groups else []),
         (
             "optimizer steps per step",
             f"{batch.optimizer_steps_per_rollout:,}",
-            f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
+            f"of {step_size(batch, trained)} samples, {batch.max_epochs} times over",
         ),
         *micro_batch_rows(config, ranks // each),
         ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
@@ -160,9 +163,9 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
         "micro-batches per rank and optimizer step",
         "micro-batches per rank and forward-only pass",
     )
-    rows = []
+    rows, trained = [], derived.most_trained(config)
     for name, count, size in zip(
-        names, micro_batches(config.batch, ranks), (spec.train, spec.forward), strict=True
+        names, micro_batches(config.batch, ranks, trained), (spec.train, spec.forward), strict=True
     ):
         if isinstance(size, TokenCap):
             rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {on}"))
@@ -171,13 +174,13 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
     return rows
 
 
-def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
+def micro_batches(batch: RolloutBatchFlags, ranks: int, samples: int) -> tuple[int, int]:
     """Return how many micro-batches each rank runs: (in one optimizer step, in one forward-only
-    pass over the rollout)."""
-    step = min(batch.train_batch_size, batch.samples_per_step)
+    pass over the ``samples`` of a step)."""
+    step = min(step_size(batch, samples), samples)
     return (
         math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
-        math.ceil(math.ceil(batch.samples_per_step / ranks) / batch.micro_rollout_batch_size),
+        math.ceil(math.ceil(samples / ranks) / batch.micro_rollout_batch_size),
     )
 
 

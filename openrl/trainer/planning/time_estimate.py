@@ -44,6 +44,7 @@ class StepWork:
     """What a step computes, with answers of a given length."""
 
     samples: int
+    trained: int  # samples, with those that are replayed
     groups: int
     prompt: float  # tokens
     response: float  # tokens
@@ -102,7 +103,7 @@ def step_seconds(work: StepWork, shape: ModelShape, speed: Speed) -> float:
     prompts, answers = work.groups * work.prompt, work.samples * work.response
     prefill = per_token * prompts / speed.training
     generation = (prefill + per_token * answers / speed.decoding) / work.engines
-    tokens = work.samples * (work.prompt + work.response)
+    tokens = work.trained * (work.prompt + work.response)
     training = per_token * tokens * work.passes / speed.training / work.ranks
     return generation * work.generates + training
 
@@ -117,6 +118,7 @@ def work_of(config: PPOConfig, inputs: Inputs, response: float) -> StepWork:
     critic = (1 + update) * ("critic" in config.model_roles)
     return StepWork(
         batch.samples_per_step,
+        derived.most_trained(config),
         batch.rollout_batch_size,
         fmean(len(prompt.token_ids) for prompt in inputs.prompts[:1000]),
         response,

@@ -49,6 +49,11 @@ class DynamicFilter:
         problem = f"no reward of {self.wanted} groups has a part of that name"
         raise UserError(f"--dynamic_filtering_key {key}: {problem}", f"one of {', '.join(known)}")
 
+    def skips(self, accepted: list[PromptGroup]) -> bool:
+        """Return whether a step with these groups trains nothing."""
+        few = len(accepted) < self.wanted
+        return not accepted or (few and self.flags.dynamic_filtering_shortfall == "skip")
+
     def select_groups(
         self, accepted: list[PromptGroup], generated: list[PromptGroup]
     ) -> tuple[list[PromptGroup], dict[str, Metric]]:
@@ -59,11 +64,8 @@ class DynamicFilter:
             "filter/kept_groups": Sum(len(accepted)),
             "filter/kept_share": Mean(len(accepted), len(generated)),
         }
-        shortfall = self.flags.dynamic_filtering_shortfall
-        if len(accepted) == self.wanted or shortfall == "train":
-            return accepted, metrics
-        if shortfall == "skip":
-            return [], metrics
+        if len(accepted) == self.wanted or self.flags.dynamic_filtering_shortfall != "fail":
+            return [] if self.skips(accepted) else accepted, metrics
         low, high = self.flags.dynamic_filtering_reward_range
         raise UserError(
             f"--dynamic_filtering: only {len(accepted)} of {self.wanted} groups have a mean"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -71,7 +71,7 @@ class ReplayBuffer:
             left[reason] += 1
             if not reason:
                 kept.append(one)
-        excess = max(len(kept) - self.flags.replay_buffer_size, 0)
+        excess = max(len(kept) - self.flags.buffer_size, 0)
         oldest = sorted(range(len(kept)), key=lambda place: (kept[place].version, place))[:excess]
         self.waiting = [one for place, one in enumerate(kept) if place not in set(oldest)]
         metrics: dict[str, Metric] = {
@@ -102,5 +102,9 @@ class ReplayBuffer:
 
 
 def _replayable(group: PromptGroup, version: int) -> ReplayableGroup:
+    """Return the group without what training does not read: turns as people see them, with their
+    frames, and attempts that failed."""
     found = [t.versions.start for t in group.trajectories if t.versions]
-    return ReplayableGroup(group, min(found, default=version))
+    bare = [replace(t, rendered=()) for t in group.trajectories]
+    kept = replace(group, trajectories=bare, failed_attempts=[])
+    return ReplayableGroup(kept, min(found, default=version))

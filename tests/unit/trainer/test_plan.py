@@ -40,7 +40,7 @@ from openrl.trainer.planning.memory_estimate import (
 from openrl.trainer.saving.disk import format_bytes
 from openrl.training_engine.build import ModelSpec
 from openrl.training_engine.optimizers import OptimSpec
-from tests.flags import PPO, ppo
+from tests.flags import GRPO, PPO, ppo
 from tests.tiny import rollout_spec, tiny_model_dir
 
 SHAPE = ModelShape(
@@ -205,8 +205,9 @@ def test_micro_batches_round_up_per_rank():
         rollout_batch_size=10, n_samples_per_prompt=3, train_batch_size=12, micro_train_batch_size=4,
         micro_rollout_batch_size=8,
     )  # fmt: skip
-    assert micro_batches(batch, ranks=1) == (3, 4)  # 12 / 4, 30 / 8
-    assert micro_batches(batch, ranks=2) == (2, 2)  # 6 / 4, 15 / 8
+    assert micro_batches(batch, ranks=1, samples=30) == (3, 4)  # 12 / 4, 30 / 8
+    assert micro_batches(batch, ranks=2, samples=30) == (2, 2)  # 6 / 4, 15 / 8
+    assert micro_batches(batch, ranks=1, samples=48) == (4, 6)  # 48 in three steps: 16 / 4; 48 / 8
 
 
 def test_batch_arithmetic_from_prompts_to_optimizer_steps():
@@ -225,6 +226,21 @@ def test_batch_arithmetic_from_prompts_to_optimizer_steps():
         ("optimizer steps in all", "66"),
         ("samples in all", "352"),
     ]
+
+
+def test_a_plan_counts_groups_that_are_replayed():
+    config = ppo(
+        f"{GRPO} --rollout_batch_size 8 --train_batch_size 32 --micro_train_batch_size 4"
+        " --micro_rollout_batch_size 8 --replay_groups 6 --enable_vllm_is_correction"
+    )
+    plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
+    rows = {what: rest for what, *rest in batch_rows(config, 41, plan)}
+    assert rows["samples per step"] == ["64", "8 of each prompt"]
+    assert rows["replayed samples per step"] == ["at most 48", "of 6 groups"]
+    assert rows["optimizer steps per step"] == ["2", "of 56 samples, 1 times over"]  # 112 / 2
+    assert rows["micro-batches per rank and optimizer step"][0] == "7"  # 56 / 2 / 4
+    assert rows["micro-batches per rank and forward-only pass"][0] == "7"  # 112 / 2 / 8
+    assert rows["samples in all"][0] == str(6 * 64)  # that are played
 
 
 def test_a_plan_says_how_many_prompts_are_under_way():

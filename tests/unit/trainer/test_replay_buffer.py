@@ -1,17 +1,33 @@
 """Which groups of earlier steps are trained on again, worked out by hand."""
 
+import asyncio
 import dataclasses
 import json
 
+import pytest
 import torch
 
 from openrl.algorithms.collate import collate
 from openrl.algorithms.off_policy import ages
+from openrl.cluster.group import LocalGroup
 from openrl.config.groups.replay import ReplayFlags
+from openrl.config.groups.rollout_correction import DynamicFilteringFlags
 from openrl.metrics import to_floats
 from openrl.token_origins import VersionSpan
+from openrl.trainer.rollout.engine_pool import EnginePool
+from openrl.trainer.rollout.filtering import DynamicFilter
 from openrl.trainer.rollout.replay_buffer import ReplayBuffer
-from openrl.types import FinishReason, Prompt, PromptGroup, Score, Segment, Trajectory
+from openrl.types import (
+    FinishReason,
+    Prompt,
+    PromptGroup,
+    RenderedTurn,
+    Score,
+    Segment,
+    Trajectory,
+)
+from tests.loops import Trackers
+from tests.unit.trainer.test_sync_interval import Learner, Run, trainer_of
 
 PROMPTS = {str(n): Prompt(str(n), [1, 2], "") for n in range(10)}
 
@@ -92,6 +108,54 @@ def test_the_oldest_leave_where_there_is_no_room():
     _, metrics = step(replays, 5, *new)
     assert metrics["replay/evicted_by_size"] == 2 and metrics["replay/waiting"] == 2
     assert names([one.group for one in replays.waiting]) == "13"
+
+
+def test_by_default_it_holds_what_can_join_before_it_is_too_old():
+    """Two groups in each of three steps."""
+    assert buffer(replay_max_age=3).flags.buffer_size == 6
+    assert buffer(replay_max_age=3, replay_buffer_size=9).flags.buffer_size == 9
+
+
+def test_what_training_does_not_read_is_not_kept():
+    replays, seen = buffer(), group(1, 1, 0)
+    turn = RenderedTurn((), "png", "action")
+    seen.trajectories = [dataclasses.replace(t, rendered=(turn,)) for t in seen.trajectories]
+    seen.failed_attempts = group(1, 1).trajectories
+    step(replays, 1, seen)
+    assert [one.group for one in replays.waiting] == [group(1, 1, 0)]
+    assert all(t.rendered for t in seen.trajectories) and seen.failed_attempts  # for the trace
+
+
+@pytest.mark.parametrize("shortfall", ["skip", "train"])
+def test_a_step_without_groups_that_teach_replays_none(shortfall):
+    """The second of three prompts has equal rewards, and no other may be tried instead."""
+    rewards = iter([(1, 0), (1, 1), (1, 0)])
+    flags = DynamicFilteringFlags(dynamic_filtering=True, dynamic_filtering_shortfall=shortfall)
+    replayed, learned = [], []
+
+    class Engine:
+        def __init__(self, context): ...
+
+        async def play(self, prompt, request):
+            return dataclasses.replace(group(1, *next(rewards)), prompt=prompt)
+
+    class OneLearner(Learner):
+        async def learn(self, groups, version, step, stage, point):
+            learned.append((step, len(groups)))
+            return {}
+
+    async def scenario():
+        trackers = Trackers()
+        trackers.log_played = lambda step, *played: replayed.append(len(played[-1]))
+        trainer = trainer_of(Run(), trackers, count=3, learner=OneLearner)
+        trainer.rollouts.pool = EnginePool(LocalGroup.create("vllm", 1, Engine))
+        trainer.rollouts.buffer.filter = DynamicFilter(flags, 1, 1)
+        trainer.rollouts.replay = buffer(replay_max_uses=9)
+        await trainer.run_steps()
+        return [metrics.get("replay/groups") for _, metrics in trackers.logged]
+
+    assert asyncio.run(scenario()) == [0, None, 1]
+    assert replayed == [0, 0, 1] and learned == [(1, 1), (3, 2)]
 
 
 def test_agents_who_share_an_episode_are_compared_with_their_own_kind():

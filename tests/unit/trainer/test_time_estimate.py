@@ -26,13 +26,15 @@ SHAPE = SimpleNamespace(backbone=1_000_000, hidden=64)
 def test_a_step_by_hand():
     """2 million operations a token. 8 prompts of 10 tokens are read once each, 40 answers of 5 are
     decoded; 40 * 15 tokens pass the model 3 times in the update and once before it."""
-    work = StepWork(40, 8, 10.0, 5.0, True, passes=4, engines=1, ranks=1)
+    work = StepWork(40, 40, 8, 10.0, 5.0, True, passes=4, engines=1, ranks=1)
     speed = Speed(training=2e6, decoding=1e6)
     assert step_seconds(work, SHAPE, speed) == 80 + 2 * 200 + 4 * 600
-    two = StepWork(40, 8, 10.0, 5.0, True, passes=4, engines=2, ranks=4)
+    two = StepWork(40, 40, 8, 10.0, 5.0, True, passes=4, engines=2, ranks=4)
     assert step_seconds(two, SHAPE, speed) == (80 + 2 * 200) / 2 + 4 * 600 / 4
-    replayed = StepWork(40, 8, 10.0, 5.0, False, passes=4, engines=1, ranks=1)
+    replayed = StepWork(40, 40, 8, 10.0, 5.0, False, passes=4, engines=1, ranks=1)
     assert step_seconds(replayed, SHAPE, speed) == 4 * 600
+    again = StepWork(40, 60, 8, 10.0, 5.0, True, passes=4, engines=1, ranks=1)
+    assert step_seconds(again, SHAPE, speed) == 80 + 2 * 200 + 4 * 900  # 60 * 15 are trained on
 
 
 @pytest.mark.parametrize("rows", [1, 3, 256, 2048])
