@@ -358,7 +358,7 @@ perf/memory_gpu_free_gib | GiB | above 1 | --log_memory on GPUs
 
 = timings
 time/STAGE | seconds | |
-    Wall time of a stage of the step: rollout, annotate, train, sync, evaluation, checkpoint, ...
+    Wall time of a stage of the step: rollout, annotate (log-probs and values), train, sync, ...
 time/step | seconds | |
     Wall time of the step, and of the checkpoint before it.
 perf/samples_per_second | 1/s | |
