@@ -231,8 +231,8 @@ def replayed_groups_can_be_learnt_from(config: PPOConfig) -> Problems:
         yield problem(("replay_groups", "n_samples_per_prompt"), message, fix)
     if "running" in config.reward_norm_scopes:
         message = "replayed rewards would count again in the moments over the run"
-        names = ("replay_groups", "reward_norm_mean", "reward_norm_std")
-        yield problem(names, message, "the scope batch or group")
+        flags_of_norm = ("replay_groups", "reward_norm_mean", "reward_norm_std")
+        yield problem(flags_of_norm, message, "the scope batch or group")
     if config.routing.routing_replay:
         message = "the experts of groups that wait are too many numbers for memory and checkpoints"
         yield problem(("replay_groups", "routing_replay"), message, "leave one out")
@@ -249,8 +249,8 @@ def replayed_groups_can_be_learnt_from(config: PPOConfig) -> Problems:
         yield problem(("replay_max_age", "staleness_policy", "max_staleness"), message, fix)
     if flags.buffer_size < flags.replay_groups:
         message = f"a step cannot replay {flags.replay_groups} of {flags.buffer_size} groups"
-        names = ("replay_buffer_size", "replay_groups")
-        yield problem(names, message, f"--replay_buffer_size {flags.replay_groups}")
+        fix = f"--replay_buffer_size {flags.replay_groups}"
+        yield problem(("replay_buffer_size", "replay_groups"), message, fix)
 
 
 @check
