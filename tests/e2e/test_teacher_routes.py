@@ -88,7 +88,7 @@ def test_a_row_that_the_server_refuses_has_no_teacher(task, teachers, tmp_path):
 @pytest.mark.parametrize(
     "server, changes, message",
     [
-        ({"shift": 1}, {}, "token 1 is"),
+        ({"shift": 1}, {}, "a teacher of the policy's family"),
         ({"most": 2}, {"teacher_mode": "jsd", "teacher_topk": 5}, "--max-logprobs 5"),
         ({"refuse": lambda request, number: 401}, {}, "is its token right?"),
     ],

@@ -29,7 +29,7 @@ from openrl.trace.reader import Trace
 from openrl.trainer.launch import train
 from openrl.trainer.planning.prepare import prepare
 from openrl.vision.placing import unexpanded
-from openrl.vision.processor import VisionProcessor
+from openrl.vision.processor import VisionProcessor, media_tokens
 from tests.e2e.bench import in_this_process, without_ray
 from tests.e2e.runs import REWARD, metrics, played, ppo_flags, run, run_here
 from tests.flags import ppo
@@ -159,6 +159,7 @@ def test_a_teacher_that_is_told_more_sees_the_images(task, tmp_path):
         seen["attention_mask"] = torch.ones_like(ids)
         with torch.no_grad():
             logits = model(input_ids=ids, **seen).logits[0, :-1]
+        logits[:, list(media_tokens(model.config))] = -math.inf  # which a policy never samples
         return logits.log_softmax(-1)[range(len(ids[0]) - 1), ids[0, 1:]][-len(answer) :]
 
     gaps, counts = [], set()
