@@ -2,8 +2,9 @@
 arguments as objects.
 
 Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as JSON text, calls
-as messages of their own, which join what the assistant says before them, calls without an outer ``function`` or with arguments as JSON text, the older ``function_call``, content
-as a list of texts, and a call or reasoning without content."""
+as messages of their own, which join what the assistant says before them, calls without an outer
+``function`` or with arguments as JSON text, the older ``function_call``, content as a list of
+texts, and a call or reasoning without content."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ class Routers:
 
 
 def check_routers(path: str, trust_remote_code: bool, overrides: Mapping[str, Any]) -> Routers:
-    """Return the routers of the model at ``path`` with ``overrides`` of its config, without weights.
-    Raises UserError if they cannot be replayed."""
+    """Return the routers of the model at ``path`` with ``overrides`` of its config, without
+    weights. Raises UserError if they cannot be replayed."""
     config = load_config(path, trust_remote_code)
     for name, value in overrides.items():
         setattr(config, name, value)

@@ -99,8 +99,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def caches_prefixes(spec: EngineSpec) -> bool:
-    """Return whether vLLM keeps keys and values of earlier requests, which a new policy makes stale.
-    It does if it returns experts, which it keeps beside them."""
+    """Return whether vLLM keeps keys and values of earlier requests, which a new policy makes
+    stale. It does if it returns experts, which it keeps beside them."""
     chosen = spec.routes or (spec.engine.enable_prefix_caching and not spec.deterministic)
     given = spec.engine.vllm_engine_kwargs.get("enable_prefix_caching", chosen)
     return given is None or bool(given)  # None: vLLM decides
