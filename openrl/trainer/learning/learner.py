@@ -142,10 +142,9 @@ class Learner:
                 batch = await self.compute_log_probs(batch, rows, point, reads)
         batch, metrics = self.credit(batch)
         batch, masked = self._without_old_tokens(batch, version)
-        batch, sets = without_unknown_sets(batch)
-        if self.losses.actor.reads_rollout_kl:
-            batch, sets = with_likeliest(batch)
-        masked |= {f"rollout/{name}": metric for name, metric in (sets | routed).items()}
+        take_listed = with_likeliest if self.losses.actor.reads_rollout_kl else without_unknown_sets
+        batch, listed = take_listed(batch)
+        masked |= {f"rollout/{name}": metric for name, metric in (listed | routed).items()}
         if rows is None:
             rows = self._rows_after_credit(batch, step)
             with stage("annotate"):
