@@ -154,6 +154,17 @@ def test_a_seeded_answer_goes_on_with_other_random_numbers(bench: Bench) -> None
         alike([reply], bench.generate(PROMPTS[:1], [sampling]))
 
 
+def test_an_interrupted_answer_keeps_the_likeliest_tokens_of_each_stretch(bench):
+    sampling = Sampling(300, temperature=1.2, seed=5, ignore_eos=True, likeliest=5)
+    (reply,) = interrupted(bench, [[7, 8, 9]], sampling)
+    assert len(reply.token_ids) == 300 and list(reply.kept.sizes) == [5] * 300
+    listed = zip(reply.kept.ids, reply.kept.logprobs, strict=True)
+    for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
+        found = dict([next(listed) for _ in range(5)])
+        assert found.get(token, logprob) == pytest.approx(logprob, abs=1e-5)
+        assert min(found.values()) >= logprob - 1e-5 or token in found
+
+
 def test_seeds_of_later_stretches() -> None:
     seeds = [seed_after(3, n) for n in range(100)] + [seed_after(4, n) for n in range(100)]
     assert seeds[0] == 3 and seeds[100] == 4 and len({*seeds}) == 200
