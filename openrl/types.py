@@ -162,6 +162,7 @@ class Score:
     failure: str | None = None
     seconds: float | None = field(default=None, compare=False)  # until the sources had answered
     feedback: str = ""  # what a reward or an environment says about the answer
+    applies: bool = True  # False: the source rates no answers of this kind
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "feedback", writable(self.feedback))

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.reward import FailurePolicy
 from openrl.config.reward_plan import RewardPlan
 from openrl.errors import UserError, short
-from openrl.rewards.protocol import NOT_APPLICABLE
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import PromptGroup, Score, Trajectory
@@ -55,7 +54,7 @@ class RewardCombiner:
             total = self.add(total, name, weights[name], score)
             if score.passed is not None:
                 verdicts.append((abs(weights[name]), score.passed))
-        if scores and not any(map(_applies, scores.values())):
+        if scores and not any(score.applies for score in scores.values()):
             failed = Score.failed("no reward function rates this answer", total.attempts)
             return replace(failed, parts=total.parts)
         share = sum(weight for weight, _ in verdicts)
@@ -67,7 +66,7 @@ class RewardCombiner:
     def add(self, score: Score, name: str, weight: float, result: Score) -> Score:
         """Return ``score`` with the result of one more source added; the verdict stays as it is."""
         parts = self.named(name, result.parts)
-        if len(self.plan.sources) > 1 and _applies(result):  # or its mean would count zeros
+        if len(self.plan.sources) > 1 and result.applies:  # or its mean would count zeros
             parts = {name: result.reward} | parts
         return replace(
             score,
@@ -93,10 +92,6 @@ class RewardCombiner:
             "\n".join([f"a reward failed: {score.failure}", *row_lines(trajectory)]),
             "fix the reward, or --reward_failure_policy drop",
         )
-
-
-def _applies(score: Score) -> bool:
-    return not score.parts.get(NOT_APPLICABLE)
 
 
 def require_no_scores(trajectories: Sequence[Trajectory], plan: RewardPlan) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from openrl.errors import counted, short
@@ -27,8 +28,14 @@ from openrl.types import Score
 
 QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
-NOT_APPLICABLE = "not_applicable"  # part that is 1 where a function rates no answers of this kind
 FEEDBACK = "feedback"
+
+
+class Unrated(Enum):
+    """What stands in the place of a reward where a function rates no answers of this kind. No JSON
+    and no other function can say so."""
+
+    ROW = "row"
 
 
 def request_body(rows: RewardRows) -> dict[str, Any]:
@@ -131,8 +138,9 @@ def read_reply(values: Any, count: int) -> list[Score]:
 def read_score(reward: Any, passed: Any, logs: Mapping[str, Any]) -> Score:
     """Return the score of one answer, which has failed if the reward or the verdict is no number
     that can be used."""
+    applies = reward is not Unrated.ROW
     try:
-        value = _number(reward, REWARDS)
+        value = _number(reward, REWARDS) if applies else 0.0
         verdict = None if passed is None else read_verdict(_number(passed, SCORES), value)
     except ValueError as error:
         return Score.failed(str(error))
@@ -141,7 +149,9 @@ def read_score(reward: Any, passed: Any, logs: Mapping[str, Any]) -> Score:
         with contextlib.suppress(ValueError):  # other systems also leave out what is not a number
             parts[name] = _number(log, name)
     told = logs.get(FEEDBACK)
-    return Score(value, verdict, parts, feedback=told if isinstance(told, str) else "")
+    return Score(
+        value, verdict, parts, feedback=told if isinstance(told, str) else "", applies=applies
+    )
 
 
 def read_verdict(score: float, reward: float | None) -> float | None:

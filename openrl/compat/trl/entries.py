@@ -20,7 +20,7 @@ from openrl.extension_points import (
     metric_names,
     reward_signatures,
 )
-from openrl.rewards.protocol import NOT_APPLICABLE
+from openrl.rewards.protocol import Unrated
 from openrl.rewards.signatures import RewardSignature
 
 SUPERVISED = {
@@ -137,12 +137,12 @@ metric_names.add(
 
 
 def without_nulls(values: Any) -> Any:
-    """Return rewards with 0 for None, and a part that counts these rows."""
+    """Return rewards with marks for None, and a part that counts these rows."""
     if not isinstance(values, list):
         return values
     left_out = [value is None for value in values]
-    rewards = [0.0 if out else value for value, out in zip(values, left_out, strict=True)]
-    return {"rewards": rewards, "extra_logs": {NOT_APPLICABLE: list(map(float, left_out))}}
+    rewards = [Unrated.ROW if value is None else value for value in values]
+    return {"rewards": rewards, "extra_logs": {"not_applicable": list(map(float, left_out))}}
 
 
 COLUMNS = {

@@ -166,6 +166,18 @@ def test_a_row_that_a_function_of_trl_does_not_apply_to_gets_nothing_from_it(tmp
     assert f not in none.parts and none.parts[f"{g}/not_applicable"] == 1
 
 
+def test_a_part_of_that_name_is_a_part_like_any_other(tmp_path):
+    """Only a mark says that a function rates no answers of a kind."""
+    code = "def reward_func(queries, prompts, labels):\n"
+    code += "    return {'rewards': [2.0, 3.0], 'extra_logs': {'not_applicable': [1.0, 0.0]}}\n"
+    for name in ("f", "g"):
+        (tmp_path / f"{name}.py").write_text(code)
+    files = f"{tmp_path}/f.py,{tmp_path}/g.py"
+    one, other = score(files, group("2", "3", prompt="1+1=", label="2"))[0]
+    assert (one.reward, one.parts["f"], other.reward) == (4.0, 2.0, 6.0)
+    assert one.parts["g/not_applicable"] == 1 and not one.dropped
+
+
 @pytest.mark.parametrize(
     ("code", "kwargs", "expected"),
     [
