@@ -28,25 +28,37 @@ SUPERVISED = {
     "RewardConfig": "train_rm",
     **dict.fromkeys(("DPOConfig", "KTOConfig", "ORPOConfig"), "train_dpo"),
 }
-# PPOConfig's marks and its defaults (trl/experimental/ppo/ppo_config.py). Models come first: the
-# policy is loaded from sft_model_path, and model_name_or_path names the tokenizer.
+# Marks and defaults of PPOConfig (trl/experimental/ppo/ppo_config.py) and of RLOOConfig before
+# 0.22, which both have OnPolicyConfig's. Models come first: the policy is loaded from
+# sft_model_path, and model_name_or_path names the tokenizer.
 PPO = ("ppo.py", "ppo_tldr.py", "PPOConfig", "num_ppo_epochs", "sft_model_path", "response_length")
-PPO_DEFAULTS = {
+ON_POLICY_DEFAULTS = {
     **dict.fromkeys(("sft_model_path", "reward_model_path"), "EleutherAI/pythia-160m"),
     "num_ppo_epochs": "4",
     "num_mini_batches": "1",
     "local_rollout_forward_batch_size": "64",
     "response_length": "53",
     "temperature": "0.7",
-    "learning_rate": "3e-6",
     "kl_coef": "0.05",
     "cliprange": "0.2",
+}
+PPO_DEFAULTS = ON_POLICY_DEFAULTS | {
+    "learning_rate": "3e-6",
     "cliprange_value": "0.2",
     "gamma": "1.0",
     "lam": "0.95",
 }
-# of RLOO before it became GRPO's: one ratio and one advantage for each answer
-OLD_RLOO = ("rloo_k", "rloo_tldr.py")
+OLD_RLOO = (
+    *("rloo_k", "rloo_tldr.py"),
+    *(
+        f"{name}+{key}"
+        for name in ("rloo.py", "RLOOConfig")
+        for key in (*PPO[3:], "total_episodes")
+    ),
+)
+OLD_RLOO_DEFAULTS = ON_POLICY_DEFAULTS | {"learning_rate": "5e-5", "rloo_k": "2"}
+RLOO = ("rloo.py", "rloo_vlm.py", "trl rloo", "RLOOConfig", "normalize_advantages")
+RLOO_DEFAULTS = {"normalize_advantages": "false", "beta": "0.05", "num_generations": "2"}
 RL = ("GRPOConfig", "AsyncGRPOConfig", "DistillationConfig")
 SFT = ("sft", "sft_vlm", "sft_gpt_oss", "sft_nemotron_3", "sft_vlm_gemma3", "sft_gemma3")
 SCRIPTS = {
@@ -63,7 +75,7 @@ OF_RL = ("num_generations", "reward_funcs", "max_completion_length")
 OF_SFT = ("packing", "dataset_text_field", "assistant_only_loss", "completion_only_loss")
 OTHERS = (
     *("gold", "sdft", "sdpo", "ssd", "cpo", "bco", "tpo"),
-    *("mpo_vlm", "online_dpo", "online_dpo_vlm", "nash_md", "xpo", "prm", "rloo", "rloo_vlm"),
+    *("mpo_vlm", "online_dpo", "online_dpo_vlm", "nash_md", "xpo", "prm"),
 )
 
 config_tables.add(
@@ -71,8 +83,7 @@ config_tables.add(
     ConfigTable(
         Path(__file__).with_name("keys.tsv"),
         marks={
-            **dict.fromkeys(OLD_RLOO, ""),
-            **dict.fromkeys(PPO, "train_ppo_ray"),
+            **dict.fromkeys((*OLD_RLOO, *RLOO, *PPO), "train_ppo_ray"),
             **SUPERVISED,
             **dict.fromkeys(RL, "train_ppo_ray"),
             **{f"{name}.py": command for name, command in SCRIPTS.items()},
@@ -91,12 +102,10 @@ config_tables.add(
                 "python -m openrl.cli.train_ppo_ray --teacher_pretrain MODEL or --teacher_self",
             ),
             "cpo.py": "python -m openrl.cli.train_dpo --loss simpo",
-            **dict.fromkeys(
-                ("rloo.py", *OLD_RLOO),
-                "python -m openrl.cli.train_ppo_ray --advantage_estimator rloo",
-            ),
         },
-        implied=dict.fromkeys(PPO, PPO_DEFAULTS)
+        implied=dict.fromkeys(OLD_RLOO, OLD_RLOO_DEFAULTS)
+        | dict.fromkeys(RLOO, RLOO_DEFAULTS)
+        | dict.fromkeys(PPO, PPO_DEFAULTS)
         | {
             mark: {"loss_type": kind}
             for kind in ("kto", "orpo")
@@ -104,9 +113,10 @@ config_tables.add(
         },
         together="openrl.compat.trl.keys:together",
         calls={
-            **dict.fromkeys((*RL, *SUPERVISED, "PPOConfig"), ""),
+            **dict.fromkeys((*RL, *SUPERVISED, "PPOConfig", "RLOOConfig"), ""),
             "LoraConfig": "lora.",
-            **dict.fromkeys(("GRPOTrainer", "GKDTrainer", "DistillationTrainer"), "trainer."),
+            **dict.fromkeys(("GRPOTrainer", "RLOOTrainer", "GKDTrainer"), "trainer."),
+            "DistillationTrainer": "trainer.",
         },
         launcher={
             **{key: key for key in ("config_file", "num_processes", "num_machines")},

@@ -4,8 +4,9 @@ A GRPO run there generates ``steps_per_generation`` micro-batches on each proces
 ``num_iterations`` passes over them in optimizer steps of ``gradient_accumulation_steps``
 micro-batches; steps are optimizer steps.
 
-A PPO run there takes one answer to each of ``num_mini_batches`` such steps' prompts, and learns
-from them ``num_ppo_epochs`` times; its steps are rollouts, as ours are."""
+A PPO run there, or one of RLOO before 0.22, takes the answers of ``num_mini_batches`` such steps,
+one to each prompt or ``rloo_k``, and learns from them ``num_ppo_epochs`` times; its steps are
+rollouts, as ours are."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ REWARDS = {
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from batches(keys, command)
     yield from steps(keys, command)
-    if is_ppo(keys):
+    if is_rloo(keys):
+        yield from rloo(keys)
+    elif is_on_policy(keys):
         yield from critic(keys)
     else:
         yield from taught(keys, command) if teacher_key(keys) else loss(keys, command)
@@ -55,9 +58,10 @@ def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield from running(keys, command)
     yield from trackers(keys, "report_to")
     if command == RL:
-        if not teacher_key(keys) and not is_ppo(keys):
+        if not teacher_key(keys) and not is_on_policy(keys):
             yield from rewards(keys)
-            yield from mismatch(keys)
+            if not is_rloo(keys):
+                yield from mismatch(keys)
         yield from engines(keys)
 
 
@@ -89,7 +93,7 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
         return
     yield Computed("actor_num_gpus_per_node", max(1, ranks // machines), RANKS)
     yield Computed("actor_num_nodes", machines, ("num_machines",))
-    if is_ppo(keys):
+    if is_on_policy(keys):
         yield from episodes(keys, micro * ranks * more)
         return
     yield Computed("micro_rollout_batch_size", micro, (size,))
@@ -106,21 +110,27 @@ def batches(keys: GivenKeys, command: str) -> Iterator[Computed]:
     yield Computed("rollout_batch_size", max(1, generated // of), written, note)
 
 
-def is_ppo(keys: GivenKeys) -> bool:
-    """Whether these are PPOConfig's, which always have this key, given or implied."""
+def is_on_policy(keys: GivenKeys) -> bool:
+    """Whether these are of PPOConfig or of RLOOConfig before 0.22, which always have this key,
+    given or implied."""
     return keys.given("num_ppo_epochs")
 
 
+def is_rloo(keys: GivenKeys) -> bool:
+    return keys.given("rloo_k") or keys.given("normalize_advantages")
+
+
 def episodes(keys: GivenKeys, step: int) -> Iterator[Computed]:
-    """PPO's prompts of a rollout, of which an optimizer step has ``step``, and of the run."""
-    rounds = keys.whole("num_mini_batches", 1)
-    prompts = max(1, step * rounds)
-    note = f"{rounds} optimizer steps of {step}, one answer to each prompt"
-    yield Computed("rollout_batch_size", prompts, ("num_mini_batches",), note)
+    """Prompts of a rollout, whose answers are optimizer steps of ``step``, and of the run."""
+    rounds, of = keys.whole("num_mini_batches", 1), keys.whole("rloo_k", 1)
+    answers = max(1, step * rounds)
+    note = f"{rounds} optimizer steps of {step} answers, {of} to each prompt"
+    written = ("num_mini_batches", "rloo_k")
+    yield Computed("rollout_batch_size", max(1, answers // of), written, note)
     if keys.given("total_episodes"):
         count = keys.whole("total_episodes")
-        note = f"{count} prompts in rollouts of {prompts}"
-        yield Computed("max_steps", math.ceil(count / prompts), ("total_episodes",), note)
+        note = f"{count} answers in rollouts of {answers}"
+        yield Computed("max_steps", math.ceil(count / answers), ("total_episodes",), note)
         note = "rows are taken again until --max_steps"
         yield Computed("num_episodes", max(1, count), ("total_episodes",), note)
 
@@ -134,6 +144,30 @@ def critic(keys: GivenKeys) -> Iterator[Computed]:
     yield Computed("critic_pretrain", keys.text("reward_model_path"), ("reward_model_path",))
     note = "one optimizer for both there"
     yield Computed("critic_learning_rate", keys.number("learning_rate"), ("learning_rate",), note)
+
+
+def rloo(keys: GivenKeys) -> Iterator[Computed]:
+    """One ratio and one advantage for each answer; the KL of the whole answer is part of the reward
+    that siblings are compared by."""
+    old = is_on_policy(keys)
+    named = ("rloo_k" if old else "normalize_advantages",)
+    yield Computed("advantage_estimator", "rloo", named)
+    yield Computed("policy_loss_type", "sequence_ppo", named)
+    yield Computed("loss_agg_mode", "seq-mean-token-mean", named)
+    yield Computed("enable_vllm_is_correction", False, named)
+    weight = "kl_coef" if old else "beta"
+    if not old:
+        yield Computed("init_kl_coef", keys.number(weight), (weight,))
+        yield from clips(keys)
+    if keys.number(weight):
+        note = "each token's from its own reward; there the answer's sum, which siblings share"
+        yield Computed("kl_estimator", "k1", (weight,), note, "differs")
+
+
+def clips(keys: GivenKeys) -> Iterator[Computed]:
+    low = keys.number("epsilon")
+    high = keys.number("epsilon_high", low)
+    yield Computed("eps_clip_low_high", [str(low), str(high)], ("epsilon", "epsilon_high"))
 
 
 def generation(keys: GivenKeys) -> int:
@@ -187,9 +221,7 @@ def loss(keys: GivenKeys, command: str) -> Iterator[Computed]:
         cap = keys.number("epsilon_high", keys.number("epsilon"))
         yield Computed("eps_clip_low_high", ["1.0", str(max(cap - 1, 0.0))], ("epsilon_high",))
     elif policy != "sapo":
-        low = keys.number("epsilon")
-        high = keys.number("epsilon_high", low)
-        yield Computed("eps_clip_low_high", [str(low), str(high)], ("epsilon", "epsilon_high"))
+        yield from clips(keys)
     if keys.on("use_adaptive_entropy"):
         for flag in ("entropy_target", "entropy_coef_delta"):
             yield Computed(flag, keys.number(flag), (flag, "use_adaptive_entropy"))
@@ -240,7 +272,7 @@ def taught(keys: GivenKeys, command: str) -> Iterator[Computed]:
 
 
 def adapters(keys: GivenKeys) -> Iterator[Computed]:
-    called = keys.given("lora.r") or keys.given("lora.lora_alpha")
+    called = any(key.partition(".")[0] == "lora" for key in keys.values)
     if not called and not keys.on("use_peft"):
         return
     names = ("lora.r", "lora.lora_alpha", "lora.lora_dropout", "lora.target_modules")
@@ -314,8 +346,8 @@ def running(keys: GivenKeys, command: str) -> Iterator[Computed]:
     if command == RL:
         column = keys.text("dataset_prompt_column") or "prompt"  # of open-r1
         yield Computed("input_key", column, ("dataset_prompt_column", "dataset_name"))
-        chats = not is_ppo(keys)
-        note = "where prompts are chats" if chats else "PPO's scripts have prompts of text"
+        chats = not is_on_policy(keys)
+        note = "where prompts are chats" if chats else "scripts of PPO have prompts of text"
         yield Computed("apply_chat_template", chats, ("dataset_name",), note)
     warm = "warmup_ratio" if keys.given("warmup_ratio") else "warmup_steps"
     count = keys.number(warm)

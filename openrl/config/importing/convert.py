@@ -98,7 +98,7 @@ class GivenKeys:
         """Return the items of a list, which may be written as one text."""
         raw = self.raw(key)
         if isinstance(raw, list):
-            return [str(item) for item in raw]
+            return [str(item).strip(",") for item in raw]  # --modules "q_proj", "v_proj"
         text = "" if raw is None or plain(raw) == "null" else str(raw)
         return re.findall(r"[^\s,'\"\[\]()]+", text)
 

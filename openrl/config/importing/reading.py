@@ -93,13 +93,14 @@ def known_keys(source: NestedKeys) -> dict[str, int]:
 
 
 def _mark(table: ConfigTable, words: Iterable[str]) -> str | None:
-    """Return the first mark of a table among words; a mark that ends with a dot begins a word."""
+    """Return the first mark of a table among words; a mark that ends with a dot begins a word, and
+    "a+b" is both."""
     words = list(words)
-    for mark in table.marks:
-        for word in words:
-            if word == mark or (mark.endswith(".") and word.startswith(mark)):
-                return mark
-    return None
+
+    def found(part: str) -> bool:
+        return part in words or (part.endswith(".") and any(w.startswith(part) for w in words))
+
+    return next((mark for mark in table.marks if all(map(found, mark.split("+")))), None)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -322,6 +323,8 @@ def from_python(text: str, path: Path = Path("script.py")) -> NestedKeys:
         ):
             continue
         called.append(name)
+        if (whole := known[name].removesuffix(".")) and not node.keywords:
+            put(tree, whole, "default")
         for word in node.keywords:
             if word.arg:
                 put(tree, known[name] + word.arg, _constant(word.value, names))

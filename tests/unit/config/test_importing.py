@@ -701,13 +701,48 @@ def test_trl_ppo_has_defaults_of_its_own(tmp_path):
     assert not flags["enable_vllm_is_correction"]
 
 
-def test_trls_old_rloo_is_no_grpo(capsys):
-    words = "--sft_model_path sft --reward_model_path rm --rloo_k 2 --response_length 53"
-    for program in ("rloo_tldr.py", "mine.py"):
-        line = f"python {program} --dataset_name d --num_ppo_epochs 1 --kl_coef 0.03 {words}"
-        assert import_config.main([line]) == 2
-        error = capsys.readouterr().err
-        assert "has no counterpart" in error and "--advantage_estimator rloo" in error, error
+@pytest.mark.parametrize(
+    "program", ["rloo_tldr.py --rloo_k 4", "rloo/rloo.py --rloo_k 4", "rloo.py"]
+)
+def test_trls_old_rloo_counts_answers(program, tmp_path):
+    """rloo_trainer.py of 0.20: a rollout is per device x processes x accumulation x
+    num_mini_batches answers, rloo_k to each prompt; total_episodes counts answers. One ratio for an
+    answer, the product over its tokens; the loss is the mean over answers."""
+    text = (
+        f"accelerate launch --num_processes 2 {program} --dataset_name d --total_episodes 1000"
+        " --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --num_mini_batches 3"
+        " --sft_model_path sft --reward_model_path rm --num_sample_generations 5 --cliprange 0.1"
+    )
+    flags = of_file(tmp_path, text, "run.sh")
+    samples = 4 if "rloo_k" in program else 2
+    assert flags["n_samples_per_prompt"] == samples
+    assert flags["rollout_batch_size"] == 192 // samples  # 4 x 2 x 8 x 3 answers
+    assert (flags["train_batch_size"], flags["max_epochs"]) == (64, 4)
+    assert flags["max_steps"] == 6  # 1000 / 192
+    assert (flags["pretrain"], flags["reward_pretrain"]) == ("sft", "rm")
+    assert (flags["advantage_estimator"], flags["policy_loss_type"]) == ("rloo", "sequence_ppo")
+    assert (flags["loss_agg_mode"], flags["eps_clip"]) == ("seq-mean-token-mean", 0.1)
+    assert (flags["init_kl_coef"], flags["generate_max_len"]) == (0.05, 53)
+    assert flags["actor_learning_rate"] == 5e-5 and flags["temperature"] == 0.7
+    assert "critic_pretrain" not in flags and "value_clip" not in flags
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("RLOOConfig(beta=0.04)\nRLOOTrainer(model='m', peft_config=LoraConfig())\n", 8),
+        ('"""\ntrl rloo --model m --beta 0.04 --use_peft\n"""\n', 16),
+    ],
+)
+def test_trls_rloo_is_no_grpo(text, rank, tmp_path):
+    """RLOOConfig of 0.22 and later: two completions, the KL in the reward by k1. LoraConfig() has
+    a rank of 8, ModelConfig of 16."""
+    flags = of_file(tmp_path, text, "run.py")
+    assert (flags["pretrain"], flags["n_samples_per_prompt"]) == ("m", 2)
+    assert (flags["advantage_estimator"], flags["policy_loss_type"]) == ("rloo", "sequence_ppo")
+    assert (flags["init_kl_coef"], flags["kl_estimator"]) == (0.04, "k1")
+    assert "use_kl_loss" not in flags and flags["eps_clip_low_high"] == (0.2, 0.2)
+    assert flags["lora_rank"] == rank and not flags["enable_vllm_is_correction"]
 
 
 def test_openrlhf_on_one_machine(tmp_path):
