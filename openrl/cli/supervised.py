@@ -24,7 +24,7 @@ def prepare(config: SupervisedConfig) -> Any:
 
 
 def run(config: SupervisedConfig, inputs: Any) -> None:
-    """Train; with --dry_run print the plan and the first row instead."""
+    """Train; with --dry_run print the plan and the first rows instead."""
     import asyncio
 
     from openrl.trainer.supervised.launch import (
@@ -42,13 +42,13 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     elif config.debug.dry_run:
         from openrl.tracking.console import PlainConsole
         from openrl.trainer.planning.dry_run import supervised_memory
-        from openrl.trainer.planning.first_row import print_example
+        from openrl.trainer.planning.first_row import print_examples
 
         spec = trained_spec(config, inputs.task, inputs.device, inputs.steps)
         frozen = teacher_specs(config, inputs.task, inputs.device)
         memory = supervised_memory(config, spec, inputs.ranks(config.ranks), frozen)
         print(printable(describe(config, inputs)), memory, sep="\n\n")
-        names = inputs.task.builder.row_names
-        print_example(PlainConsole(), inputs.examples.train[0], names, inputs.tokenizer)
+        builder = inputs.task.builder
+        print_examples(PlainConsole(), builder.firsts, builder.row_names, inputs.tokenizer)
     else:
         asyncio.run(train(config, inputs))

@@ -19,17 +19,16 @@ def prepare(config: PPOConfig) -> Any:
 
 
 def run(config: PPOConfig, inputs: Any) -> None:
-    """Train; with --dry_run print the plan and the first prompt instead."""
+    """Train; with --dry_run print the plan and the first prompts instead."""
     if config.debug.dry_run:
         from openrl.tracking.console import PlainConsole
         from openrl.trainer.planning.dry_run import describe
-        from openrl.trainer.planning.first_row import print_prompt
+        from openrl.trainer.planning.first_row import print_prompts
         from openrl.workers.roles import agent_setup
 
         print(printable(describe(config, inputs)))
-        first = next((p for p in [*inputs.prompts, *inputs.eval_prompts] if p.token_ids), None)
-        if first is not None:  # --env_tags has seeds instead
-            print_prompt(PlainConsole(), first, agent_setup(config), inputs.tokenizer)
+        told = (p for p in [*inputs.prompts, *inputs.eval_prompts] if p.token_ids)  # no seeds
+        print_prompts(PlainConsole(), told, agent_setup(config), inputs.tokenizer)
         return
     import asyncio
 

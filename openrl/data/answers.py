@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import load_blend
-from openrl.data.conversations import TRAIN
+from openrl.data.conversations import TRAIN, as_messages
 from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
@@ -57,6 +57,14 @@ class TokenisedRow:
     open_turns: int = 0  # learned turns that the chat template leaves without an end
 
 
+@dataclass(frozen=True)
+class FirstRow:
+    """The first usable row of a source, for people."""
+
+    source: str
+    rows: tuple[SupervisedRow, ...]
+
+
 class ExampleBuilder(ABC, Generic[Example]):
     """Makes examples from rows, by the column and template flags."""
 
@@ -81,6 +89,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         self.tokenizer, self.workers = tokenizer, workers
         self.images = images
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
+        self.firsts: list[FirstRow] = []
+        """The first rows of the sources that were built."""
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
@@ -118,9 +128,12 @@ class ExampleBuilder(ABC, Generic[Example]):
         ]
         if without_end := sum(row.open_turns for chunk in read for row in chunk.items):
             reports.append(self._ends_made(without_end))
-        return [
-            self.examples([d for d in chunk.items if self._is_usable(d)]) for chunk in read
-        ], reports
+        usable = [[d for d in chunk.items if self._is_usable(d)] for chunk in read]
+        self.firsts += [
+            FirstRow(name, tuple(row for row in items[0].rows if any(row.loss_mask)))
+            for name, items in zip(names, usable, strict=True)
+        ]
+        return [self.examples(items) for items in usable], reports
 
     def read(self, rows: Numbered) -> Chunk[TokenisedRow]:
         """Return the usable rows as tokens, and the rows that cannot be used."""
@@ -128,14 +141,16 @@ class ExampleBuilder(ABC, Generic[Example]):
         read = []
         for number, row in rows:
             try:
-                read.append((number, *self.texts(row), self.images.of(row) if self.images else []))
+                texts, value = self.texts(row)
+                read.append((number, texts, value, self._shown(row, texts)))
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
         done = iter(self._tokenise([text for _, texts, *_ in read for text in texts]))
-        for number, texts, value, images in read:
+        for number, texts, value, shown in read:
             tokens = [next(done) for _ in texts]
             try:
-                pairs = [self._cut(self._with_images(row, images)) for row in tokens]
+                placed = map(self._with_images, tokens, self.images_of(tokens, shown))
+                pairs = [self._cut(row) for row in placed]
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
                 continue
@@ -187,25 +202,64 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def mark_answer(
-        self, given: Any, answer: str | Message, variables: dict[str, Any]
-    ) -> MarkedText:
+    def mark_answer(self, given: Any, answer: str | Message, row: dict[str, Any]) -> MarkedText:
         """Return the prompt, text or chat list, with its answer, a text or a whole message.
-        ``variables`` are the chat template's. Raises BadRow."""
+        Raises BadRow."""
         if self.templates.chat:
-            messages = self.templates.wrap_last_user(self.templates.dialogue(given))
+            given = as_messages(self.templates.with_system(given, row))
             if isinstance(answer, str):
                 answer = {"role": "assistant", "content": answer}
             # of a dialogue, the answer alone is learned, whatever the row says of its message
             message = {key: value for key, value in answer.items() if key != TRAIN}
-            (marked,) = mark_turns(self.templates, [*messages, message], variables, len(messages))
+            (*before, message), cells = self._laid_out([*given, message], row)
+            messages = self.templates.wrap_last_user(self.templates.dialogue(before))
+            (marked,) = self._marked([*messages, message], row, cells, len(messages))
             return marked
         if not isinstance(answer, str):
             answer = as_text(answer["content"])
         prompt = self.templates.prompt(given).text()
         return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
 
+    def mark_dialogue(
+        self, dialogue: Sequence[Message], row: dict[str, Any]
+    ) -> tuple[MarkedText, ...]:
+        """Return the rows in which all turns of the assistant are learned. Raises BadRow."""
+        given = as_messages(self.templates.with_system([*dialogue], row))
+        messages, cells = self._laid_out(given, row)
+        return self._marked(self.templates.dialogue(messages), row, cells)
+
+    def _laid_out(
+        self, messages: list[Message], row: dict[str, Any]
+    ) -> tuple[list[Message], list[Any]]:
+        if self.images is None or not self.templates.sees:
+            return messages, []
+        return self.images.lay_out(messages, row, self.templates.remarks)
+
+    def _marked(
+        self, messages: list[Message], row: dict[str, Any], cells: list[Any], first: int = 0
+    ) -> tuple[MarkedText, ...]:
+        marked = mark_turns(self.templates, messages, self.templates.variables(row), first)
+        return tuple(replace(text, cells=tuple(cells)) for text in marked)
+
     # -- tokens ------------------------------------------------------------------------------------
+
+    def _shown(self, row: dict[str, Any], texts: Sequence[MarkedText]) -> list[list[Image]]:
+        """Return the images of each text of a row; those with the same share them. Raises
+        BadRow."""
+        if self.images is None:
+            return [[] for _ in texts]
+        first, *others = texts
+        shown = [self.images.of(row, first.cells)]
+        for text in others:
+            same = text.cells == first.cells
+            shown.append(shown[0] if same else self.images.of(row, text.cells))
+        return shown
+
+    def images_of(
+        self, tokens: Sequence[SupervisedRow], shown: Sequence[list[Image]]
+    ) -> Sequence[list[Image]]:
+        """Return which of the images ``shown`` with its text each row has."""
+        return shown
 
     def _with_images(self, row: SupervisedRow, images: list[Image]) -> SupervisedRow:
         """Return the row with the tokens of its images, which are not learned. Raises BadRow."""

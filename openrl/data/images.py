@@ -28,6 +28,9 @@ SMALL, LARGE = 32 * 32, 2048 * 2048
 _OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part holds its image
 
 
+BEFORE = "images without a place in the text stand before the first user message"
+
+
 class RowImages:
     """Reads the images of rows and puts their tokens into prompts."""
 
@@ -43,6 +46,25 @@ class RowImages:
     def top_column(self) -> str:
         """The column of the data that --image_key reaches into."""
         return self.flags.image_key.split(".")[0]
+
+    def lay_out(
+        self, messages: Sequence[Message], row: dict[str, Any], remarks: set[str]
+    ) -> tuple[list[Message], list[Any]]:
+        """Return a row's chat as texts with marks, and the images that its parts hold. If nothing
+        marks a place, the images of the column stand before the first user message, as in TRL's
+        ``prepare_multimodal_messages``, and ``remarks`` says so. Raises BadRow."""
+        plain, cells = flatten_parts(messages)
+        held = _cells(column(row, self.flags.image_key))
+        first = next((at for at, m in enumerate(plain) if m["role"] == "user"), None)
+        if held and first is not None and not any(map(self._has_place, plain)):
+            marks = MARK * len(held)
+            plain[first] = {**plain[first], "content": marks + plain[first]["content"]}
+            remarks.add(BEFORE)
+        return plain, cells
+
+    def _has_place(self, message: Message) -> bool:
+        own = self.processor and self.processor.placeholder in message["content"]
+        return bool(own) or (message["role"] != "assistant" and MARK in message["content"])
 
     def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
         """Return the images of a row: ``chat_cells`` or else its column's. Raises BadRow."""
@@ -159,6 +181,8 @@ def flatten_parts(messages: Sequence[Message]) -> tuple[list[Message], list[Any]
         content = message["content"]
         if isinstance(content, list):
             content = "".join(_part_text(part, cells) for part in content)
+        elif not isinstance(content, str):
+            raise BadRow(f"a message has content of the type {type(content).__name__}")
         plain.append({**message, "content": content})
     return plain, cells
 

@@ -51,7 +51,6 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         Plain text without --prompt_key is learned as a whole. Raises BadRow."""
         answer = cell(row, key)
         given = None if self.flags.prompt_key is None else cell(row, self.flags.prompt_key)
-        variables = self.templates.variables(row)
         if isinstance(answer, list):
             dialogue = as_messages(answer)
             if dialogue[-1]["role"] != "assistant":
@@ -59,11 +58,9 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
             if not has_content(dialogue[-1]):
                 raise BadRow(f"{key}: the last message is empty")
             before = [] if given is None else as_messages(given)
-            prompt = self.templates.with_system(_joined(before, dialogue[:-1]), row)
-            return self.mark_answer(prompt, dialogue[-1], variables)
+            return self.mark_answer(_joined(before, dialogue[:-1]), dialogue[-1], row)
         if given is not None:
-            given = self.templates.with_system(given, row)
-            return self.mark_answer(given, as_text(answer), variables)
+            return self.mark_answer(given, as_text(answer), row)
         if self.templates.chat:
             raise BadRow(
                 f"{key} is text: give --prompt_key, or chat lists that end with an assistant"

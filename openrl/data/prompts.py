@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
-from openrl.data.conversations import as_chat, as_messages
-from openrl.data.images import RowImages, flatten_parts, without_binary
+from openrl.data.conversations import as_messages
+from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
 from openrl.data.privileged import Hints
@@ -192,8 +192,9 @@ class PromptBuilder:
         variables = self.templates.variables(row)
         try:
             value = self.templates.with_system(given, row)
-            if self.templates.sees and isinstance(as_chat(value), list):
-                value, cells = flatten_parts(as_messages(value))
+            if self.images and self.templates.sees:
+                messages, remarks = as_messages(value), self.templates.remarks
+                value, cells = self.images.lay_out(messages, row, remarks)
             parts = self.templates.prompt(value, variables)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason

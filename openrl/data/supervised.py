@@ -20,10 +20,10 @@ from openrl.data.conversations import (
 )
 from openrl.data.order import fingerprint
 from openrl.data.rows import MISSING, as_text, column
-from openrl.data.turns import MarkedText, mark_turns
+from openrl.data.turns import MarkedText
 from openrl.errors import BadRow
 from openrl.experience import TokenBatch
-from openrl.types import Message
+from openrl.types import Image, Message
 
 
 class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
@@ -52,12 +52,10 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
             ],
             row,
         )
-        variables = self.templates.variables(row)
         if flags.multiturn:
             if not all(has_content(m) for m in dialogue if is_learned(m)):
                 raise BadRow("a message of the assistant is empty")
-            dialogue = self.templates.with_system(dialogue, row)
-            return mark_turns(self.templates, self.templates.dialogue(dialogue), variables), 0.0
+            return self.mark_dialogue(dialogue, row), 0.0
         *before, answer = dialogue
         if not before or answer["role"] != "assistant":
             raise BadRow("no answer: give --output_key, or end the chat with an assistant message")
@@ -66,8 +64,8 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         if not is_learned(answer):
             raise BadRow("the answer is not to be learned, says the row: --multiturn learns others")
         if self.templates.chat or len(before) > 1:
-            given = self.templates.with_system(before, row)
-        return (self.mark_answer(given, answer, variables),), 0.0
+            given = before
+        return (self.mark_answer(given, answer, row),), 0.0
 
     def _masked(self, dialogue: Sequence[Any], row: dict[str, Any]) -> list[Message]:
         """Return the messages, with the marks of the row's ``LOSS_MASK``. Raises BadRow."""
@@ -78,6 +76,17 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
             " or for each of the assistant's"
         )
         return as_messages([*dialogue])
+
+    def images_of(
+        self, tokens: Sequence[SupervisedRow], shown: Sequence[list[Image]]
+    ) -> Sequence[list[Image]]:
+        """Return the images that each row of a dialogue shows: it may end before later ones."""
+        if self.images is None or self.images.processor is None or len(tokens) == 1:
+            return shown
+        places = [self.images.processor.places(row.token_ids) for row in tokens]
+        if max(places) != len(shown[0]):
+            return shown
+        return [images[:n] for images, n in zip(shown, places, strict=True)]
 
     def _has_answer(self, example: TokenisedRow) -> bool:
         return any(any(row.loss_mask) for row in example.rows)

@@ -228,7 +228,7 @@ def bomb() -> bytes:
     ("row", "reason"),
     [
         ({"input": "<image>", "images": []}, "1 places for images in the text, and 0 images"),
-        ({"input": "x", "images": [A]}, "and 1 images: put <image>, or a part {"),
+        ({"input": "<image>", "images": [A, B]}, "and 2 images: put <image>, or a part {"),
         ({"input": "<image>" * 3, "images": [A] * 3}, "3 images, more than --max_images_per_prom"),
         ({"input": "<image>", "images": [b"text"]}, "images: an image that cannot be read"),
         ({"input": "<image>", "images": [A[:300]]}, "images: an image that cannot be read"),
@@ -266,6 +266,105 @@ def test_a_chat_with_a_part_that_cannot_be_read_is_named(build, part, reason):
     with pytest.raises(UserError) as raised:
         build([{"input": json.dumps(chat)}])
     assert f"row 0: input: {reason}" in str(raised.value)
+
+
+ASKED = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "which is red?"},
+    {"role": "assistant", "content": "the first"},
+    {"role": "user", "content": "sure?"},
+]
+PLACED = {"role": "user", "content": "<image><image>which is red?"}
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_images_without_a_place_stand_before_the_first_question(build, chat):
+    """As TRL's prepare_multimodal_messages puts them, and a mark in their place says the same."""
+    rows = [ASKED, [ASKED[0], PLACED, *ASKED[2:]]]
+    if not chat:
+        rows = [message["content"] for message in (ASKED[1], PLACED)]
+    prompts, report = build([{"input": row, "images": [A, B]} for row in rows])
+    bare, marked = prompts
+    assert bare.token_ids == marked.token_ids and bare.images == marked.images
+    asked = next(m["content"] for m in bare.messages if m["role"] == "user")
+    assert asked == [*[{"type": "image"}] * 2, {"type": "text", "text": "which is red?"}]
+    assert report.count("images without a place in the text stand before the first user") == 1
+    _, report = build([{"input": rows[1], "images": [A, B]}])
+    assert "without a place" not in report
+
+
+@pytest.mark.parametrize(
+    ("builder", "flags", "row"),
+    [
+        (SupervisedBuilder, SupervisedDataFlags(dataset="d", input_key="messages"), {}),
+        (
+            SupervisedBuilder,
+            SupervisedDataFlags(dataset="d", input_key="messages", multiturn=True),
+            {},
+        ),
+        (PairBuilder, PreferenceDataFlags(dataset="d", chosen_key="messages"), {}),
+        (PairBuilder, PreferenceDataFlags(dataset="d", prompt_key="asked"), {}),
+        (RatedBuilder, PreferenceDataFlags(dataset="d", prompt_key="asked"), {"label": True}),
+    ],
+)
+def test_answers_see_images_without_a_place_and_those_of_parts(
+    checkpoint, processor, builder, flags, row
+):
+    images = RowImages(VisionFlags(max_images_per_prompt=2), processor)
+    reader = builder(flags, CHAT, load_tokenizer(checkpoint, LoadFlags()), images=images)
+    yes, no = ([{"role": "assistant", "content": text}] for text in ("yes", "no"))
+
+    def read(asked, **held):
+        whole = {"messages": [*asked, *yes], "chosen": yes, "rejected": no, "asked": asked}
+        if getattr(flags, "chosen_key", None) == "messages":
+            whole["rejected"] = [*asked, *no]
+        chunk = reader.read([(0, {**row, **whole, **held})])
+        assert chunk.bad == []
+        (item,) = chunk.items
+        return item.rows
+
+    marked = read([ASKED[0], PLACED, *ASKED[2:]], images=[A, B])
+    assert [len(row.images) for row in marked] == [2] * len(marked)
+    assert reader.templates.remarks == set()
+    parts = [{"type": "image_url", "image_url": {"url": url(image)}} for image in (A, B)]
+    question = {"type": "text", "text": "which is red?"}
+    of_parts = [ASKED[0], {"role": "user", "content": [*parts, question]}, *ASKED[2:]]
+    assert read(of_parts) == marked
+    assert read(ASKED, images=[A, B]) == marked
+    (remark,) = reader.templates.remarks
+    assert remark.startswith("images without a place in the text stand before")
+
+
+def test_each_row_of_a_split_dialogue_has_the_images_that_it_shows(checkpoint, processor):
+    """The template drops reasoning once a user goes on, so each answer is a row of its own."""
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}"
+        "{% endif %}{% endfor %}{% endif %}{% if m.reasoning_content is defined and loop.last %}"
+        "<think>{{ m.reasoning_content }}</think>{% endif %}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    tokenizer = load_tokenizer(checkpoint, LoadFlags())
+    tokenizer.chat_template = template.replace("<image>", processor.placeholder)
+    images = RowImages(VisionFlags(max_images_per_prompt=2), processor)
+    flags = SupervisedDataFlags(dataset="d", input_key="messages", multiturn=True)
+    builder = SupervisedBuilder(flags, CHAT, tokenizer, images=images)
+    turns = [
+        {"role": "user", "content": "<image>"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t"},
+        {"role": "user", "content": "<image>"},
+        {"role": "assistant", "content": "b", "reasoning_content": "u"},
+    ]
+    chunk = builder.read([(0, {"messages": turns, "images": [A, B]})])
+    assert chunk.bad == []
+    first, second = chunk.items[0].rows
+    shown = [[placed.image for placed in row.images] for row in (first, second)]
+    assert shown == [[images.read(A)], [images.read(A), images.read(B)]]
+    chunk = builder.read([(0, {"messages": turns, "images": [A, B, B]})])
+    assert "3 images" in chunk.bad[0][1]
+    images.flags = VisionFlags(max_images_per_prompt=3)
+    chunk = builder.read([(0, {"messages": turns, "images": [A, B, B]})])
+    assert "places for images in the text, and 3 images" in chunk.bad[0][1]
 
 
 def test_text_only_runs_refuse_images(build):

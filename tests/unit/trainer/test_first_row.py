@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
+from datasets import Dataset
 
 from openrl.agents.setup import AgentSetup
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
-from openrl.config.groups.data import TemplateFlags
-from openrl.data.answers import SupervisedRow
+from openrl.config.groups.data import SupervisedDataFlags, TemplateFlags
+from openrl.data.answers import FirstRow, SupervisedRow
+from openrl.data.loading import RowSource
+from openrl.data.supervised import SupervisedBuilder
 from openrl.tracking.console import PlainConsole
-from openrl.trainer.planning.first_row import LONGEST, print_example, print_prompt, stretches
+from openrl.trainer.planning.first_row import LONGEST, print_examples, print_prompts, stretches
 from openrl.types import Image, PlacedImage, Prompt
 from tests.chat_templates import TOOLS, family_tokenizer
 from tests.tiny import tiny_tokenizer
@@ -29,8 +33,12 @@ def row_of(*pieces, family="chatml"):
 
 
 def shown(row, tokenizer, names=("row",), **settings):
+    return all_shown([FirstRow("a.jsonl", row.rows)], tokenizer, names, **settings)
+
+
+def all_shown(firsts, tokenizer, names=("row",), **settings):
     file = io.StringIO()
-    print_example(PlainConsole(file=file, **settings), row, names, tokenizer)
+    print_examples(PlainConsole(file=file, **settings), firsts, names, tokenizer)
     return file.getvalue()
 
 
@@ -85,11 +93,57 @@ def test_an_image_is_its_placeholder():
 @pytest.mark.parametrize("names", [("chosen answer", "rejected answer"), ("rated answer",)])
 def test_each_named_row_of_an_example_is_shown(names):
     class Pair:
-        rows = tuple(row_of(("x", False), (said, True))[0] for said in ("good", "bad"))
+        rows = tuple(
+            row_of(("x", False), (said, True))[0] for said in ("good", "bad")[: len(names)]
+        )
 
     text = shown(Pair(), family_tokenizer("chatml"), names)
     assert [f"First {name}: " in text for name in names] == [True] * len(names)
     assert "{+good+}" in text and ("{+bad+}" in text) == (len(names) == 2)
+
+
+def titles(text):
+    return [line.split(" tokens")[0] for line in text.splitlines() if line.startswith("First ")]
+
+
+def test_each_part_of_a_dialogue_and_each_source_are_shown_and_the_rest_is_counted():
+    row, tokenizer = row_of(("x", False), ("y", True))
+    parts = all_shown([FirstRow("a.jsonl", (row,) * 3)], tokenizer)
+    assert titles(parts) == [f"First row, part {n} of 3: 2" for n in (1, 2, 3)]
+    assert "not shown" not in parts
+    many = all_shown([FirstRow("a.jsonl", (row,) * 6)], tokenizer)
+    assert len(titles(many)) == 4 and many.endswith("\n2 further parts of this row, not shown\n")
+    sources = [FirstRow(f"{name}.jsonl", (row, row)[: len(name)]) for name in ("a", "bb", "c")]
+    assert titles(all_shown(sources, tokenizer)) == [
+        "First row of a.jsonl: 2",
+        "First row of bb.jsonl, part 1 of 2: 2",
+        "First row of bb.jsonl, part 2 of 2: 2",
+        "First row of c.jsonl: 2",
+    ]
+    pair = FirstRow("a.jsonl", (row, row))
+    text = all_shown([pair] * 5, tokenizer, ("chosen answer", "rejected answer"))
+    assert titles(text)[:2] == [
+        f"First {n} of a.jsonl: 2" for n in ("chosen answer", "rejected answer")
+    ]
+    assert len(titles(text)) == 8 and text.endswith("\n1 further source, not shown\n")
+
+
+def test_the_builder_keeps_what_is_shown_of_each_source():
+    """Qwen3 drops earlier reasoning, so each answer of the dialogue is a row of its own."""
+    thinks = {"role": "assistant", "content": "4", "reasoning_content": "2, 2"}
+    dialogue = [{"role": "user", "content": "2?"}, thinks]
+    tables = {"a.jsonl": [dialogue * 2, dialogue], "b.jsonl": [dialogue]}
+    flags = SupervisedDataFlags(dataset="a.jsonl,b.jsonl", input_key="messages", multiturn=True)
+    builder = SupervisedBuilder(
+        flags, TemplateFlags(apply_chat_template=True), family_tokenizer("qwen3")
+    )
+    (a, b), _ = builder.build(
+        [
+            RowSource(name, name, Dataset.from_list([{"messages": row} for row in rows]))
+            for name, rows in tables.items()
+        ]
+    )
+    assert builder.firsts == [FirstRow("a.jsonl", tuple(a[:2])), FirstRow("b.jsonl", (b[0],))]
 
 
 def test_a_prompt_is_shown_with_the_tools_that_an_agent_adds(tmp_path):
@@ -100,15 +154,18 @@ def test_a_prompt_is_shown_with_the_tools_that_an_agent_adds(tmp_path):
     tokenizer, messages = family_tokenizer("qwen2.5"), ({"role": "user", "content": "2?"},)
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text).input_ids
-    prompt = Prompt("p", ids, text, messages=messages, variables={"tools": TOOLS})
+    prompt = Prompt("train:0", ids, text, messages=messages, variables={"tools": TOOLS})
 
-    def printed(**flags):
+    def printed(prompts=(prompt, prompt), **flags):
         file = io.StringIO()
         chat = TemplateFlags(apply_chat_template=True)
         agents = AgentSetup(AgentFlags(**flags), EnvironmentTagFlags(), chat)
-        print_prompt(PlainConsole(file=file), prompt, agents, tokenizer)
+        print_prompts(PlainConsole(file=file), prompts, agents, tokenizer)
         return file.getvalue()
 
     assert printed() == f"\nFirst prompt: {len(ids)} tokens\n{text}\n"
+    other = replace(prompt, id="train:b:7", token_ids=ids[:2])
+    of_two = printed([replace(prompt, id="train:a:0"), other])
+    assert titles(of_two) == [f"First prompt of train:a: {len(ids)}", "First prompt of train:b: 2"]
     with_tools = printed(tools=str(tools))
     assert "Doubles." in with_tools and "Adds two numbers." in with_tools
