@@ -27,7 +27,8 @@ class MarkedText:
     """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
     ``ends`` says that the end-of-text token follows the last character and is learned, and
     ``stands_in`` that it does so for an end that the chat template does not write. ``turns`` says
-    that the spans begin where the prompts of sampling end. ``cells`` are the images in its parts."""
+    that the spans begin where the prompts of sampling end. ``cells`` are the images of its parts,
+    as the row has them."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
