@@ -22,7 +22,7 @@ from openrl.data.conversations import TRAIN, as_messages
 from openrl.data.images import RowImages, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import as_text, require_column
+from openrl.data.rows import as_text, first_row, require_column
 from openrl.data.templates import Templates
 from openrl.data.tokenizer import anchor_id
 from openrl.data.turns import MarkedText, mark_turns
@@ -96,6 +96,9 @@ class ExampleBuilder(ABC, Generic[Example]):
     def columns(self) -> dict[str, str | None]:
         """Return {flag: column} of the columns that rows must have; None: not needed."""
 
+    def check_columns(self, first: dict[str, Any], source: str) -> None:
+        """Raise UserError if the first row of a source is of a kind that something else reads."""
+
     @abstractmethod
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         """Return the texts of a row, and its margin or rating; 0 if it has none. Raises BadRow."""
@@ -114,6 +117,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         read = []
         for source in sources:
             rows, binary = without_binary(source.rows, self.images)
+            self.check_columns(first_row(rows) or {}, source.name)
             for name, key in self.columns().items():
                 if key is not None:
                     require_column(rows, key, name, source.name)

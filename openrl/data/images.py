@@ -188,6 +188,8 @@ def flatten_parts(messages: Sequence[Message]) -> tuple[list[Message], list[Any]
 
 
 def _part_text(part: Any, cells: list[Any]) -> str:
+    if isinstance(part, str):
+        return part
     if not isinstance(part, dict):
         raise BadRow("a part of the chat is not of the form {type, ...}")
     kind = part.get("type")

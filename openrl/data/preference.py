@@ -19,7 +19,7 @@ from torch import Tensor
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
 from openrl.data.conversations import SYSTEM, as_messages, cell, has_content
-from openrl.data.rows import as_number, as_text, column, value_of
+from openrl.data.rows import MISSING, as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.data.turns import MarkedText
 from openrl.errors import BadRow, UserError
@@ -107,6 +107,15 @@ class PairBuilder(PreferenceBuilder):
             "margin_loss": MARGIN_KEY if self.margins else None,
         }
 
+    def check_columns(self, first: dict[str, Any], source: str) -> None:
+        keys, rating = (self.flags.chosen_key, self.flags.rejected_key), str(first.get("label"))
+        if rating.lower() in RATINGS and all(column(first, key) is MISSING for key in keys):
+            raise UserError(
+                f"--dataset: {source} has single answers with a rating, and pairs are compared",
+                "train_dpo --loss kto --prompt_key COLUMN --chosen_key COLUMN, for the prompt and"
+                " the answer",
+            )
+
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
         return texts, _margin(row) if self.margins else 0.0
@@ -138,6 +147,16 @@ class RatedBuilder(PreferenceBuilder):
             "chosen_key": flags.chosen_key,
             "label_key": self.label_key,
         }
+
+    def check_columns(self, first: dict[str, Any], source: str) -> None:
+        keys = (self.flags.chosen_key, self.flags.rejected_key)
+        is_pair = all(column(first, key) is not MISSING for key in keys)
+        if is_pair and column(first, self.label_key) is MISSING:
+            raise UserError(
+                f"--loss: {source} has pairs of answers, and this loss learns from single ones,"
+                f" each rated in the column {self.label_key!r}",
+                "train_dpo without --loss, or with one that compares pairs",
+            )
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         rating = RATINGS.get(str(column(row, self.label_key)).lower())

@@ -153,7 +153,10 @@ class Templates:
         messages = self.dialogue(value)
         messages = messages if system is None else with_system(messages, system)
         if messages[-1]["role"] == "assistant":
-            raise BadRow("the chat ends with an assistant message, so there is nothing to answer")
+            raise BadRow(
+                "the chat ends with an assistant message, so there is nothing to answer; try: rows"
+                " without it, or train_sft, which learns it"
+            )
         last = _last_user(messages)
         if last is not None and not messages[last]["content"].strip():
             raise BadRow("empty")

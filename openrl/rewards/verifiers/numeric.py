@@ -261,7 +261,11 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Score:
     """
     label = label_number(answer)
     _, mark, rest = answer.text.rpartition("####")
-    found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
+    if mark:
+        line = rest.strip().partition("\n")[0]
+        found = whole_number(line) or first_number(rest)  # |-5| is one only as a whole
+    else:
+        found = None if options.strict else last_number(answer.text)
     right = found is not None and same_quantity(found, label)
     return Score.of(right, marked=float(bool(mark)))
 

@@ -330,6 +330,8 @@ def test_answers_see_images_without_a_place_and_those_of_parts(
     question = {"type": "text", "text": "which is red?"}
     of_parts = [ASKED[0], {"role": "user", "content": [*parts, question]}, *ASKED[2:]]
     assert read(of_parts) == marked
+    of_parts[1] = {"role": "user", "content": [*parts, question["text"]]}
+    assert read(of_parts) == marked
     assert read(ASKED, images=[A, B]) == marked
     (remark,) = reader.templates.remarks
     assert remark.startswith("images without a place in the text stand before")

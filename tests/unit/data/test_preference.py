@@ -113,6 +113,16 @@ def test_margins_and_ratings_are_checked_row_by_row():
         build([{"prompt": "1", "chosen": "a", "label": "good"}], RatedBuilder)
 
 
+def test_pairs_and_rated_answers_lead_to_the_loss_that_reads_them():
+    with pytest.raises(UserError, match=r"has pairs of answers.*\n.*try: train_dpo without --loss"):
+        build([PAIR], RatedBuilder)
+    rated = {"prompt": "1", "completion": "a", "label": True}  # as TRL's KTO
+    with pytest.raises(UserError, match=r"single answers with a rating.*\n.*--loss kto"):
+        build([rated])
+    assert build([{**PAIR, "label": True}])[0]  # a pair may have a label besides
+    assert build([{**PAIR, "label": 1}, {**PAIR, "prompt": "9", "label": 0}], RatedBuilder)[0]
+
+
 def test_mismatched_answers_belong_to_other_prompts():
     rows = [
         {"prompt": p, "chosen": a, "label": True}
