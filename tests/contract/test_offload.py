@@ -29,16 +29,22 @@ def batch():
     return ragged_batch(seed=1)
 
 
-def three_steps(spec, batch):
+def steps(count, spec, batch):
     engine = build_engine(spec)
     plan = StepPlan(THIRDS, counts_of(batch))
     return engine, [
-        engine.train_step(batch, plan, SupervisedUpdate())["grad_norm"].value for _ in range(3)
+        engine.train_step(batch, plan, SupervisedUpdate())["grad_norm"].value for _ in range(count)
     ]
 
 
 def weights(engine):
     return {name: tensor.clone() for name, tensor in engine.named_weights()}
+
+
+def saved(engine, path):
+    """The optimizer's fp32 weights and moments."""
+    engine.save(path)
+    return load_file(path / "rank_00000.safetensors")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -55,17 +61,19 @@ def weights(engine):
 )
 def test_the_place_of_things_changes_no_number(tmp_path, checkpoint, batch, stage, flags, dtype):
     """Steps of three micro-batches, clipped; then a save, a resume and the weights for the
-    engines."""
-    plain, expected = three_steps(
-        engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM), batch
+    engines. In bf16 one step, since a difference in the last bit of an fp32 weight may round it to
+    the other neighbour in bf16, with which the next step begins."""
+    count = {"fp32": 3, "bf16": 1}[dtype]
+    plain, expected = steps(
+        count, engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM), batch
     )
     spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM, **flags)
-    engine, norms = three_steps(spec, batch)
+    engine, norms = steps(count, spec, batch)
     assert norms == pytest.approx(expected, rel=1e-6)
-    then, now = weights(plain), weights(engine)
+    then, now = saved(plain, tmp_path / "plain"), saved(engine, tmp_path)
+    assert then.keys() == now.keys()
     assert all(torch.allclose(now[name], then[name], rtol=0, atol=1e-6) for name in then)
 
-    engine.save(tmp_path)
     resumed = build_engine(spec)
     resumed.load(tmp_path)
     plan = StepPlan(THIRDS, counts_of(batch))
