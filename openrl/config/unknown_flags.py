@@ -68,6 +68,10 @@ OWN = FlagNames(
             " --rollout_dump_dir",
             commands=("train_ppo_ray", "evaluate"),
         ),
+        "deepspeed": MissingFlag(
+            "most of DeepSpeed's settings have flags of their own",
+            "--zero_stage and the like, and --ds_config_overrides for the others",
+        ),
     },
 )
 """Names that one of our commands has and another does not, and names in use everywhere."""
