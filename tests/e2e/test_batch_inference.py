@@ -424,7 +424,16 @@ class Halted:
 """
 
 
+@pytest.fixture
+def ends_at_sigint():
+    """A shell starts what runs in the background with SIGINT ignored, these tests too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.full
+@pytest.mark.usefixtures("ends_at_sigint")
 @pytest.mark.parametrize(
     ("row", "sent"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGKILL)]
 )
