@@ -1,13 +1,14 @@
 """Conversations as files hold them, read into one form: OpenAI's messages, whose calls have their
 arguments as objects.
 
-Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as JSON text, calls
+Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as text, calls
 as messages of their own, which join what the assistant says before them, calls without an outer
 ``function`` or with arguments as JSON text, the older ``function_call``, content as a list of
 texts, and a call or reasoning without content."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import re
@@ -74,16 +75,50 @@ SYSTEM = ("system", "developer")
 """Roles of messages that say how to answer."""
 
 
+_LIKE_A_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|content)["']\s*:""")
+_PRINTED = re.compile(r"\s*(?:\[\s*)?\{\s*'(?:role|from|content|value)'\s*:")
+
+
 def as_chat(value: Any) -> Any:
-    """Parse a conversation that a column holds as JSON text; return any other value unchanged."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):
-            parsed = json.loads(value)
-            if parsed and all(
-                isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in parsed
-            ):
-                return parsed
+    """Return the conversation that a column holds as a list of messages, as a single message, as
+    lists of roles and contents, or as the text of one of these, in JSON or as Python prints it;
+    return any other value unchanged. Raises BadRow for a text that begins like a conversation."""
+    found = _parsed(value) if isinstance(value, str) else value
+    if isinstance(found, dict):
+        return _as_turns(found) or value
+    if not isinstance(value, str):
+        return value
+    if isinstance(found, list) and found and all(_is_turn(turn) for turn in found):
+        return found
+    if found is None and _LIKE_A_CHAT.match(value):
+        raise BadRow(f"text that begins like a chat, but is no JSON: {short(value)}")
     return value
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or "from" in value)
+
+
+def _as_turns(held: dict[str, Any]) -> list[Any]:
+    """Return the turns of a single message, or of a list for each of its keys, as Arrow may hold a
+    conversation; an empty list for any other object."""
+    role = held.get("role", held.get("from"))
+    says = any(key in held for key in ("content", "value", "tool_calls"))
+    if isinstance(role, str):
+        return [held] if says and _role(SHAREGPT.get(role.lower(), role)) in OWN_ROLES else []
+    cells = list(held.values())
+    if not says or not all(isinstance(c, list) and len(c) == len(cells[0]) for c in cells):
+        return []
+    return [dict(zip(held, turn, strict=True)) for turn in zip(*cells, strict=True)]
+
+
+def _parsed(text: str) -> Any:
+    """Return the list or object that a text is, in JSON or as Python prints it; else None."""
+    parse = ast.literal_eval if _PRINTED.match(text) else json.loads
+    if text.lstrip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(text.strip())
+    return None
 
 
 def cell(row: dict[str, Any], key: str) -> Any:
@@ -92,6 +127,8 @@ def cell(row: dict[str, Any], key: str) -> Any:
     value = as_chat(value_of(row, key))
     if value in (None, "", []):
         raise BadRow(f"{key}: empty")
+    if not isinstance(value, str | list):
+        raise BadRow(f"{key}: neither text nor a chat, but {short(value)}")
     return value
 
 

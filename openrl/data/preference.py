@@ -45,12 +45,16 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
 
     flags: PreferenceDataFlags
 
-    def answer(self, row: dict[str, Any], key: str) -> MarkedText:
+    def answer(self, row: dict[str, Any], key: str, other: str | None = None) -> MarkedText:
         """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key
         followed, in a chat list, by everything before the last message, which may hold it too.
-        Plain text without --prompt_key is learned as a whole. Raises BadRow."""
+        Plain text without --prompt_key takes the prompt from a chat in the column ``other``, or is
+        learned as a whole. Raises BadRow."""
         answer = cell(row, key)
         given = None if self.flags.prompt_key is None else cell(row, self.flags.prompt_key)
+        if given is None and other is not None and not isinstance(answer, list):
+            beside = cell(row, other)  # a chat whose last message the text replaces
+            given = as_messages(beside)[:-1] or None if isinstance(beside, list) else None
         if isinstance(answer, list):
             dialogue = as_messages(answer)
             if dialogue[-1]["role"] != "assistant":
@@ -58,6 +62,8 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
             if not has_content(dialogue[-1]):
                 raise BadRow(f"{key}: the last message is empty")
             before = [] if given is None else as_messages(given)
+            if not before and len(dialogue) == 1:
+                raise BadRow(f"{key}: nobody asks before the answer: give --prompt_key")
             return self.mark_answer(_joined(before, dialogue[:-1]), dialogue[-1], row)
         if given is not None:
             return self.mark_answer(given, as_text(answer), row)
@@ -117,7 +123,8 @@ class PairBuilder(PreferenceBuilder):
             )
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
-        texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
+        keys = self.flags.chosen_key, self.flags.rejected_key
+        texts = self.answer(row, *keys), self.answer(row, *reversed(keys))
         return texts, _margin(row) if self.margins else 0.0
 
     def _report(self, source: str, tokenised: list[TokenisedRow], flag: str) -> str:

@@ -63,6 +63,10 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
             raise BadRow(f"{flags.output_key or flags.input_key}: the last message is empty")
         if not is_learned(answer):
             raise BadRow("the answer is not to be learned, says the row: --multiturn learns others")
+        if any(map(is_learned, before)):
+            self.templates.remarks.add(
+                "of dialogues the last answer is learned, and --multiturn learns the earlier ones"
+            )
         if self.templates.chat or len(before) > 1:
             given = before
         return (self.mark_answer(given, answer, row),), 0.0

@@ -982,3 +982,75 @@ def test_pairs_whose_prompts_differ_are_counted():
     for rows, said in (([same, other, same], "in 1 the two prompts differ"), ([same], None)):
         _, (report, *_) = PairBuilder(flags, CHAT, tokenizer).build([source(rows)])
         assert said in report if said else "differ" not in report
+
+
+HELD = [ASKS, ANSWERS]
+FORMS = {
+    "json": json.dumps(HELD),
+    "printed": str(HELD),
+    "printed with an apostrophe": str([ASKS, {"role": "assistant", "content": "It's 4."}]),
+    "lists of keys": {key: [message[key] for message in HELD] for key in ASKS},
+    "text of lists of keys": json.dumps({key: [m[key] for m in HELD] for key in ASKS}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_conversation_is_read_however_a_column_holds_it(form):
+    """Tables of pandas hold what Python prints, and Arrow a list for each key."""
+    (((_, learned),), _) = build([{"messages": FORMS[form]}], "qwen2.5")
+    says = "It's 4." if "apostrophe" in form else "It is 4."
+    assert learned == f"{says}<|im_end|>"
+    assert as_messages(FORMS[form])[0] == ASKS
+
+
+@pytest.mark.parametrize("write", [dict, json.dumps, str], ids=["object", "json", "printed"])
+@pytest.mark.parametrize(
+    "answer", [ANSWERS, {"from": "gpt", "value": "It is 4."}], ids=["openai", "sharegpt"]
+)
+def test_a_column_may_hold_a_single_message(write, answer):
+    """An answer that is such a text is not learned as a text."""
+    rows = [{"messages": write(ASKS), "answer": write(answer)}]
+    (((_, learned),), _) = build(rows, "qwen2.5", output_key="answer")
+    assert learned == "It is 4.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"role": "admin", "content": "an answer in JSON"}',
+        '{"from": "Oslo", "value": 3}',
+        '{"role": "user"}',
+        "{'role': 'user', 'content': ",
+        '[{"name": "x"}]',
+        "[1, 2] and 3",
+        "{}",
+        "[",
+    ],
+)
+def test_other_texts_stay_as_they_are(text):
+    (((_, learned),), _) = build(
+        [{"messages": [ASKS], "answer": text}], "qwen2.5", output_key="answer"
+    )
+    assert learned == f"{text}<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"role": "user", "content": "2', "[{'role': 'user'} {'role': 'assistant'}]"]
+)
+def test_a_text_that_begins_like_a_chat_is_not_shown_as_a_question(text):
+    """A file that was cut, and what an array of numpy prints."""
+    with pytest.raises(BadRow, match="text that begins like a chat, but is no JSON: "):
+        as_messages(text)
+
+
+def test_an_object_that_is_no_chat_is_named_with_its_column():
+    with pytest.raises(UserError, match=r"row 0: answer: neither text nor a chat, but \{'a': 57\}"):
+        build([{"messages": [ASKS], "answer": {"a": 57}}], "qwen2.5", output_key="answer")
+
+
+def test_earlier_answers_that_are_not_learned_are_told():
+    rows = [{"messages": [ASKS, ANSWERS, AGAIN, ANSWERS]}]
+    assert "and --multiturn learns the earlier ones" in build(rows, "qwen2.5")[1]
+    assert "--multiturn" not in build(rows, "qwen2.5", multiturn=True)[1]
+    rows[0]["messages"][1] = {**ANSWERS, "train": False}
+    assert "--multiturn" not in build(rows, "qwen2.5")[1]

@@ -58,6 +58,24 @@ def test_chats_with_and_without_a_column_of_prompts():
         build([{"chosen": [good, user], "rejected": [user, bad]}], template=CHAT, prompt_key=None)
 
 
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_an_answer_may_be_text_beside_a_chat_that_holds_the_other(side):
+    """As ms-swift's column rejected_response."""
+    user, good, bad = (
+        {"role": r, "content": c}
+        for r, c in (("user", "1"), ("assistant", "2"), ("assistant", "3"))
+    )
+    row = {"chosen": [user, good], "rejected": [user, bad]}
+    row[side] = row[side][-1]["content"]
+    (example,), _ = build([row], template=CHAT, prompt_key=None)
+    assert [text(r) for r in example.rows] == ["u(1)a(2<eos>", "u(1)a(3<eos>"]
+    assert [learned(r) for r in example.rows] == ["2<eos>", "3<eos>"]
+    other = {"chosen": "rejected", "rejected": "chosen"}[side]
+    row[other] = row[other][-1:]  # the chat has no prompt either
+    with pytest.raises(UserError, match=r"(is text|asks before the answer): give --prompt_key"):
+        build([row], template=CHAT, prompt_key=None)
+
+
 DIALOGUE = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
 DIALOGUES = {"chosen": DIALOGUE, "rejected": DIALOGUE}
 
