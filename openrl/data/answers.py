@@ -216,6 +216,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             # of a dialogue, the answer alone is learned, whatever the row says of its message
             message = {key: value for key, value in answer.items() if key != TRAIN}
             (*before, message), cells = self._laid_out([*given, message], row)
+            self.templates.check_content([message])
             messages = self.templates.wrap_last_user(self.templates.dialogue(before))
             (marked,) = self._marked([*messages, message], row, cells, len(messages))
             return marked

@@ -4,7 +4,7 @@ arguments as objects.
 Other forms that are read: ShareGPT's turns (``from`` and ``value``), messages as text, calls
 as messages of their own, which join what the assistant says before them, calls without an outer
 ``function`` or with arguments as JSON text, the older ``function_call``, content as a list of
-texts, and a call or reasoning without content."""
+texts or of Anthropic's blocks, and a call or reasoning without content."""
 
 from __future__ import annotations
 
@@ -64,6 +64,9 @@ LOSS_MASK = "loss_mask"
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are text; the last two are those of OpenAI's responses."""
+
+BLOCKS = ("tool_use", "tool_result", "thinking")
+"""Types of Anthropic's blocks that are no part of a content here."""
 
 TRAIN = "train"
 """Our key of a message; False says that it is not learned. No template sees it."""
@@ -139,7 +142,46 @@ def as_messages(value: Any) -> list[Message]:
         return [{"role": "user", "content": as_text(value)}]
     if not value:
         raise BadRow("empty")
-    return [_as_one(messages) for messages in _turns(value, [_message(turn) for turn in value])]
+    chat = _without_blocks(value)
+    return [_as_one(messages) for messages in _turns(chat, [_message(turn) for turn in chat])]
+
+
+def _without_blocks(chat: Sequence[Any]) -> list[Any]:
+    return [
+        message
+        for turn in chat
+        for message in (split_blocks(turn) if isinstance(turn, dict) else [turn])
+    ]
+
+
+def split_blocks(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages that a message becomes whose content is a list of Anthropic's blocks:
+    results of tools, then what else it says, with its calls and its reasoning. Any other message
+    is returned as it is."""
+    parts = turn.get("content")
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return [turn]
+    of = {kind: [part for part in parts if part.get("type") == kind] for kind in BLOCKS}
+    if not any(of.values()):
+        return [turn]
+    results = [
+        {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": part.get("content")}
+        for part in of["tool_result"]
+    ]
+    calls = [
+        {
+            "id": part.get("id"),
+            "type": "function",
+            "function": {"name": part.get("name"), "arguments": part.get("input")},
+        }
+        for part in of["tool_use"]
+    ]
+    said = {**turn, "content": [part for part in parts if part.get("type") not in BLOCKS]}
+    if calls:
+        said["tool_calls"] = calls
+    if of["thinking"]:
+        said[REASONING[0]] = "".join(str(part.get("thinking") or "") for part in of["thinking"])
+    return [*results, *([said] if said["content"] or calls or of["thinking"] else [])]
 
 
 def _turns(chat: Sequence[Any], messages: Sequence[Message]) -> list[list[Message]]:
@@ -276,9 +318,21 @@ def as_schemas(value: Any) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow("not schemas of tools, {name, description, parameters}")
     return [
-        schema if "function" in schema else {"type": "function", "function": schema}
+        schema
+        if "function" in schema
+        else {"type": "function", "function": _with_parameters(schema)}
         for schema in schemas
     ]
+
+
+def _with_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with the parameters under OpenAI's key, if they are under Anthropic's or
+    MCP's."""
+    keys = [key for key in ("input_schema", "inputSchema") if key in schema]
+    if not keys or "parameters" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in keys}
+    return {**rest, "parameters": schema[keys[0]]}
 
 
 def keys_nobody_reads(messages: Iterable[Message], template: str) -> set[str]:
@@ -313,6 +367,7 @@ def masked_messages(chat: Sequence[Any], row: dict[str, Any]) -> list[Message] |
     not want to be learned: 0 or 1 for the row, for each message, or for each of the assistant's.
     None if the column holds anything else. Raises BadRow, also if only a part of a turn is to be
     learned."""
+    chat = _without_blocks(chat)
     messages = [_message(turn) for turn in chat]
     given = _from_json(column(row, LOSS_MASK))
     if given is not MISSING and given is not None:

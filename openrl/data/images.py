@@ -25,7 +25,13 @@ MARK = "<image>"
 SMALL, LARGE = 32 * 32, 2048 * 2048
 """Pixels of the images that the budget is told for, without limits of the user's."""
 
-_OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part holds its image
+_OF_PARTS = (
+    "image",
+    "image_url",
+    "url",
+    "path",
+    "source",
+)  # keys under which a part holds its image
 
 
 BEFORE = "images without a place in the text stand before the first user message"
@@ -97,6 +103,8 @@ class RowImages:
     def _bytes(self, cell: Any) -> bytes:
         if isinstance(cell, bytes):
             return cell
+        if isinstance(cell, dict) and cell.get("type") == "base64":  # a source of Anthropic's
+            return base64.b64decode(str(cell.get("data")), validate=True)
         if isinstance(cell, dict):
             held = (cell.get(key) for key in ("bytes", *_OF_PARTS))
             return self._bytes(next((inner for inner in held if inner is not None), None))

@@ -188,13 +188,17 @@ class Templates:
                 f"WARNING: texts of messages hold {MARK}, but no image is read"
                 " (--max_images_per_prompt, --image_key)"
             )
+        self.check_content(messages)
+        return messages
+
+    def check_content(self, messages: list[Message]) -> None:
+        """Raise BadRow if messages hold anything but text, without ``sees``."""
         if not self.sees and (kinds := kinds_of_content(messages) - {"text"}):
             kind = min(kinds)
             raise BadRow(
                 f"a message has content of the type {kind}, which is no text"
                 + (f" ({IMAGES_SHOWN})" if "image" in kind else "")
             )
-        return messages
 
     def wrap_last_user(self, messages: list[Message]) -> list[Message]:
         """Return the dialogue with --input_template around its last user message."""

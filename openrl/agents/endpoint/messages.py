@@ -15,12 +15,18 @@ from openrl.agents.endpoint.records import (
     EndpointReply,
     Json,
 )
-from openrl.agents.tools.calls import call_in_chat
+from openrl.data.conversations import split_blocks
 from openrl.http_server import Refusal
 from openrl.types import Message
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large"}
 _HIDDEN = ("thinking", "redacted_thinking")  # blocks of other models, which no template can show
+
+_NEEDED: dict[str, dict[str, type]] = {
+    "tool_result": {"tool_use_id": str},
+    "tool_use": {"id": str, "name": str, "input": dict},
+}
+"""Type of a block -> what it must hold."""
 
 
 def read(body: Json) -> CompletionRequest:
@@ -56,24 +62,11 @@ def read_message(message: Json) -> Iterator[Message]:
         return
     blocks = [b for b in fields.objects(message, "content") if b.get("type") not in _HIDDEN]
     for block in blocks:
-        if block.get("type") == "tool_result":
-            called = fields.get(block, "tool_use_id", str)
-            result = fields.content(block.get("content"))
-            yield {"role": "tool", "tool_call_id": called, "content": result}
-    calls = [_read_call(block) for block in blocks if block.get("type") == "tool_use"]
-    others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
-    if others or calls or not blocks:
-        shown = fields.text(others) if role == "assistant" else fields.content(others)
-        written: Message = {"role": role, "content": shown}
-        yield written | ({"tool_calls": calls} if calls else {})
-
-
-def _read_call(block: Json) -> Json:
-    return call_in_chat(
-        fields.get(block, "id", str),
-        fields.get(block, "name", str),
-        fields.get(block, "input", dict),
-    )
+        for name, kind in _NEEDED.get(str(block.get("type")), {}).items():
+            fields.get(block, name, kind)
+    for part in split_blocks({"role": role, "content": blocks}):
+        read_content = fields.text if part["role"] == "assistant" else fields.content
+        yield {**part, "content": read_content(part["content"])}
 
 
 def write(body: Json, answer: EndpointReply) -> Json:

@@ -1054,3 +1054,64 @@ def test_earlier_answers_that_are_not_learned_are_told():
     assert "--multiturn" not in build(rows, "qwen2.5", multiturn=True)[1]
     rows[0]["messages"][1] = {**ANSWERS, "train": False}
     assert "--multiturn" not in build(rows, "qwen2.5")[1]
+
+
+ANTHROPIC = [
+    {"role": "user", "content": [{"type": "text", "text": "2 and 2?"}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "I add them.", "signature": "x"},
+            {"type": "text", "text": "I ask."},
+            {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 2, "b": 2}},
+            {"type": "tool_use", "id": "toolu_2", "name": "add", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "4"},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "0"}]},
+            {"type": "text", "text": "And now?"},
+        ],
+    },
+    {"role": "assistant", "content": [{"type": "text", "text": "4 and 0."}], "train": False},
+]  # fmt: skip
+OPENAI = [
+    ASKS,
+    {
+        "role": "assistant",
+        "content": "I ask.",
+        "reasoning_content": "I add them.",
+        "tool_calls": [
+            {"id": i, "type": "function", "function": {"name": "add", "arguments": arguments}}
+            for i, arguments in (("toolu_1", {"a": 2, "b": 2}), ("toolu_2", {}))
+        ],
+    },
+    {"role": "tool", "tool_call_id": "toolu_1", "content": "4"},
+    {"role": "tool", "tool_call_id": "toolu_2", "content": "0"},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "4 and 0.", "train": False},
+]
+
+
+def test_rows_of_anthropics_blocks_are_those_of_openais_messages():
+    assert as_messages(ANTHROPIC) == as_messages(OPENAI) == OPENAI
+    rows = [{"messages": ANTHROPIC, "loss_mask": [0, 1]}, {"messages": OPENAI, "loss_mask": [0, 1]}]
+    rows[0]["messages"] = [*ANTHROPIC[:3], {**ANTHROPIC[3], "train": True}]
+    rows[1]["messages"] = [*OPENAI[:5], {**OPENAI[5], "train": True}]
+    (of_blocks, same), _ = build(rows, "qwen3", multiturn=True)
+    assert of_blocks == same and of_blocks[1].endswith("4 and 0.<|im_end|>")
+    with pytest.raises(BadRow, match="a tool call is not of the form"):
+        as_messages([{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}])
+    hidden = [ASKS, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]
+    with pytest.raises(UserError, match="content of the type redacted_thinking"):
+        build([{"messages": hidden}], "qwen3")
+
+
+@pytest.mark.parametrize("key", ["input_schema", "inputSchema", "parameters"])
+def test_schemas_of_anthropic_and_mcp_have_their_parameters(key):
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    given = {"name": "add", "description": "Adds.", key: parameters}
+    (schema,) = as_schemas([given])
+    assert schema["function"] == {"name": "add", "description": "Adds.", "parameters": parameters}

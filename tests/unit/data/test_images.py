@@ -328,6 +328,8 @@ def test_answers_see_images_without_a_place_and_those_of_parts(
     told = set(reader.templates.remarks)
     assert not any("without a place" in remark for remark in told)
     parts = [{"type": "image_url", "image_url": {"url": url(image)}} for image in (A, B)]
+    source = {"type": "base64", "media_type": "image/png", "data": url(A).partition(",")[2]}
+    parts[0] = {"type": "image", "source": source}  # as Anthropic's messages hold it
     question = {"type": "text", "text": "which is red?"}
     of_parts = [ASKED[0], {"role": "user", "content": [*parts, question]}, *ASKED[2:]]
     assert read(of_parts) == marked
