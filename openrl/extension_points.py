@@ -26,6 +26,7 @@ advantage_estimators: Registry[Any] = Registry(
 policy_losses: Registry[Any] = Registry(
     "policy_loss",
     "openrl.algorithms.policy_losses",
+    "openrl.algorithms.score_centering",
     "openrl.algorithms.selecting_losses",
     COMPAT,
 )

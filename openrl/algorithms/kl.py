@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
 """Divergences of the policy's next-token distributions to another model's."""
 
+Weights = Callable[["Tensor"], "Tensor"]
+"""Log-ratios of probabilities, policy's to another's, -> weights without a gradient. As a
+divergence, it stands for forward_kl with each of its terms so weighted."""
+
 RESULT_LIMIT = 10.0  # upper limit of one token's KL
 
 # Each estimator is a formula of d = logp - ref_logp (http://joschu.net/blog/kl-approx.html),
@@ -77,7 +81,9 @@ def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
     return torch.cat([inside, others], -1) - log_partition
 
 
-def divergence(kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tensor) -> Tensor:
+def divergence(
+    kind: Divergence | Weights, logits: Tensor, ids: Tensor | None, other: Tensor
+) -> Tensor:
     """Return the divergence of the policy's next-token distributions P and another model's Q,
     (...); exact with all tokens: KL(P || Q) for reverse_kl, KL(Q || P) for forward_kl, and for jsd
     (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2.
@@ -95,12 +101,14 @@ def divergence(kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tens
         return (own.exp() * (own - other)).sum(-1)
     if kind == "forward_kl":
         return (other.exp() * (other - own)).sum(-1)
+    if callable(kind):
+        return (other.exp() * kind(own - other) * (other - own)).sum(-1)
     mean = _mean(own, other)
     return (own.exp() * (own - mean) + other.exp() * (other - mean)).sum(-1) / 2
 
 
 def divergence_gradient(
-    kind: Divergence, logits: Tensor, ids: Tensor | None, other: Tensor
+    kind: Divergence | Weights, logits: Tensor, ids: Tensor | None, other: Tensor
 ) -> Tensor:
     """Return d D / d z_j, (..., V), with the arguments of ``divergence``.
 
@@ -112,6 +120,8 @@ def divergence_gradient(
         weights = own.exp() * (own - other)
     elif kind == "forward_kl":
         weights = -other.exp()
+    elif callable(kind):
+        weights = -other.exp() * kind(own - other)
     else:
         weights = own.exp() * (own - _mean(own, other)) / 2
     logprobs = logits.log_softmax(-1)

@@ -204,7 +204,8 @@ _ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k2": lambda log_rho, _: log_rho.square() / 2,
     "k3": lambda log_rho, _: torch.expm1(log_rho) - log_rho,
     "m2": lambda log_rho, _: log_rho.square(),
-    "tv": probability_gap,  # the mask of IPO, https://arxiv.org/abs/2602.04879 without the sign
+    # IPO of prime-rl (559b447), no paper; https://arxiv.org/abs/2602.04879 without the sign
+    "tv": probability_gap,
     "binary_kl": binary_kl,
 }
 

@@ -155,7 +155,9 @@ def luspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 @policy_losses.register("sequence_ppo", **OF_SEQUENCES | {"options": PPOOptions})
 def sequence_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """One ratio per sequence, the product over its tokens: the importance weight of the sequence,
-    unbiased, and of a variance that grows with its length. A sequence is a row, as for gspo."""
+    unbiased, and of a variance that grows with its length. The answer is one action, as in
+    https://arxiv.org/abs/2402.14740 (RLOO); the clip is that of TRL's RLOOTrainer (f2cd577). A
+    sequence is a row, as for gspo."""
     ratio = clamped(sequence_sum(log_ratio(inputs), inputs.loss_mask))
     return clipped_surrogate(ratio, inputs.advantages, options.low_high, options.dual)
 
@@ -342,33 +344,6 @@ def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> Toke
     weight = clamped_log_ratio(inputs).exp().detach().clamp(max=ratio_cap) * kept
     dropped = (~kept).to(weight.dtype)
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
-
-
-@dataclass(frozen=True)
-class ScoreCenteringOptions(Options):
-    centering_topk: int = flag(
-        32,
-        "How many of its likeliest tokens the engine lists with each sampled one; all others count"
-        " as one.",
-        bounds="[1, 1024]",
-    )
-
-
-@policy_losses.register(
-    "score_centering",
-    options=ScoreCenteringOptions,
-    needs=("advantages", "rollout_kl"),
-    suggests={"loss_agg_mode": "token-mean"},
-)
-def score_centering(inputs: LossInputs, options: ScoreCenteringOptions) -> TokenLosses:
-    """The plain policy gradient, less its mean under the engine's distribution q: -A (log p - sum_v
-    q_v log p_v), so that an advantage alike for all tokens moves nothing, however old or inexact
-    the engine; https://arxiv.org/abs/2609.20807 (Score Centering) with the weight 1. Beyond the K
-    listed tokens q has the shape of p, as in the paper. The sum is the KL of q to p but for a
-    constant, the entropy of q: the value here has the KL, the gradient is the same."""
-    assert inputs.rollout_kl is not None
-    losses = -inputs.advantages * (inputs.logprobs + inputs.rollout_kl)
-    return TokenLosses(losses, {"rollout_kl": inputs.rollout_kl.detach()})
 
 
 # -- soft gates and penalties ----------------------------------------------------------------------

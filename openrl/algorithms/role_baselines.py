@@ -70,7 +70,8 @@ class HierarchicalOptions(Options):
 def hierarchical(outcomes: TrajectoryRewards, options: HierarchicalOptions) -> Tensor:
     """Reward minus the mean of the agent's peers, for agents that set each other tasks: several
     attempts on the task of one episode are compared with each other, and those that set the tasks
-    with those of other episodes. A trajectory without peers gets 0.
+    with those of other episodes. A trajectory without peers gets 0. No paper; prime-rl (48a54ed)
+    takes the agents that occur more than once in an episode for those of ``--episode_agents``.
 
     Raises UserError if no agent has one of the names.
     """

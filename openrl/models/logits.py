@@ -30,7 +30,8 @@ squares    (b, T) sum of the squared probabilities of that distribution, without
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
 reverse_kl, forward_kl, jsd
            (b, T) divergences of that distribution and the teacher's, whose columns are in the batch
-rollout_kl (b, T) KL of the engine's distribution to that distribution, from the batch's columns
+rollout_kl (b, T) KL of the engine's distribution to that distribution, from the batch's columns;
+           its terms may be weighted
 reference  from a reference: the columns that ``full_kl`` needs, by their names in a batch
 teacher    from a teacher: the columns that the divergences need, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch

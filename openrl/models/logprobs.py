@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openrl.algorithms.kl import Divergence, divergence, divergence_gradient
+from openrl.algorithms.kl import Divergence, Weights, divergence, divergence_gradient
 from openrl.models.kept import KeptIds, cut_
 from openrl.models.logits import (
     COMPARISONS,
@@ -27,7 +27,7 @@ from openrl.models.logits import (
 )
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
-Comparison = tuple[Divergence, Distributions]
+Comparison = tuple[Divergence | Weights, Distributions]
 """Another model's distributions, and how the policy's are compared with them."""
 
 HEAD_BLOCK = 16_384
@@ -64,6 +64,7 @@ class LogprobHead(nn.Module):
         self.frozen_heads: dict[Other, FrozenHead] = {}
         # as a reference or a teacher: how many likeliest tokens to return; 0 returns hidden states
         self.top_k: dict[Other, int] = {}
+        self.rollout_weights: Weights | None = None  # of the engine's tokens in ``rollout_kl``
         self.vocabulary: int | None = None  # as a teacher: tokens from here on are not the policy's
 
     def forward(
@@ -93,7 +94,8 @@ class LogprobHead(nn.Module):
         comparisons: list[Comparison] = []
         for other, kind in map(COMPARISONS.__getitem__, wanted):
             target = distributions(compared[other], self.frozen_heads.get(other), kept)
-            comparisons.append((kind, target))
+            weights = self.rollout_weights if other == "rollout" else None
+            comparisons.append((weights or kind, target))
         head = Projection(self.weight, self.bias, self.transform)
         logprobs, entropies, divergences = token_logprobs(
             states,

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
+from openrl.algorithms.kl import Weights
 from openrl.config.groups.deepspeed import DeepSpeedFlags, ParallelFlags
 from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import ModelChangeFlags, ModelFlags
@@ -66,6 +67,7 @@ class ModelSpec:
     # for divergences of whole distributions from a reference's or a teacher's: how many of its
     # likeliest tokens enter; 0: all
     top_k: Mapping[Other, int] = field(default_factory=dict)
+    rollout_weights: Weights | None = None  # for a policy: of the terms of ``rollout_kl``
     # for a teacher: the model whose output head may have fewer tokens, its student
     vocabulary_of: str | None = None
     replays: bool = False  # a policy's passes choose the experts that its engine chose
@@ -77,7 +79,7 @@ def prepare_divergences(model: HeadedModel, spec: ModelSpec) -> None:
     """Prepare the output head for divergences of whole distributions, as ``spec.top_k`` says. A
     policy also gets the heads of ``spec.others`` that are compared over the whole vocabulary."""
     head = model.hf.get_output_embeddings()
-    head.top_k = dict(spec.top_k)
+    head.top_k, head.rollout_weights = dict(spec.top_k), spec.rollout_weights
     if spec.vocabulary_of is not None:
         student = load_config(spec.vocabulary_of, spec.model.trust_remote_code)
         head.vocabulary = student.get_text_config().vocab_size

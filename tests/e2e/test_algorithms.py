@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from openrl.extension_points import advantage_estimators, metric_names, policy_losses
 from openrl.trainer.saving.checkpoints import SCHEMA_VERSION
 from openrl.workers.roles import assign_roles
-from tests.e2e.bench import Bench, started
-from tests.e2e.runs import make_task, metrics, played, untimed
+from tests.e2e.bench import Bench, started, without_ray
+from tests.e2e.runs import make_task, metrics, played, ppo_flags, run_here, untimed
 
 pytestmark = pytest.mark.full
 
@@ -190,6 +190,31 @@ def test_score_centering_reads_what_the_engine_sampled_from(bench, tmp_path):
     for m in bench(tmp_path, policy_loss_type="score_centering", centering_topk=8, **ONE_STEP):
         assert abs(m["actor/rollout_kl"]) < 1e-4
         assert 0.05 < m["rollout/listed_mass"] < 1
+
+
+NO_WEIGHT = {"centering_weight": "icepop", "centering_weight_range": (0, 1e-6)}
+
+
+def test_lists_of_score_centering_are_replayed(bench, tmp_path):
+    """The recorded lists train the same weights without an engine; after the first of a rollout's
+    optimizer steps tokens have other weights than 1. Where all of them are 0, nothing moves: the
+    mean under the engine has the weights, too."""
+    changes = SMALL | {"rollout_backend": "hf", "policy_loss_type": "score_centering"}
+    changes |= {"centering_topk": 8, "centering_weight": "tis", "init_kl_coef": 0}
+    dumped = {"rollout_replay_dir": tmp_path / "rollouts"}
+
+    def run(name, **more):
+        flags = ppo_flags(bench.task, tmp_path / name, **changes | more)
+        assert run_here(flags, without_ray) == 0
+        return untimed(metrics(tmp_path / name)), load_file(tmp_path / name / "model.safetensors")
+
+    steps, whole = run("whole", rollout_dump_dir=tmp_path / "rollouts")
+    assert all(abs(m["actor/centering_weight"] - 1) > 1e-5 for m in steps)
+    same, again = run("again", **dumped)
+    assert all(ours.items() <= theirs.items() for ours, theirs in zip(same, steps, strict=True))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    still, _ = run("none", **dumped, **NO_WEIGHT)
+    assert [m["actor/grad_norm"] for m in still] == [0, 0]
 
 
 def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):

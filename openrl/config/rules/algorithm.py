@@ -115,8 +115,9 @@ def _centred_as_sampled(flag: str, name: str, config: PPOConfig) -> Problems:
         fix = "sampling without top_p, top_k and min_p"
         yield problem((flag, *config.sampling.cuts), message, fix)
     if users := in_use(config, "enable_vllm_is_correction", "rollout_rs"):
-        message = f"{name} is centred for tokens as they were sampled, none weighed or left out"
-        yield problem((flag, *users), message, f"leave --{users[0]} out, or another loss")
+        message = f"{name} is centred for its own weights, and for no tokens that are left out"
+        fix = f"--centering_weight {'tis' if 'rollout_rs' not in users else 'icepop'}, without them"
+        yield problem((flag, *users), message, fix)
 
 
 @check

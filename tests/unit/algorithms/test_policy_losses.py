@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from openrl.algorithms import policy_losses as losses
-from openrl.algorithms import selecting_losses
+from openrl.algorithms import score_centering, selecting_losses
 from openrl.algorithms.masked import step_loss
 from openrl.experience import LossInputs, StepCounts
 from openrl.extension_points import policy_losses
@@ -21,6 +21,9 @@ OPTIONS = {
     if name != "dro"
 } | {
     "dro": losses.DROOptions(dro_beta=0.3),
+    "score_centering": score_centering.ScoreCenteringOptions(
+        centering_weight="tis", centering_weight_range=(0.9, 1.1)
+    ),
     "ppo": losses.PPOOptions(eps_clip_low_high=(0.2, 0.3), dual_clip=1.5),
     "segment_ppo": losses.PPOOptions(eps_clip=0.1, dual_clip=1.5),
     "clip_cov": selecting_losses.ClipCovOptions(eps_clip=0.1, dual_clip=1.5),
@@ -119,7 +122,10 @@ BY_HAND = [
     ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3819), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
     ("flash_reinforce", losses.FlashReinforceOptions(flash_kl_threshold=0.3820), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, -2.0),
     ("flash_reinforce", losses.FlashReinforceOptions(), {"log_ratio": 0.01, "advantage": -1.0, "old": -1.0}, math.exp(0.01)),
-    ("score_centering", losses.ScoreCenteringOptions(), {"log_ratio": 0.5, "advantage": 2.0, "rollout_kl": 0.2}, 0.6),
+    ("score_centering", score_centering.ScoreCenteringOptions(), {"log_ratio": 0.5, "advantage": 2.0, "rollout_kl": 0.2}, 0.6),
+    # log p -2 + ln 8, weight min(8, 5); the engine's log-prob is the old one
+    ("score_centering", score_centering.ScoreCenteringOptions(centering_weight="tis"), {"log_ratio": math.log(8), "advantage": 2.0, "old": -2.0, "rollout_kl": 0.2}, -2 * (5 * (math.log(8) - 2) + 0.2)),
+    ("score_centering", score_centering.ScoreCenteringOptions(centering_weight="icepop"), {"log_ratio": math.log(8), "advantage": 2.0, "old": -2.0, "rollout_kl": 0.2}, -0.4),
     ("kl_cov", selecting_losses.KLCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, -math.exp(-1) + 0.1),
     ("clip_cov", selecting_losses.ClipCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, 0.0),
 ]  # fmt: skip
@@ -209,7 +215,8 @@ def obvious(name, o, x, row, t):
 
         return -ratio * a if average(binary_kl, tokens) <= o.flash_kl_threshold else 0.0
     if name == "score_centering":
-        return -a * (lp + float(x.rollout_kl[row, t]))
+        r = math.exp(lp - float(x.rollout_logprobs[row, t]))
+        return -a * (min(max(r, 0.9), 1.1) * lp + float(x.rollout_kl[row, t]))
     if name == "clip_cov":
         return 0.0 if selected else surrogate(ratio, a, low, high, o.dual)
     if name == "kl_cov":
@@ -307,10 +314,11 @@ def test_finite_for_any_finite_input(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("geo_mean",)])
 def test_on_policy_every_loss_is_the_policy_gradient(name):
-    """With new = old, no marks and rewards above 0, each gradient is -A times the loss's weight at
+    """With new = old = engine's, no marks and rewards above 0, each gradient is -A times the loss's weight at
     ratio 1."""
     inputs = loss_inputs(10, spread=0.0)
     same = {"selected": inputs.selected & False, "rewards": inputs.rewards.abs() + 1}
+    same["rollout_logprobs"] = inputs.logprobs
     shared = ("gspo", "luspo", "segment_ppo", "sequence_ppo")
     if name in shared:  # a ratio of several tokens shares its gradient among them
         same["advantages"] = torch.ones_like(inputs.advantages) * inputs.loss_mask
