@@ -22,3 +22,12 @@ SMALL=(
     --max_steps 2 --no_load_checkpoint
 )
 SMALL_EVALUATION=(--eval_max_samples 4)
+# for files of other systems, in the place of what they name: rewards, filters by them, templates, evaluation data, and what
+# needs GPUs
+IMPORTED=(
+    --remote_rm_url None --reward_func_kwargs '{}' --dynamic_filtering false --input_template None
+    --eval_dataset "$DATA" --eval_max_samples 4 --eval_steps 2
+    --placement None --actor_num_nodes 1 --ulysses_size 1 --optimizer adamw --attn_implementation sdpa
+    --micro_train_batch_size 2 --micro_rollout_batch_size 2 --rollout_backend hf --vllm_enable_sleep false
+    --deepspeed_enable_sleep false --vllm_sync_backend gloo --use_wandb false
+)
