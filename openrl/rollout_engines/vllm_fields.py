@@ -3,11 +3,13 @@ runs in a process of its own: importing vLLM takes seconds and changes the proce
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any, Literal, get_args, get_origin
@@ -26,11 +28,16 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
         return
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed", "pip install vllm")
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = pool.submit(first_wrong_field, dict(kwargs)).result(IMPORT_S)
-    if found is not None:
+    if found := found_elsewhere(json.dumps(kwargs)):
         problem, remedy = found
         raise UserError(f"--vllm_engine_kwargs: {problem}", remedy)
+
+
+@cache
+def found_elsewhere(kwargs: str) -> tuple[str, str] | None:
+    """``first_wrong_field`` of the JSON text ``kwargs``, from another process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(first_wrong_field, json.loads(kwargs)).result(IMPORT_S)
 
 
 def first_wrong_field(kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
