@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -77,14 +76,18 @@ class KeptGroup:
 
 
 def _dump_dir(run: Path) -> Iterator[Path]:
-    """Yield the directory of --rollout_dump_dir, if the run had one."""
+    """Yield the directory of --rollout_dump_dir, if the run had one. Raises UserError if its flags
+    cannot be read."""
     config = run / "config.yaml"
     if config.is_file():
         import yaml
 
-        flags = None
-        with suppress(yaml.YAMLError, UnicodeDecodeError):
+        try:
             flags = yaml.safe_load(config.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            remedy = "the directory that the run had as --rollout_dump_dir, if it had one"
+            message = f"{run} has no folder trace, and {config.name} cannot be read"
+            raise UserError(message, remedy) from error
         if isinstance(flags, dict) and (directory := flags.get("rollout_dump_dir")):
             yield Path(directory).expanduser()
 
