@@ -165,9 +165,15 @@ def image_budget(images: RowImages | None, limit: int, flag: str) -> list[str]:
 
 
 def _cells(value: Any) -> list[Any]:
-    if value is MISSING or value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    cells = value if isinstance(value, list | tuple) else [value]
+    return [cell for cell in cells if not _is_empty(cell)]
+
+
+def _is_empty(cell: Any) -> bool:
+    """Whether a cell holds no image: tables fill up rows without one."""
+    if isinstance(cell, dict):
+        return all(map(_is_empty, cell.values()))
+    return cell is MISSING or cell is None or (isinstance(cell, str | bytes) and not cell)
 
 
 def _keep_encoded(feature: Any) -> Any:

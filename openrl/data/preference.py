@@ -19,6 +19,7 @@ from torch import Tensor
 from openrl.config.groups.data import PreferenceDataFlags
 from openrl.data.answers import ExampleBuilder, SupervisedRow, TokenisedRow
 from openrl.data.conversations import SYSTEM, as_messages, cell, has_content
+from openrl.data.loading import RowSource
 from openrl.data.rows import MISSING, as_number, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.data.turns import MarkedText
@@ -146,6 +147,21 @@ class RatedBuilder(PreferenceBuilder):
         """The other arguments are those of every builder."""
         super().__init__(*args, **kwargs)
         self.label_key = label_key
+
+    def build(
+        self, sources: Sequence[RowSource], flag: str = "dataset"
+    ) -> tuple[list[list[PreferenceExample]], list[str]]:
+        """As of every builder. Raises UserError also if training has ratings of one kind only."""
+        built, reports = super().build(sources, flag)
+        ratings = {example.passed[0] for examples in built for example in examples}
+        if flag == "dataset" and len(ratings) == 1:
+            kind = "good" if ratings == {1.0} else "bad"
+            raise UserError(
+                f"--dataset: all answers are rated {kind}, and this loss learns from both kinds",
+                "rows of the other kind"
+                + (", or train_sft, which learns good answers" if kind == "good" else ""),
+            )
+        return built, reports
 
     def columns(self) -> dict[str, str | None]:
         flags = self.flags

@@ -38,6 +38,8 @@ TOOLS = ("tools", "functions")
 ANY_TEMPLATE = ("user", "assistant", "tool")
 """Roles that a template either knows or refuses."""
 
+_ANSWER = "\N{REPLACEMENT CHARACTER}"  # of a probe
+
 # a sandbox: no template reaches beyond what it is given
 JINJA = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 _compile = lru_cache(maxsize=8)(JINJA.from_string)
@@ -90,6 +92,22 @@ class Templates:
             return self._apply(messages, generate, {"tools": [*tools]} if tools else {})
 
         return find_forms(render)
+
+    @cached_property
+    def unopened(self) -> str:
+        """What the chat template writes before an answer, and not where one is to be sampled, if it
+        knows no ``add_generation_prompt``."""
+        asked: list[Message] = [{"role": "user", "content": "2?"}]
+        answered: list[Message] = [*asked, {"role": "assistant", "content": _ANSWER}]
+        try:
+            before, shown, after = (
+                self.render(chat, generate=generate, variables={})
+                for chat, generate in ((asked, True), (asked, False), (answered, False))
+            )
+        except BadRow:  # it wants other chats
+            return ""
+        opened = after.removeprefix(before).partition(_ANSWER)[0]
+        return opened if before == shown and after.startswith(before) and opened.strip() else ""
 
     @cached_property
     def _written(self) -> list[str]:
@@ -175,6 +193,12 @@ class Templates:
         """Return a row's chat, with --system_prompt if no system message of it says anything.
         Raises BadRow."""
         messages = as_messages(value)
+        if self.chat and self.unopened:
+            self.remarks.add(
+                "WARNING: the chat template knows no add_generation_prompt, so the model has to"
+                f" write {self.unopened!r} itself before it answers\n  try:"
+                " --tokenizer_chat_template FILE, one that does"
+            )
         if self.system is not None and not any(
             m["role"] in SYSTEM and m["content"] for m in messages
         ):

@@ -144,7 +144,8 @@ def test_tools_in_prompts_and_in_preferences():
 
 def rows_file(tmp_path, row):
     path = tmp_path / "rows.jsonl"
-    other = {**row, "chosen": [AGAIN, CALLS], "rejected": [AGAIN, ANSWERS]}
+    sides = {"chosen": [AGAIN, CALLS], "rejected": [AGAIN, ANSWERS]}
+    other = {**row, **sides, "label": False}
     path.write_text(json.dumps(row) + "\n" + json.dumps(other) + "\n")
     return str(path)
 
@@ -1115,3 +1116,19 @@ def test_schemas_of_anthropic_and_mcp_have_their_parameters(key):
     given = {"name": "add", "description": "Adds.", key: parameters}
     (schema,) = as_schemas([given])
     assert schema["function"] == {"name": "add", "description": "Adds.", "parameters": parameters}
+
+
+UNOPENED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "without a prompt"])
+def test_a_template_that_opens_no_answer_is_told(family):
+    """The model would have to sample its own header. Mistral's has none, and needs none."""
+    lacks = family == "without a prompt"
+    template = UNOPENED if lacks else None
+    family = "chatml" if lacks else family
+    _, report = build([{"messages": [ASKS, ANSWERS]}], family, template=template)
+    told = r"the model has to write '<|im_start|>assistant\n' itself before it answers"
+    assert (told in report) == lacks and ("add_generation_prompt" in report) == lacks

@@ -372,6 +372,19 @@ def test_each_row_of_a_split_dialogue_has_the_images_that_it_shows(checkpoint, p
     assert "places for images in the text, and 3 images" in chunk.bad[0][1]
 
 
+@pytest.mark.parametrize(
+    "empty",
+    ["", None, [], [""], [None], {"bytes": None, "path": None}, [{"bytes": None, "path": ""}]],
+    ids=str,
+)
+def test_a_cell_that_is_filled_up_holds_no_image(build, empty):
+    """As tables give rows of text beside rows with images."""
+    (prompt,), report = build([{"input": "x", "images": empty}])
+    assert prompt.images == () and "images" not in report and "images" not in prompt.meta
+    with pytest.raises(UserError, match="1 places for images in the text, and 0 images"):
+        build([{"input": "<image>x", "images": empty}])
+
+
 def test_text_only_runs_refuse_images(build):
     with pytest.raises(UserError, match="1 images, more than --max_images_per_prompt 0"):
         build([{"input": "x", "images": [A]}], flags=VisionFlags())
@@ -440,6 +453,7 @@ def test_answers_that_are_compared_see_the_images_of_their_prompt(checkpoint, pr
         {"prompt": "<image>", "chosen": "yes", "rejected": "no", "label": True, "images": [image]}
         for image in (A, png(picture(7)))
     )
+    other["label"] = False
     reader = builder(flags, CHAT, load_tokenizer(checkpoint, LoadFlags()), images=images)
     source = RowSource("rows", "default", Dataset.from_list([one, other]))
     (examples,), _ = reader.build([source])

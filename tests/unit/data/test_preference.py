@@ -127,6 +127,10 @@ def test_margins_and_ratings_are_checked_row_by_row():
         for i, label in enumerate(["true", "0", "False", "1"])
     ]
     assert [e.passed[0] for e in build(rated, RatedBuilder)[0]] == [1, 0, 0, 1]
+    for label, kind in ((True, "good"), (False, "bad")):  # as TRL refuses them
+        same = [{**row, "label": label} for row in rated]
+        with pytest.raises(UserError, match=f"all answers are rated {kind}, and this loss learns"):
+            build(same, RatedBuilder)
     with pytest.raises(UserError, match="row 0: label is neither true"):
         build([{"prompt": "1", "chosen": "a", "label": "good"}], RatedBuilder)
 
@@ -143,7 +147,7 @@ def test_pairs_and_rated_answers_lead_to_the_loss_that_reads_them():
 
 def test_mismatched_answers_belong_to_other_prompts():
     rows = [
-        {"prompt": p, "chosen": a, "label": True}
+        {"prompt": p, "chosen": a, "label": a != "b"}
         for p, a in (("1", "a"), ("1", "b"), ("2", "cc"), ("3", "d"))
     ]
     examples, _ = build(rows, RatedBuilder)
