@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.groups.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import load_blend
 from openrl.data.conversations import TRAIN, as_messages
-from openrl.data.images import RowImages, without_binary
+from openrl.data.images import RowImages, encoded, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import as_text, first_row, require_column
@@ -116,7 +116,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
-            rows, binary = without_binary(source.rows, self.images)
+            read_columns = self.columns().values()
+            rows, binary = without_binary(encoded(source.rows), self.images, read_columns)
             self.check_columns(first_row(rows) or {}, source.name)
             for name, key in self.columns().items():
                 if key is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,17 @@ class RowImages:
         """The column of the data that --image_key reaches into."""
         return self.flags.image_key.split(".")[0]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that may hold images: that of --image_key or, by default, TRL's ``image``
+        too."""
+        default = self.flags.image_key == ImageFlags.image_key and self.processor is not None
+        return (self.top_column, "image") if default else (self.top_column,)
+
+    def _column(self, row: dict[str, Any]) -> list[Any]:
+        held = _cells(column(row, self.flags.image_key))
+        return held or [cell for name in self.columns[1:] for cell in _cells(column(row, name))]
+
     def lay_out(
         self, messages: Sequence[Message], row: dict[str, Any], remarks: set[str]
     ) -> tuple[list[Message], list[Any]]:
@@ -60,7 +71,7 @@ class RowImages:
         marks a place, the images of the column stand before the first user message, as in TRL's
         ``prepare_multimodal_messages``, and ``remarks`` says so. Raises BadRow."""
         plain, cells = flatten_parts(messages)
-        held = _cells(column(row, self.flags.image_key))
+        held = self._column(row)
         first = next((at for at, m in enumerate(plain) if m["role"] == "user"), None)
         if held and first is not None and not any(map(self._has_place, plain)):
             marks = MARK * len(held)
@@ -74,7 +85,7 @@ class RowImages:
 
     def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
         """Return the images of a row: ``chat_cells`` or else its column's. Raises BadRow."""
-        cells = list(chat_cells) or _cells(column(row, self.flags.image_key))
+        cells = list(chat_cells) or self._column(row)
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
             known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
@@ -125,17 +136,20 @@ class RowImages:
         return path.read_bytes()
 
 
+def encoded(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return the rows with all images as stored: ``RowImages`` decodes them, with limits."""
+    features = datasets.Features({n: _keep_encoded(f) for n, f in rows.features.items()})
+    return rows if features == rows.features else rows.cast(features)
+
+
 def without_binary(
-    rows: datasets.Dataset, images: RowImages | None
+    rows: datasets.Dataset, images: RowImages | None, read: Iterable[str | None]
 ) -> tuple[datasets.Dataset, list[str]]:
-    """Return the rows without their binary columns, and the names of these. The column of
-    ``images`` stays, with images as stored: ``images`` decodes them, with limits."""
-    shown = images.top_column if images else None
-    if shown in rows.column_names:
-        feature = _keep_encoded(rows.features[shown])
-        if feature != rows.features[shown]:
-            rows = rows.cast(datasets.Features({**rows.features, shown: feature}))
-    binary = [name for name in binary_columns(rows) if name != shown]
+    """Return the rows without their binary columns, and the names of these. The columns of
+    ``images`` stay, and those that are ``read``: parts of their chats may hold images."""
+    kept = {key.split(".")[0] for key in read if key is not None}
+    kept |= set(images.columns) if images else set()
+    binary = [name for name in binary_columns(rows) if name not in kept]
     return rows.remove_columns(binary), binary
 
 

@@ -20,7 +20,7 @@ from openrl.config.groups.data import PromptDataFlags, TemplateFlags
 from openrl.config.groups.evaluation import PromptEvalFlags
 from openrl.data.blend import load_blend
 from openrl.data.conversations import as_messages
-from openrl.data.images import RowImages, without_binary
+from openrl.data.images import RowImages, encoded, without_binary
 from openrl.data.loading import RowSource
 from openrl.data.order import fingerprint
 from openrl.data.privileged import Hints
@@ -129,8 +129,9 @@ class PromptBuilder:
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
-            rows, binary = without_binary(source.rows, self.images)
+            rows = encoded(source.rows)
             columns = find_columns(self.flags, rows, source.name)
+            rows, binary = without_binary(rows, self.images, [columns.input_key])
             columns = replace(columns, difficulty_key=difficulty_key, hints=hints)
             if hints is not None and hints.key is not None:
                 require_column(rows, hints.key, "teacher_prompt_key", source.name)
@@ -265,7 +266,7 @@ class PromptBuilder:
     def _meta(self, row: dict[str, Any], columns: Columns) -> dict[str, Any]:
         """Return the other columns of a row, as rewards get them."""
         used = {columns.input_key, columns.label_key}
-        used |= {self.images.top_column} if self.images else set()
+        used |= set(self.images.columns) if self.images else set()
         return {
             name: json_like(value)
             for name, value in row.items()

@@ -48,7 +48,8 @@ class ImageFlags(PixelFlags):
     image_key: str = flag(
         "images",
         "Column with a row's images, one for each <image> in the prompt: paths, URLs, data: URLs,"
-        " bytes or image objects. Dots reach into nested columns.",
+        " bytes or image objects. Dots reach into nested columns. By default a column `image` is"
+        " read too.",
         only_if=SEES,
     )
     image_dir: str | None = flag(

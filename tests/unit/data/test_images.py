@@ -340,6 +340,41 @@ def test_answers_see_images_without_a_place_and_those_of_parts(
     assert remark.startswith("images without a place in the text stand before")
 
 
+def test_a_chat_that_holds_its_images_in_arrow_is_read(checkpoint, processor, build):
+    """As the notebooks of unsloth and TRL store it: images beside the texts of the parts."""
+    part = {"type": Value("string"), "text": Value("string"), "image": ImageFeature()}
+    features = Features({"messages": List({"role": Value("string"), "content": List(part)})})
+    asked = {"role": "user", "content": [{"type": "image", "image": picture(1)}]}
+    says = {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}
+
+    def table(*chat):
+        return Dataset.from_list([{"messages": list(chat)}], features=features)
+
+    (prompt,), report = build(table(asked), input_key="messages")
+    assert pixels(prompt).tobytes() == picture(1).tobytes() and "not given" not in report
+    with pytest.raises(UserError, match="content of the type image, which is no text"):
+        build(table(asked), flags=VisionFlags(), input_key="messages")
+    images = RowImages(VisionFlags(max_images_per_prompt=1), processor)
+    flags = SupervisedDataFlags(dataset="d", input_key="messages")
+    reader = SupervisedBuilder(flags, CHAT, load_tokenizer(checkpoint, LoadFlags()), images=images)
+    ((row,),), _ = reader.build([RowSource("rows", "default", table(asked, says))])
+    assert row.images == prompt.images
+
+
+def test_a_column_of_one_image_is_read_by_default(build):
+    """TRL's name for it. A flag names another, and a text-only run reads none."""
+    row = {"input": "<image>", "image": A}
+    (prompt,), _ = build([row])
+    assert pixels(prompt).tobytes() == picture(1).tobytes() and "image" not in prompt.meta
+    (prompt,), _ = build([{**row, "images": [B]}])
+    assert pixels(prompt).size == (30, 90)
+    named = VisionFlags(max_images_per_prompt=1, image_key="shown")
+    (prompt,), report = build([{"input": "x", "image": A}], flags=named)
+    assert prompt.images == () and "not given to rewards: image" in report
+    (prompt,), report = build([{"input": "x", "image": A}], flags=VisionFlags())
+    assert prompt.images == () and "not given to rewards: image" in report
+
+
 def test_each_row_of_a_split_dialogue_has_the_images_that_it_shows(checkpoint, processor):
     """The template drops reasoning once a user goes on, so each answer is a row of its own."""
     template = (
