@@ -67,7 +67,15 @@ class Note(UserError):
 
 
 class BadRow(Exception):
-    """A row of data cannot be used: its label is missing, for example. The message says why."""
+    """A row of data cannot be used: its label is missing, for example. The message says why; where
+    a larger limit would take the row, ``flag`` is its name and ``enough`` what the row needs."""
+
+    def __init__(self, message: str, flag: str = "", enough: int = 0) -> None:
+        super().__init__(message, flag, enough)  # which pickles all
+        self.message, self.flag, self.enough = message, flag, enough
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Interrupted(UserError):

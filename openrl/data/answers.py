@@ -149,7 +149,7 @@ class ExampleBuilder(ABC, Generic[Example]):
                 texts, value = self.texts(row)
                 read.append((number, texts, value, self._shown(row, texts)))
             except BadRow as reason:
-                chunk.bad.append((number, str(reason)))
+                chunk.bad.append((number, reason))
         done = iter(self._tokenise([text for _, texts, *_ in read for text in texts]))
         for number, texts, value, shown in read:
             tokens = [next(done) for _ in texts]
@@ -157,7 +157,7 @@ class ExampleBuilder(ABC, Generic[Example]):
                 placed = map(self._with_images, tokens, self.images_of(tokens, shown))
                 pairs = [self._cut(row) for row in placed]
             except BadRow as reason:
-                chunk.bad.append((number, str(reason)))
+                chunk.bad.append((number, reason))
                 continue
             cut, whole = tuple(row for row, _ in pairs), all(whole for _, whole in pairs)
             without_end = sum(text.stands_in for text in texts)

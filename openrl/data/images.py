@@ -89,7 +89,7 @@ class RowImages:
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
             known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
-            raise BadRow(f"{self.flags.image_key}: {known}")
+            raise BadRow(f"{self.flags.image_key}: {known}", "max_images_per_prompt", len(cells))
         return [self.read(cell) for cell in cells]
 
     def place(

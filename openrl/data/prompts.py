@@ -164,7 +164,7 @@ class PromptBuilder:
             try:
                 drafts.append(self._draft(number, row, columns, prefix, tag))
             except BadRow as reason:
-                chunk.bad.append((number, str(reason)))
+                chunk.bad.append((number, reason))
         all_ids = self._tokenise([draft.prompt.text for draft in drafts]) if drafts else []
         for draft, ids in zip(drafts, all_ids, strict=True):
             try:
@@ -173,7 +173,7 @@ class PromptBuilder:
                 fitted = self._fit(prompt, draft.parts)
                 kept = fitted and self._with_hint(*fitted, draft, columns.hints)
             except BadRow as reason:
-                chunk.bad.append((draft.number, str(reason)))
+                chunk.bad.append((draft.number, reason))
                 continue
             chunk.items.append((kept, len(ids)))
         chunk.unread_keys |= self.templates.unread_keys
@@ -248,7 +248,8 @@ class PromptBuilder:
         if len(prompt.token_ids) <= self.limit:
             return prompt, parts.content
         if overflow == "error":
-            raise BadRow(f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error")
+            message = f"longer than --prompt_max_len {self.limit}, with --prompt_overflow error"
+            raise BadRow(message, "prompt_max_len", len(prompt.token_ids))
         if overflow not in KEEP or prompt.images:
             return None
 

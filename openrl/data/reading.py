@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from datasets import Dataset
@@ -26,7 +27,7 @@ class Chunk(Generic[T]):
     """The results of some rows."""
 
     items: list[T] = field(default_factory=list)
-    bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
+    bad: list[tuple[int, BadRow]] = field(default_factory=list)  # (row number, reason)
     unread_keys: set[str] = field(default_factory=set)  # of messages, see ``Templates``
     marks: set[str] = field(default_factory=set)  # likewise
     remarks: set[str] = field(default_factory=set)  # sentences on columns, likewise
@@ -89,19 +90,19 @@ def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
     except (UnicodeDecodeError, BadRow):
         good, bad = _decode_rows(rows, piece)
         chunk = read(good)
-        return replace(chunk, bad=sorted([*chunk.bad, *bad]))
+        return replace(chunk, bad=sorted([*chunk.bad, *bad], key=itemgetter(0)))
 
 
-def _decode_rows(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str]]]:
+def _decode_rows(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, BadRow]]]:
     good: Numbered = []
     bad = []
     for number in piece:
         try:
             good.append((number, rows[number]))
         except UnicodeDecodeError:
-            bad.append((number, "text that is not UTF-8"))
+            bad.append((number, BadRow("text that is not UTF-8")))
         except BadRow as reason:
-            bad.append((number, str(reason)))
+            bad.append((number, reason))
     return good, bad
 
 
@@ -119,13 +120,17 @@ def _read_piece(piece: range) -> Chunk[Any]:
     return _read_rows(rows, piece, read)
 
 
-def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]]) -> None:
-    """Raise one UserError for all bad rows, if any, given as (source, [(row, reason)])."""
+def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, BadRow]]]]) -> None:
+    """Raise one UserError for all bad rows, if any, given as (source, [(row, reason)]), with
+    what the limits would have to be."""
     blocks = []
+    enough: dict[str, int] = {}
     for source, rows in bad:
         by_reason: dict[str, list[int]] = {}
         for number, reason in rows:
-            by_reason.setdefault(reason, []).append(number)
+            by_reason.setdefault(str(reason), []).append(number)
+            if reason.flag:
+                enough[reason.flag] = max(reason.enough, enough.get(reason.flag, 0))
         lines = []
         for reason, numbers in by_reason.items():
             lines.append(f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}: {reason}")
@@ -133,4 +138,5 @@ def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]])
             head = f"--{flag}: {source} has rows that cannot be used (counted from 0)"
             blocks.append("\n  ".join([head, *lines]))
     if blocks:
-        raise UserError("\n".join(blocks))
+        remedy = " ".join(f"--{name} {needed}" for name, needed in enough.items())
+        raise UserError("\n".join(blocks), remedy)

@@ -32,7 +32,8 @@ class Quoted(str):
 
 def convert(raw: Any, type_: Any) -> Any:
     """Convert ``raw`` (text or another scalar, None, a list or an object of them) to a value of
-    ``type_``. Raises ValueError with a readable reason."""
+    ``type_``. An empty text is None or an empty list where the type has these. Raises ValueError
+    with a readable reason."""
     if is_union(type_):
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:
@@ -59,7 +60,8 @@ def convert(raw: Any, type_: Any) -> Any:
 
 def _convert_union(raw: Any, type_: Any) -> Any:
     members = get_args(type_)
-    if type(None) in members and (raw is None or (raw == NONE and not isinstance(raw, Quoted))):
+    nothing = raw in (None, "", [""]) or (raw == NONE and not isinstance(raw, Quoted))
+    if type(None) in members and nothing:
         return None
     for member in members:
         if member is not type(None):
@@ -71,6 +73,7 @@ def _convert_union(raw: Any, type_: Any) -> Any:
 def _convert_tuple(raw: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
     items = raw if isinstance(raw, list) else [raw]
     if members[-1] is Ellipsis:
+        items = [] if raw == "" else items
         return tuple(convert(item, members[0]) for item in items)
     if len(items) != len(members):
         raise ValueError(f"expected {len(members)} values, got {len(items)}: {show(items)}")

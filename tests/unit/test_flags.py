@@ -365,6 +365,13 @@ SECRET = {"wandb": {"settings": [{"api_key": "s3cr3t"}, "https://me:s3cr3t@host"
 HIDDEN = {"wandb": {"settings": [{"api_key": "***"}, "***"], "tags": ["a"]}}
 
 
+def test_an_empty_text_is_no_value_where_a_flag_may_have_none(tmp_path):
+    (tmp_path / "run.yaml").write_text("pretrain: m\ntemplate: ''\nstop: ''\n")
+    config = good("--pretrain", "m", "--template", "", "--stop", "")
+    assert config == good("--config", str(tmp_path / "run.yaml")) == good("--pretrain", "m")
+    assert good("--pretrain", "m", "--stop", "", "END").train.stop == ("", "END")
+
+
 def test_secrets_are_left_out_of_what_is_written(tmp_path, monkeypatch):
     typed = json.dumps(SECRET)
     monkeypatch.setattr(sys, "argv", ["p", f"--guarded={typed}", "--seed", "1"])
@@ -477,7 +484,7 @@ def random_config(rng: random.Random) -> Command:
     return Command(
         model=ModelGroup(
             pretrain=text(),
-            template=rng.choice([None, text()]),
+            template=text() or None,
             dtype="fp32",
             stage=rng.choice([0, 1]),
         ),

@@ -182,7 +182,7 @@ class _Command:
 def _split(words: list[str], marks: Mapping[str, str]) -> _Command:
     """Return a command in parts. Its program is the first known word, or else a module or file."""
     names = [Path(word).name if word.endswith(".py") else word for word in words]
-    pairs = [f"{a} {b}" for a, b in zip(names, [*names[1:], ""], strict=True)]
+    pairs = [" ".join(names[i : i + 2]) for i in range(len(names))]
     for i, name in enumerate(names):
         if found := next((n for n in (pairs[i], name) if n in marks), ""):
             return _Command(found, words[:i], words[i + 1 :])

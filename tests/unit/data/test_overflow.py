@@ -96,8 +96,9 @@ def test_error_names_the_rows():
     with pytest.raises(
         UserError,
         match=r"rows 0, 2: longer than --prompt_max_len 3, with --prompt_overflow error",
-    ):
+    ) as raised:
         build(["1234", "12", "12345"], 3, "error")
+    assert raised.value.remedy == "--prompt_max_len 5"
 
 
 def test_a_template_that_refuses_what_is_left_makes_a_bad_row():
