@@ -138,7 +138,11 @@ def system_page(system: str) -> str:
         for row in sorted(rows, key=lambda row: -row.files):
             flags = ", ".join(f"`--{flag}`" for choice in row.flags for flag in choice.split("|"))
             values = f" `{row.how}`" if "=" in row.how else ""
-            notes = [_shown(row.note), f"there `{row.default}` if left out" if row.default else ""]
+            notes = [
+                _shown(row.note),
+                f"there `{row.default}` if left out" if row.default else "",
+                row.changed,
+            ]
             lines.append(
                 _cells(
                     f"`{row.key}`",

@@ -132,8 +132,8 @@ def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, BadRow]]
             if reason.flag:
                 enough[reason.flag] = max(reason.enough, enough.get(reason.flag, 0))
         lines = []
-        for reason, numbers in by_reason.items():
-            lines.append(f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}: {reason}")
+        for text, numbers in by_reason.items():
+            lines.append(f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}: {text}")
         if lines:
             head = f"--{flag}: {source} has rows that cannot be used (counted from 0)"
             blocks.append("\n  ".join([head, *lines]))

@@ -51,6 +51,5 @@ config_tables.add(
     ConfigTable(
         Path(__file__).with_name("keys.tsv"),
         marks={"verl.trainer.main": "train_ppo_ray"},
-        together="openrl.compat.easyr1.keys:together",
     ),
 )

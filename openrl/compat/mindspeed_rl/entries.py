@@ -26,6 +26,5 @@ config_tables.add(
             **dict.fromkeys(("train_grpo.py", "train_ppo.py", "train_dapo.py"), "train_ppo_ray"),
             "rl_config.": "train_ppo_ray",
         },
-        together="openrl.compat.mindspeed_rl.keys:together",
     ),
 )

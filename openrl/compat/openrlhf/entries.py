@@ -47,7 +47,6 @@ config_tables.add(
             "openrlhf.cli.train_kto": {"loss": "kto"},
             "openrlhf.cli.train_ppo": ONE_MACHINE,
         },
-        together="openrl.compat.openrlhf.keys:together",
         as_flags=True,
     ),
 )

@@ -9,8 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from openrl.compat.shared.keys import TRACKERS, scheduler
-from openrl.config.importing.convert import Computed, GivenKeys
+from openrl.config.importing.formulas import Computed, GivenKeys
 
 RL = "train_ppo_ray"
 TRAIN, INFER, ENVIRONMENTS = "actor_train.", "actor_infer.", "train_env_manager."
@@ -22,37 +21,24 @@ VERIFIERS = {
     "LLMJudge": "judge",
     "CrossThinkQA": "choice",
 }
-SCOPES = {
-    "state": "group",
-    "traj_group_id": "group",
-    "tags": "datasource",
-    "inductive": "datasource",
-}
 
 
 def together(keys: GivenKeys, command: str) -> Iterator[Computed]:
     trained = "sft_train." if command == "train_sft" else TRAIN
     yield from batches(keys, command, trained)
-    yield from training(keys, trained)
-    yield from data(keys, command, trained)
-    yield from trackers(keys)
+    yield from evaluation(keys)
+    others = [key for key in keys.below("system_envs") if "MODELSCOPE" not in key]
+    if others:
+        pairs = [f"{key.partition('.')[2]}={keys.raw(key)}" for key in others]
+        yield Computed("system_envs", pairs, tuple(others))
     if command == RL:
         yield from places(keys)
         yield from teachers(keys)
-        yield from kl(keys)
-        yield from clips(keys)
-        yield from normalisation(keys)
         yield from environments(keys)
-        yield from rollouts(keys)
         yield from rewards(keys)
     else:
         gpus = devices(keys, trained)
         yield Computed("num_gpus_per_node", len(gpus) or 1, (f"{trained}device_mapping",))
-    if command == "train_sft" and keys.given("teacher_pretrain"):
-        weight = keys.number("distill_loss_weight", 0.5)
-        yield Computed("teacher_coef", weight, ("distill_loss_weight", "teacher_pretrain"))
-        answers = round(1 - weight, 6)
-        yield Computed("sft_loss_coef", answers, ("distill_loss_weight", "teacher_pretrain"))
 
 
 def devices(keys: GivenKeys, role: str) -> list[int]:
@@ -135,58 +121,15 @@ def batches(keys: GivenKeys, command: str, role: str) -> Iterator[Computed]:
         )
 
 
-def training(keys: GivenKeys, role: str) -> Iterator[Computed]:
-    args = f"{role}training_args."
-    kind, ratio, steps = (
-        f"{args}{n}" for n in ("lr_scheduler_type", "warmup_ratio", "warmup_steps")
-    )
-    yield from scheduler(keys, kind, ratio, steps)
-    lora = f"{role}model_args.lora_"
-    if keys.whole(f"{lora}rank") and (targets := keys.items(f"{lora}target")):
-        yield Computed("target_modules", targets, (f"{lora}target",))
-    resume = keys.text("resume_from_checkpoint")
-    if resume == "true":
-        yield Computed("load_checkpoint", True, ("resume_from_checkpoint",))
-    elif resume not in ("", "false"):
-        yield Computed("resume_from_checkpoint", resume, ("resume_from_checkpoint",))
-
-
-def data(keys: GivenKeys, command: str, role: str) -> Iterator[Computed]:
-    key = f"{role}data_args.file_name"
-    if files := keys.items(key):
-        flag = "prompt_data" if command == RL else "dataset"
-        yield Computed(flag, ",".join(files), (key,))
-        yield Computed("label_key", "ground_truth", (key,), "the label of ROLL's rows")
-        yield Computed("datasource_key", "tag", (key,), "the source of ROLL's rows")
-    template = f"{role}data_args.template"
-    if keys.given(template) or keys.given("global_template"):
-        named = (template, "global_template")
-        yield Computed("apply_chat_template", True, named, "the tokenizer's own template")
-    lists = [k for k in keys.values if re.fullmatch(r"validation\.\w+\.file_name", k)]
-    names = [name for k in lists for name in keys.items(k)]
+def evaluation(keys: GivenKeys) -> Iterator[Computed]:
+    lists = [key for key in keys.below("validation") if key.endswith(".file_name")]
+    names = [name for key in lists for name in keys.items(key)]
     if names:
         yield Computed("eval_dataset", ",".join(names), tuple(lists))
     every = keys.whole("eval_steps")
     if (names or is_agentic(keys)) and every > 0:
         yield Computed("eval_steps", every, ("eval_steps",))
         yield Computed("eval_before_train", True, ("eval_steps",), "evaluates at step 0 too")
-
-
-def trackers(keys: GivenKeys) -> Iterator[Computed]:
-    kind, directory = keys.text("track_with"), keys.text("tracker_kwargs.log_dir")
-    if kind == "tensorboard":
-        named = ("track_with", "tracker_kwargs.log_dir")
-        yield Computed("use_tensorboard", directory or "./runs/tensorboard", named)
-    elif kind == "wandb":
-        yield Computed("use_wandb", True, ("track_with",), "the key comes from WANDB_API_KEY")
-    elif kind in TRACKERS:
-        yield Computed("track_with", [kind], ("track_with",))
-    others = [
-        k for k in keys.values if re.fullmatch(r"system_envs\.\w+", k) and "MODELSCOPE" not in k
-    ]
-    if others:
-        pairs = [f"{k.partition('.')[2]}={keys.raw(k)}" for k in others]
-        yield Computed("system_envs", pairs, tuple(others))
 
 
 def places(keys: GivenKeys) -> Iterator[Computed]:
@@ -217,7 +160,8 @@ def places(keys: GivenKeys) -> Iterator[Computed]:
         )
     else:
         written = {"actor": train, "vllm": infer}
-        if uses_kl(keys):
+        in_reward = keys.on("add_token_level_kl") and keys.number("init_kl_coef") > 0
+        if in_reward or (keys.on("use_kl_loss") and keys.number("kl_loss_coef") > 0):
             written["ref"] = devices(keys, "reference.") or train
         if keys.text("adv_estimator") in ("", "gae"):
             written["critic"] = devices(keys, "critic.") or train
@@ -241,95 +185,6 @@ def spans(gpus: list[int]) -> str:
     return f"{gpus[0]}-{gpus[-1]}" if whole and len(gpus) > 1 else ",".join(map(str, gpus))
 
 
-def uses_kl(keys: GivenKeys) -> bool:
-    in_reward = keys.on("add_token_level_kl") and keys.number("init_kl_coef") > 0
-    return in_reward or (keys.on("use_kl_loss") and keys.number("kl_loss_coef") > 0)
-
-
-def kl(keys: GivenKeys) -> Iterator[Computed]:
-    """Two coefficients: init_kl_coef acts only with add_token_level_kl, the loss takes k3."""
-    in_loss, in_reward = keys.on("use_kl_loss"), keys.on("add_token_level_kl")
-    if in_loss and in_reward:
-        yield Computed("init_kl_coef", keys.number("init_kl_coef"), ("init_kl_coef",))
-        yield Computed("kl_loss_coef", keys.number("kl_loss_coef"), ("kl_loss_coef",))
-        yield Computed("add_token_level_kl", True, ("add_token_level_kl",))
-        yield Computed("kl_loss_estimator", "k3", ("use_kl_loss",), "always k3 there")
-    elif in_loss:
-        yield Computed("init_kl_coef", keys.number("kl_loss_coef"), ("kl_loss_coef", "use_kl_loss"))
-        yield Computed("kl_estimator", "k3", ("use_kl_loss", "kl_penalty"), "always k3 there")
-    elif in_reward:
-        yield Computed("init_kl_coef", keys.number("init_kl_coef"), ("init_kl_coef",))
-    else:
-        named = ("add_token_level_kl", "use_kl_loss", "init_kl_coef", "kl_loss_coef")
-        yield Computed("init_kl_coef", 0.0, named, "neither in the loss nor in the reward")
-        return
-    if in_loss:
-        yield Computed("use_kl_loss", True, ("use_kl_loss",))
-    if in_reward:
-        name = keys.text("kl_penalty")
-        yield Computed("kl_estimator", {"kl": "k1", "mse": "k2"}.get(name, name), ("kl_penalty",))
-        if keys.given("target_kl"):
-            yield Computed("kl_target", keys.number("target_kl"), ("target_kl",))
-            yield Computed("kl_horizon", keys.whole("kl_horizon"), ("kl_horizon",))
-
-
-def clips(keys: GivenKeys) -> Iterator[Computed]:
-    if keys.on("use_pg_clip_range"):
-        named = ("pg_clip_low", "pg_clip_high", "use_pg_clip_range")
-        yield Computed("eps_clip_low_high", [str(keys.number(k)) for k in named[:2]], named)
-    if keys.number("reward_clip"):
-        most = keys.number("reward_clip")
-        yield Computed("reward_clip_range", [str(-most), str(most)], ("reward_clip",))
-        yield Computed("token_reward_clip", most, ("reward_clip",), "again after the KL")
-    if keys.text("adv_estimator") in ("", "gae") and keys.given("lambd"):
-        yield Computed("lambd", keys.number("lambd"), ("lambd",))
-    estimator = keys.text("adv_estimator")
-    gamma = {
-        "gigpo": "gigpo_gamma",
-        "step_reinforce": "turn_gamma",
-        "agentic_reinforce": "turn_gamma",
-    }
-    if estimator in gamma and keys.given("step_reward_gamma"):
-        yield Computed(gamma[estimator], keys.number("step_reward_gamma"), ("step_reward_gamma",))
-    if estimator in ("step_reinforce", "gigpo"):
-        yield Computed("agent_sample_unit", "step", ("adv_estimator",), "a row for each turn")
-    if estimator == "gigpo":
-        for flag in ("episode", "step"):
-            if keys.given(f"{flag}_reward_weight"):
-                key = f"{flag}_reward_weight"
-                yield Computed(f"gigpo_{flag}_weight", keys.number(key), (key,))
-    if keys.on("difficulty_mask"):
-        ends = [f"difficulty_{end}_threshold" for end in ("low", "high")]
-        yield Computed("dynamic_filtering", True, ("difficulty_mask",))
-        yield Computed(
-            "dynamic_filtering_reward_range", [str(keys.number(k)) for k in ends], tuple(ends)
-        )
-        rounds = "a mask there: groups outside are not generated again"
-        yield Computed("dynamic_filtering_max_batches", 1, ("difficulty_mask",), rounds)
-    bound = "train_infer_correction.is_weight.upper_bound"
-    if keys.given(bound):
-        yield Computed("vllm_is_truncated_threshold", ["0.0", str(keys.number(bound))], (bound,))
-
-
-def normalisation(keys: GivenKeys) -> Iterator[Computed]:
-    prefix = "reward_normalization."
-    if keys.text("adv_estimator") == "gigpo":  # which has its own
-        return
-    if not any(key.startswith(prefix) for key in keys.values):
-        return
-    grouping, method = keys.text(f"{prefix}grouping"), keys.text(f"{prefix}method") or "identity"
-    scope = SCOPES.get(grouping, grouping)
-    mean = "none" if method == "identity" else scope
-    std = "none" if method in ("identity", "mean") else scope
-    named = (f"{prefix}method", f"{prefix}grouping")
-    mean = keys.text(f"{prefix}norm_mean_type") or mean
-    std = keys.text(f"{prefix}norm_std_type") or std
-    yield Computed("reward_norm_mean", mean, (*named, f"{prefix}norm_mean_type"))
-    yield Computed("reward_norm_std", std, (*named, f"{prefix}norm_std_type"))
-    if method == "asym_clip":
-        yield Computed("reward_norm_clip", ["-1.0", "3.0"], (f"{prefix}method",))
-
-
 def environments(keys: GivenKeys) -> Iterator[Computed]:
     tags = keys.items(f"{ENVIRONMENTS}tags")
     known = {
@@ -338,20 +193,6 @@ def environments(keys: GivenKeys) -> Iterator[Computed]:
     }
     if known:
         yield Computed("env_tags", list(dict.fromkeys(known.values())), (f"{ENVIRONMENTS}tags",))
-
-
-def rollouts(keys: GivenKeys) -> Iterator[Computed]:
-    ratio = "async_generation_ratio"
-    if keys.number(ratio) > 0:
-        yield Computed("async_train", True, (ratio,))
-        yield Computed(
-            "max_staleness", math.ceil(keys.number(ratio)), (ratio,), "rounded up, as there"
-        )
-    key = f"{INFER}generating_args.max_new_tokens"
-    if is_agentic(keys) and keys.given(key) and not keys.given("max_tokens_per_step"):
-        yield Computed("max_tokens_per_turn", keys.whole(key), (key,))
-    elif not is_agentic(keys) and keys.given(key) and not keys.given("response_length"):
-        yield Computed("generate_max_len", keys.whole(key), (key,))
 
 
 def rewards(keys: GivenKeys) -> Iterator[Computed]:

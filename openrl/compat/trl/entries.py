@@ -111,7 +111,6 @@ config_tables.add(
             for kind in ("kto", "orpo")
             for mark in (f"{kind}.py", f"trl {kind}", f"{kind.upper()}Config")
         },
-        together="openrl.compat.trl.keys:together",
         calls={
             **dict.fromkeys((*RL, *SUPERVISED, "PPOConfig", "RLOOConfig"), ""),
             "LoraConfig": "lora.",

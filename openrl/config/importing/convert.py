@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from openrl.config.importing.formulas import (
+    Computed,
+    Formulas,
+    GivenKeys,
+    no_value,
+    rows_of,
+)
 from openrl.config.importing.tables import (
     LEFT_OUT,
     REFUSE,
     TOGETHER,
     VERDICTS,
     KeyRow,
-    Keys,
     keys_of,
     plain,
 )
 from openrl.config.importing.values import Written, unresolved
-from openrl.errors import UserError, listed, short
+from openrl.errors import Note, UserError, listed
 from openrl.extension_points import config_tables
 from openrl.flags.checks import problem
 from openrl.flags.schema import REQUIRED, FlagSpec
@@ -38,76 +44,6 @@ class Line:
     written: Written = Written(None)
     is_default: bool = False  # no key was given: the value is the default there
     secret: str = ""  # the environment variable that ``value`` belongs in
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A flag that several keys decide, as a system's ``together`` yields it. Nothing to give:
-    ``value`` is None."""
-
-    flag: str
-    value: Any
-    keys: tuple[str, ...]
-    note: str = ""
-    verdict: str = "converted"
-
-
-class GivenKeys:
-    """The values of a file for ``together``, with the defaults of its system. What cannot be read
-    is kept in ``problems``, and its default counts."""
-
-    def __init__(self, values: Mapping[str, Written], keys: Keys) -> None:
-        self.values, self._keys = values, keys
-        self.problems: dict[str, UserError] = {}
-
-    def given(self, key: str) -> bool:
-        return key in self.values and plain(self.values[key].raw) != "null"
-
-    def raw(self, key: str) -> Any:
-        """Return a value, or the default there; None if there is none."""
-        if key in self.values:
-            written = self.values[key]
-            if not (what := unresolved(written.raw)):
-                return written.raw
-            self.problems[key] = no_value(key, what, written)
-        return self._default(key)
-
-    def _default(self, key: str) -> Any:
-        row = self._keys.row(key)
-        return None if row is None else row.default_raw
-
-    def text(self, key: str) -> str:
-        raw = self.raw(key)
-        return "" if raw is None else plain(raw).replace("null", "")
-
-    def on(self, key: str) -> bool:
-        return self.text(key) in ("true", "1", "True")
-
-    def number(self, key: str, otherwise: float = 0.0) -> float:
-        for raw in (self.raw(key), self._default(key)):
-            try:
-                return otherwise if raw is None or plain(raw) == "null" else float(raw)
-            except (TypeError, ValueError):
-                self.problems[key] = problem((), f"{key}: expected a number, got {short(raw)}")
-        return otherwise
-
-    def whole(self, key: str, otherwise: int = 0) -> int:
-        return int(self.number(key, otherwise))
-
-    def items(self, key: str) -> list[str]:
-        """Return the items of a list, which may be written as one text."""
-        raw = self.raw(key)
-        if isinstance(raw, list):
-            return [str(item).strip(",") for item in raw]  # --modules "q_proj", "v_proj"
-        text = "" if raw is None or plain(raw) == "null" else str(raw)
-        return re.findall(r"[^\s,'\"\[\]()]+", text)
-
-
-def no_value(key: str, what: str, written: Written) -> UserError:
-    message = f"{key}: {what} has no value{written.where}"
-    argument = re.fullmatch(r"\$\{?\d\}?", what)
-    by = 'the script and its arguments in quotes: "run.sh ..."' if argument else "export it before"
-    return problem((), message, f"{by}, or write the value")
 
 
 Together = Callable[[GivenKeys, str], Iterator[Computed]]
@@ -146,17 +82,17 @@ class Conversion:
         if defaults:
             self._settle(computed, given=False)
             self._defaults()
+            self.problems += self._changed()
         return self.lines, self.problems
 
     def _computed(self) -> list[Computed]:
-        function = config_tables[self.system].component.together
-        if not function:
-            return []
-        together: Together = import_name(function)
         given = GivenKeys(self.values, self.keys)
-        found = [c for c in together(given, self.command) if c.flag in self.known]
+        found = [*Formulas(given).computed(rows_of(self.system), self.command)]
+        if function := config_tables[self.system].component.together:
+            together: Together = import_name(function)
+            found += together(given, self.command)
         self.problems += given.problems.values()
-        return found
+        return [replace(c, flag=name) for c in found if (name := self.first_of(c.flag))]
 
     def _take(self, key: str, written: Written, computed: list[Computed]) -> None:
         row = self.keys.row(key)
@@ -219,11 +155,10 @@ class Conversion:
             if bool(mine) != given:
                 continue
             where = self.values[mine[0]] if mine else Written(None)
-            line = Line(c.verdict, tuple(mine) or c.keys, note=c.note, written=where)
-            spec = self.known[c.flag]
+            line = Line(c.verdict, tuple(mine) or c.keys[:1], note=c.note, written=where)
             if not mine:
                 line = replace(line, is_default=True)
-                if c.value is None or c.value == spec.default:
+                if c.value is None or plain(c.value) == plain(self.known[c.flag].default):
                     continue
             if c.value is None:
                 self.lines.append(line)
@@ -247,6 +182,13 @@ class Conversion:
                 if spec.default is REQUIRED or spec.read(value) != spec.default:
                     line = Line(row.verdict, (row.key,), note=row.note, is_default=True)
                     self._give(name, value, line)
+
+    def _changed(self) -> Iterator[Note]:
+        """Say what is assumed of keys that are not given and had another default earlier."""
+        for row in self.keys.rows:
+            acts = row.applies(self.command) and any(map(self.first_of, row.flags))
+            if row.changed and row.key not in self.values and acts:
+                yield Note(f"{row.key} is not given and taken as {row.changed}")
 
     def _unknown(self, key: str) -> None:
         """Raise UserError for a key that is like one here or another system's; keep others."""
@@ -288,13 +230,10 @@ def _off(raw: Any, row: KeyRow) -> bool:
 
 def summary(system: str, lines: Iterable[Line]) -> str:
     """Return one line that counts what became of the keys."""
-    given = [line for line in lines if not line.is_default]
-    counts = {
-        verdict: len({k for x in given if x.verdict == verdict for k in x.keys[:1]})
-        for verdict in VERDICTS
-    }
-    words = [f"{count} {VERDICTS[verdict]}" for verdict, count in counts.items() if count]
-    return f"{sum(counts.values())} keys of {system}: {', '.join(words)}"
+    of_keys = {line.keys[0]: line.verdict for line in lines if not line.is_default}
+    counts = Counter(of_keys.values())
+    words = [f"{counts[verdict]} {name}" for verdict, name in VERDICTS.items() if counts[verdict]]
+    return f"{len(of_keys)} keys of {system}: {', '.join(words)}"
 
 
 def lost(lines: Iterable[Line]) -> str:

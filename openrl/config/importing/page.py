@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from openrl.config.importing.convert import Line, summary
 from openrl.config.importing.tables import VERDICTS, KeyRow, keys_of
 from openrl.config.importing.values import SECRET
-from openrl.errors import UserError, listed, short
+from openrl.errors import Note, UserError, listed, short
 from openrl.extension_points import config_tables
 from openrl.flags.dump import yaml_line
 
@@ -34,6 +34,10 @@ def page(system: str, command: str, lines: Iterable[Line], problems: Iterable[Us
         if those:
             text += ["", f"# --- {title} ---"]
             text += [_given(x) if x.flag else _left_out(x) for x in those]
+    problems = list(problems)
+    if notes := [p for p in problems if isinstance(p, Note)]:
+        text += ["", "# --- defaults that were others in earlier versions ---"]
+        text += [f"# {note.message}" for note in notes]
     if fatal := [p for p in problems if p.fatal]:
         text += ["", "# --- not read ---"]
         text += [f"# {p.message}" + (f"; try {p.remedy}" if p.remedy else "") for p in fatal]

@@ -7,12 +7,13 @@ read:
     verdict   one of VERDICTS
     flags     what to give here; a|b means the first that the command has; empty: nothing to give
     how       empty: the value as it is; "true=3; false=2; *=*": a value for each, - for none;
-              "together": computed from several keys; "refuse": nothing starts with such a key
+              "together": by flags.tsv, from several keys; "refuse": nothing starts with such a key
     default   the value there, if a file does not give the key
     commands  names of the commands that the row is for; empty: all
     files     how many of that system's own examples have the key
     seen      values in them
     note      one sentence for whoever comes from there
+    changed   the default and since which version it holds, where earlier ones had another
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class KeyRow:
     files: int
     seen: tuple[str, ...]
     note: str
+    changed: str = ""
 
     def applies(self, command: str) -> bool:
         return not self.commands or command in self.commands
@@ -87,11 +89,14 @@ class KeyRow:
 
     def converted(self, raw: Any) -> Any:
         """Return the value to give for ``raw``, or LEFT_OUT."""
-        if not self.how or self.how in (TOGETHER, REFUSE):
-            return raw
-        choices = dict(part.strip().split("=", 1) for part in self.how.split(";"))
-        value = choices.get(plain(raw), choices.get("*", "*"))
-        return raw if value == "*" else value
+        return raw if self.how in (TOGETHER, REFUSE) else choose(self.how, raw)
+
+
+def choose(how: str, raw: Any) -> Any:
+    """Return what a cell such as "true=3; *=*" has for ``raw``, which an empty one keeps."""
+    choices = dict(part.strip().split("=", 1) for part in how.split(";") if part)
+    value = choices.get(plain(raw), choices.get("*", "*"))
+    return raw if value == "*" else value
 
 
 def plain(raw: Any) -> str:
@@ -148,9 +153,13 @@ def _pattern(key: str) -> re.Pattern[str]:
 @cache
 def keys_of(system: str) -> Keys:
     """Return the table of a system."""
-    with open(config_tables[system].component.path, encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return Keys([_row(line) for line in lines])
+    return Keys([_row(line) for line in table_lines(config_tables[system].component.path)])
+
+
+def table_lines(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a table, each by the names of its columns."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval=""))
 
 
 def _row(line: dict[str, str]) -> KeyRow:
@@ -164,4 +173,5 @@ def _row(line: dict[str, str]) -> KeyRow:
         int(line["files"] or 0),
         tuple(filter(None, line["seen"].split(" | "))),
         line["note"],
+        line.get("changed", ""),
     )

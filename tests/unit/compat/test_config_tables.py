@@ -68,6 +68,6 @@ def check(system, row):
 def test_defaults_of_a_system_are_values_here(system):
     """An empty file of a system is what its defaults say."""
     lines, problems = Conversion(system, "train_ppo_ray", specs_of("train_ppo_ray"), {}).run()
-    assert [str(p) for p in problems] == [] and all(line.is_default for line in lines)
+    assert {p.label for p in problems} <= {"note"} and all(line.is_default for line in lines)
     given = [line.flag for line in lines]
     assert sorted(given) == sorted({*given}), "a flag has one default"

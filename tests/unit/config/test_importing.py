@@ -9,7 +9,8 @@ import pytest
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli import import_config
 from openrl.config.commands import COMMANDS
-from openrl.config.importing.convert import Conversion, no_value
+from openrl.config.importing.convert import Conversion
+from openrl.config.importing.formulas import no_value
 from openrl.config.importing.page import explain
 from openrl.config.importing.reading import MAIN, from_python, from_script, read, recognise
 from openrl.config.importing.shell import Script, calculated
@@ -965,3 +966,17 @@ actor_train: {strategy_args: {strategy_name: deepspeed_train, strategy_config: "
 actor_infer: {generating_args: {max_new_tokens: 8}}
 """
     assert of_file(tmp_path, text)["zero_stage"] == 3
+
+
+def test_a_default_that_was_another_earlier_is_told(tmp_path, capsys):
+    """verl 0.4 made entropy_coeff 0 and clip_ratio_c 3.0; a file that gives a key says it itself."""
+    given = "actor_rollout_ref.actor.entropy_coeff=0.001 trainer.logger"
+    (tmp_path / "run.sh").write_text(COUNTDOWN.replace("trainer.logger", given))
+    out = tmp_path / "ours.yaml"
+    assert import_config.main([str(tmp_path / "run.sh"), "-o", str(out)]) == 0
+    clip = (
+        "actor.clip_ratio_c is not given and taken as 3.0, the default since verl 0.4; no dual clip"
+    )
+    assert clip in capsys.readouterr().err and clip in out.read_text()
+    assert "entropy_coeff is not given" not in out.read_text()
+    assert "entropy_loss_coef: 0.001" in out.read_text()

@@ -422,7 +422,9 @@ def test_a_cell_that_is_filled_up_holds_no_image(build, empty):
 
 def test_text_only_runs_refuse_images(build):
     with pytest.raises(UserError, match="1 images, more than --max_images_per_prompt 0") as raised:
-        build([{"input": "x", "images": [A]}, {"input": "y", "images": [A] * 3}], flags=VisionFlags())
+        build(
+            [{"input": "x", "images": [A]}, {"input": "y", "images": [A] * 3}], flags=VisionFlags()
+        )
     assert raised.value.remedy == "--max_images_per_prompt 3"
     prompts, _ = build([{"input": "x", "images": []}], flags=VisionFlags())
     assert prompts[0].images == ()
