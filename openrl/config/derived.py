@@ -22,8 +22,9 @@ from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.groups.placement import FLAG_NAMES
 from openrl.config.groups.reward import split
-from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
+from openrl.config.reward_plan import RewardPlan, engine_judges, reward_plan, reward_sources
 from openrl.config.teacher_plan import routed_models
+from openrl.extension_points import verifiers
 from openrl.flags.checks import Problems, in_use, problem
 
 # -- directories ----------------------------------------------------------------------------------
@@ -93,6 +94,27 @@ def longest_sequence(config: PPOConfig | AnsweringConfig) -> int:
     lengths = config.sampling.lengths
     evaluated = isinstance(config, PPOConfig) and config.evaluation.eval_generate_max_len
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
+
+
+JUDGE_TEXT = 512  # tokens of what a judge is told besides prompt and answers
+
+
+def longest_judged(config: PPOConfig | AnsweringConfig) -> int:
+    """Return the most tokens that the run's own engines need as judges, for a question and its
+    reply; 0 if they judge nothing. A label has room for as many tokens as an answer."""
+    if isinstance(config, PPOConfig):
+        evaluated = config.evaluation.eval_n_samples_per_prompt
+        siblings = max(config.batch.n_samples_per_prompt, evaluated)
+    else:
+        siblings = config.task.n_samples_per_prompt
+    prompt, longest = config.sampling.lengths.prompt, longest_sequence(config)
+    needed = [0]
+    for name, kwargs in engine_judges(config.reward).items():
+        options = verifiers[name].options if name in verifiers.names() else None
+        shown = getattr(options, "SHOWN", 1) or siblings
+        reply = int(kwargs.get("max_tokens", 1024))
+        needed.append(JUDGE_TEXT + prompt + (shown + 1) * (longest - prompt) + reply)
+    return max(needed)
 
 
 def data_seed(config: Any) -> int:

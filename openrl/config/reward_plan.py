@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -23,6 +23,8 @@ from openrl.files import file_and_name
 from openrl.flags.secrets import looks_secret
 from openrl.flags.sources import read_table
 
+ENGINES = "engines"
+"""The URL of a judge that stands for the run's own engines."""
 Kind = Literal["verifier", "file", "http", "model"]
 FLAG = {
     "verifier": "reward_funcs",
@@ -234,3 +236,22 @@ def source_kwargs(
             '{"name": {"key": value}}',
         )
     return {name: given.get(name, {}) for name in takers}
+
+
+def engine_judges(flags: RewardSourceFlags) -> dict[str, dict[str, Any]]:
+    """Return the keyword arguments of the sources that ask the run's own engines, by name."""
+    given = flags.reward_func_kwargs
+    if given.get("url") == ENGINES:
+        given = dict.fromkeys(flags.reward_funcs or ("the reward",), given)
+    found = {name: kwargs for name, kwargs in given.items() if isinstance(kwargs, dict)}
+    return {name: kwargs for name, kwargs in found.items() if kwargs.get("url") == ENGINES}
+
+
+def asking_engines_at(flags: RewardFlags, url: str) -> RewardFlags:
+    """Return the flags with the URL of the endpoint beside an engine."""
+
+    def told(kwargs: dict[str, Any]) -> dict[str, Any]:
+        known = {name: told(v) if isinstance(v, dict) else v for name, v in kwargs.items()}
+        return known | ({"url": url} if known.get("url") == ENGINES else {})
+
+    return replace(flags, reward_func_kwargs=told(flags.reward_func_kwargs))

@@ -32,7 +32,13 @@ from openrl.inference.scoring import ModelScorer, check_reward_model, load_rewar
 from openrl.models.attention import check_attention
 from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
-from openrl.models.stored import check_language_model, check_length, check_tokens
+from openrl.models.stored import (
+    JUDGED,
+    JUDGED_FIX,
+    check_language_model,
+    check_length,
+    check_tokens,
+)
 from openrl.rewards.build import (
     RewardSetup,
     check_labels,
@@ -145,6 +151,7 @@ def check_models(config: AnsweringConfig, reward_models: str | None) -> None:
         check_language_model(path, trusted)
         fix = "--generate_max_len and --prompt_max_len of {most} together"
         check_length(path, lengths.both, trusted, fix=fix)
+        check_length(path, derived.longest_judged(config), trusted, JUDGED, JUDGED_FIX)
 
 
 def read_prompts(config: AnsweringConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
@@ -205,6 +212,7 @@ async def open_answering(
         config.sampling.lengths.both,
         config.debug.seed,
         config.debug.full_determinism,
+        judged=derived.longest_judged(config),
     )
     sampling = sampling_from_flags(
         config.sampling, config.sampling.generate_max_len, max_len=spec.max_model_len

@@ -287,6 +287,10 @@ def check_tokens(
         )
 
 
+JUDGED = "--reward_func_kwargs: what the engines are asked as judges, and their replies,"
+JUDGED_FIX = 'a smaller "max_tokens" of the judge, or --generate_max_len'
+
+
 def check_length(
     path: str,
     longest: int,

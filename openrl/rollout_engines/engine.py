@@ -58,6 +58,7 @@ class EngineSpec:
     keep_cache_on_pause: bool = False
     """Requests that a pause interrupts keep the keys and values of the old weights. This saves a
     second prefill, but then no single set of weights reproduces their log-probs."""
+    judged: int = 0  # tokens of the longest question and its reply, if the engine is a judge too
 
     @property
     def dtype(self) -> Dtype:
@@ -67,8 +68,13 @@ class EngineSpec:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and response together."""
+        """Most tokens of a rollout's prompt and response together."""
         return self.engine.vllm_max_model_len or self.longest
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of a request and what is sampled after it, whatever it is for."""
+        return max(self.max_model_len, self.judged)
 
     @property
     def gpu_memory_utilization(self) -> float:
@@ -186,7 +192,7 @@ class RolloutEngine(ABC):
         Raises UserError if the prompt leaves no room for another token, if the engine turns the
         images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
         process of the engine died."""
-        room = room_for(token_ids, sampling, self._spec.max_model_len)
+        room = room_for(token_ids, sampling, self._spec.capacity)
         request = EngineRequest(list(token_ids), sampling, room, tuple(images))
         row = request.sampled
         end, routes = FinishReason.INTERRUPTED, None

@@ -66,7 +66,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "model": model.pretrain,
         "tokenizer": model.tokenizer_path,
         "dtype": str(DTYPES[spec.dtype]).removeprefix("torch."),
-        "max_model_len": spec.max_model_len,
+        "max_model_len": spec.capacity,
         "seed": spec.seed,
         "load_format": spec.load_format,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
@@ -144,7 +144,7 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     step = spec.engine.vllm_max_num_batched_tokens or 2**31
     cache = {
         "kv_cache_memory_bytes": CPU_CACHE,
-        "enable_chunked_prefill": step < spec.max_model_len,
+        "enable_chunked_prefill": step < spec.capacity,
     }
     alone = is_forked(spec) and spec.engine.sizes.width == 1
     return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})

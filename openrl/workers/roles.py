@@ -161,6 +161,7 @@ def run_engine_spec(
         shared,
         engines,
         expert_parallel=config.engine.vllm_enable_expert_parallel,
+        judged=derived.longest_judged(config),
         load_format=config.engine.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from openrl.agents.build import open_agent
+from openrl.agents.conversation import EpisodeConfig
+from openrl.agents.endpoint.server import AgentEndpoint, serving
 from openrl.agents.episode import (
     ATTEMPTS,
     EngineError,
@@ -23,6 +25,7 @@ from openrl.agents.first_reply import FirstReply
 from openrl.agents.hindsight import tell_hindsight
 from openrl.agents.setup import AgentSetup, chat_format
 from openrl.cluster.group import WorkerContext, WorkerDied
+from openrl.config.reward_plan import asking_engines_at, engine_judges
 from openrl.data.images import row_images
 from openrl.data.privileged import Hints
 from openrl.data.tokenizer import policy_tokenizer
@@ -52,10 +55,25 @@ class Gate:
     async def __aenter__(self) -> None:
         while not self._opened.is_set():  # it may be shut again before this task wakes up
             await self._opened.wait()
+        self._enter()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._leave()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be inside although the gate may be shut: whoever is inside waits for this."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
         self._inside += 1
         self._empty.clear()
 
-    async def __aexit__(self, *error: object) -> None:
+    def _leave(self) -> None:
         self._inside -= 1
         if not self._inside:
             self._empty.set()
@@ -144,7 +162,12 @@ class RolloutWorker:
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(spec.model, agents.templates.tokenizer_chat_template)
         self.inflight = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
-        self.gate = Gate()
+        self.gate, self.judging = Gate(), Gate()
+        self.endpoint: AgentEndpoint | None = None  # where the reward asks the engine
+        if engine_judges(rewards.flags):
+            self.endpoint = AgentEndpoint(EpisodeConfig(chat_format(agents, self.tokenizer)))
+            opened = self.endpoint.open_judge(self._judge, spec.capacity, self.spec.seed)
+            rewards = replace(rewards, flags=asking_engines_at(rewards.flags, opened.url))
         self.reward = build_reward(
             rewards,
             self.tokenizer,
@@ -158,6 +181,8 @@ class RolloutWorker:
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
         self._open.push_async_callback(self.engine.close)
+        if self.endpoint is not None:
+            await self._open.enter_async_context(serving(self.endpoint))
         images = row_images(self.agents.vision, self.spec.model)
         agent = open_agent(self.agents, self.tokenizer, self.context.rank, images)
         self.agent = await self._open.enter_async_context(agent)
@@ -175,9 +200,13 @@ class RolloutWorker:
             problem = "several agents share an episode, so no greedy answer is the baseline of all"
             raise UserError(problem, "another --advantage_estimator, e.g. rloo")
         if request.scored:
-            # the greedy answer is scored separately: it is not a sibling of the others
-            await all_or_first_error([self._score(played), self._score(alone)])
-            await self._watch(played)
+            # no weights change while the engine judges
+            async with self.judging if self.endpoint else nullcontext():
+                # the greedy answer is scored separately: it is not a sibling of the others
+                await all_or_first_error([self._score(played), self._score(alone)])
+                await self._watch(played)
+            if self.endpoint and any(t.score and t.score.failure for t in played + alone):
+                await self.check()  # a judge mistakes a dead engine for a server that is away
             if self.hints is not None and self.hints.late and prompt.privileged is not None:
                 chat = chat_format(self.agents, self.tokenizer)
                 tell_hindsight(self.hints, played, chat, request.sampling.max_tokens)
@@ -267,6 +296,12 @@ class RolloutWorker:
             except Exception as error:
                 raise EngineError(str(error)) from error
 
+    async def _judge(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        with self.judging.held():  # also when nobody waits for it any more
+            return await self.generate(token_ids, sampling, images)
+
     async def check(self) -> None:
         """Raise WorkerDied if a process of the engine died."""
         try:
@@ -286,6 +321,7 @@ class RolloutWorker:
     async def pause(self, finish_running: bool) -> None:
         """Stop generating until ``resume``. With ``finish_running``, wait for running samples.
         Otherwise they wait inside the engine, and continue with the weights that it has then."""
+        await self.judging.shut()
         if finish_running:
             await self.gate.shut()
         else:
@@ -293,6 +329,7 @@ class RolloutWorker:
                 await self.engine.pause()
 
     async def resume(self, finish_running: bool) -> None:
+        self.judging.open()
         if finish_running:
             self.gate.open()
         else:

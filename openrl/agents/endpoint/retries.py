@@ -17,11 +17,13 @@ from openrl.waiting import cancel_all
 
 @dataclass
 class Exchange:
-    """A request and its reply, which is sampled even if the client leaves."""
+    """A request and its reply, which is sampled even if the client leaves, unless ``to_end`` is
+    False."""
 
     reply: asyncio.Task[EndpointReply]
     waiting: int = 1  # requests that wait for the reply
     delivered: bool = False
+    to_end: bool = True  # False: it is given up when its last client leaves
 
     @property
     def abandoned(self) -> bool:

@@ -23,6 +23,7 @@ from openrl.agents.base import EpisodeResult, Generate
 from openrl.agents.conversation import EpisodeConfig, EpisodeOver
 from openrl.agents.endpoint import fields
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
+from openrl.agents.endpoint.judge import JudgeSession
 from openrl.agents.endpoint.messages import MESSAGES
 from openrl.agents.endpoint.records import MODEL, Dialect, EndpointReply, Json, session_ended
 from openrl.agents.endpoint.responses import RESPONSES
@@ -53,7 +54,13 @@ Client = Callable[[Session], Awaitable[EpisodeResult]]
 async def serve(config: EpisodeConfig, port: int = 0) -> AsyncIterator[AgentEndpoint]:
     """Open an endpoint that answers until the context ends. Raises UserError if the port is
     taken."""
-    endpoint = AgentEndpoint(config, port)
+    async with serving(AgentEndpoint(config, port)) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def serving(endpoint: AgentEndpoint) -> AsyncIterator[AgentEndpoint]:
+    """Let an endpoint answer until the context ends."""
     settings = uvicorn.Config(
         endpoint.app(),
         http="h11",  # httptools would store a head of any size
@@ -84,6 +91,12 @@ class AgentEndpoint:
     @property
     def root(self) -> str:
         return f"http://{HOST}:{self.listener.getsockname()[1]}"
+
+    def open_judge(self, generate: Generate, max_len: int, seed: int) -> JudgeSession:
+        """Open a session that no rollout belongs to; it lasts as long as the endpoint."""
+        session = JudgeSession(self.config, generate, max_len, seed, self.root)
+        self._sessions[session.key] = session
+        return session
 
     @asynccontextmanager
     async def open(
@@ -193,13 +206,16 @@ def handler(reply: Handler, dialect: Dialect) -> Handler:
 
 
 async def _wait(request: Request, exchange: Exchange) -> EndpointReply:
-    """Wait for the reply, which is sampled to its end even if the client leaves. Raises Refusal."""
+    """Wait for the reply, which is usually sampled to its end even if the client leaves. Raises
+    Refusal."""
     left = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({exchange.reply, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
         exchange.waiting -= 1
+        if exchange.abandoned and not exchange.to_end:
+            exchange.reply.cancel()
     if left.done() or not exchange.reply.done():
         raise Refusal(499, "the client disconnected")
     exchange.delivered = True

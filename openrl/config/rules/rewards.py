@@ -5,7 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from openrl.config.commands import EvaluateConfig, PPOConfig
+from openrl.config.commands import (
+    AnsweringConfig,
+    BatchInferenceConfig,
+    EvaluateConfig,
+    PPOConfig,
+    RescoreConfig,
+)
 from openrl.config.curriculum_mix import read_mix
 from openrl.config.derived import (
     SOURCES,
@@ -18,7 +24,13 @@ from openrl.config.derived import (
 )
 from openrl.config.groups.agent import read_class_config, read_env_config, split_command
 from openrl.config.groups.reward import TOKEN_VARIABLE, bearer_token
-from openrl.config.reward_plan import is_file, reward_sources, source_kwargs, source_weights
+from openrl.config.reward_plan import (
+    engine_judges,
+    is_file,
+    reward_sources,
+    source_kwargs,
+    source_weights,
+)
 from openrl.errors import counted
 from openrl.extension_points import agent_servers, environments, verifiers
 from openrl.files import file_and_name
@@ -178,6 +190,21 @@ def reward_sources_are_known(config: Scoring) -> Problems:
     sources = reward_sources(config.reward, reward_models(config), watched)
     source_weights(config.reward, sources[: len(sources) - len(watched)])
     source_kwargs(config.reward, sources)
+
+
+@check
+def engines_can_judge(config: Scoring | RescoreConfig) -> Problems:
+    judges = ", ".join(engine_judges(config.reward))
+    if not judges:
+        return
+    scoring = isinstance(config, BatchInferenceConfig) and config.task.eval_task == "rm"
+    if scoring or not isinstance(config, PPOConfig | AnsweringConfig):
+        message = f"{judges} asks the run's own engines, and this command has none"
+        fix = '{"url": "http://HOST:PORT/v1", ...}'
+        yield problem(("reward_func_kwargs",), message, fix)
+    elif not config.templates.apply_chat_template:
+        message = f"what {judges} asks the engines is rendered by the model's chat template"
+        yield problem(("reward_func_kwargs",), message, "--apply_chat_template")
 
 
 def _only_comparing(config: PPOConfig) -> list[str]:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from openrl.config.reward_plan import ENGINES
 from openrl.errors import short
 from openrl.files import expanded, write_atomically
 from openrl.flags.schema import REQUIRED, flag
@@ -25,8 +26,10 @@ Verdict = TypeVar("Verdict")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    url: str = flag(REQUIRED, "Root of the service, e.g. http://127.0.0.1:8000/v1.")
-    model: str = flag(REQUIRED, "Name of the model.")
+    url: str = flag(
+        REQUIRED, "Root of the service, e.g. http://127.0.0.1:8000/v1, or engines: the run's own."
+    )
+    model: str = flag(REQUIRED, "Name of the model; of the run's own engines: policy.")
     prompt_file: str | None = flag(
         None, "Text that asks the model, with the places in braces; None = a general one."
     )
@@ -49,10 +52,15 @@ class ServiceOptions:
     )
 
     PLACES: ClassVar[tuple[str, ...]] = ()  # that a prompt file must have
+    SHOWN: ClassVar[int] = 1  # most answers in one request; 0: all siblings
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        if not self.url.startswith(("http://", "https://")) and self.url != ENGINES:
+            raise ValueError(
+                f"url must begin with http:// or https://, or be engines, got {self.url!r}"
+            )
+        if self.cache_dir is not None and self.url == ENGINES:
+            raise ValueError("cache_dir: verdicts of the run's own engines change with each sync")
         if self.cache_dir is not None and expanded(self.cache_dir).is_file():
             raise ValueError(f"cache_dir: {self.cache_dir} is a file")
         own = None if self.prompt_file is None else file_text(self.prompt_file)

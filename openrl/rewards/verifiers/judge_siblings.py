@@ -88,6 +88,7 @@ class PairsOptions(ComparingOptions):
     )
 
     PLACES = ("prompt", "first", "second")
+    SHOWN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ class RankingOptions(ComparingOptions):
     )
 
     PLACES = ("prompt", "answers")
+    SHOWN = 0
 
 
 @dataclass

@@ -40,6 +40,8 @@ from openrl.models.routers import check_routers
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
 from openrl.models.stored import (
+    JUDGED,
+    JUDGED_FIX,
     check_backbone,
     check_head,
     check_language_model,
@@ -131,6 +133,9 @@ def prepare(config: PPOConfig) -> Inputs:
         collector.run(check_backbone, critic, trusted, head)
     with collector:
         check_length(path, derived.longest_sequence(config), trusted, overrides=overrides)
+    with collector:
+        judged = derived.longest_judged(config)
+        check_length(path, judged, trusted, JUDGED, JUDGED_FIX, overrides)
     with collector:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag
