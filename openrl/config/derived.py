@@ -96,7 +96,7 @@ def longest_sequence(config: PPOConfig | AnsweringConfig) -> int:
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
 
 
-JUDGE_TEXT = 512  # tokens of what a judge is told besides prompt and answers
+JUDGE_TEXT = 256  # tokens of what a judge is told besides prompt and answers
 
 
 def longest_judged(config: PPOConfig | AnsweringConfig) -> int:
