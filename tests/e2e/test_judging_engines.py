@@ -41,4 +41,4 @@ def test_engines_judge_what_they_sampled(tmp_path, way):
         assert step["reward/failure_rate"] < 0.2 and 0 < step["rollout/reward"] < 1
         assert step["reward/judge/calls"] >= 1 and step["reward/judge/tokens"] > 16
         assert step["rollout/response_length"] <= 12  # its own answers alone
-        assert step["actor/logprob_gap_max"] < 0.1
+        assert step["actor/logprob_gap_max"] < 1e-3 or "async_train" in way

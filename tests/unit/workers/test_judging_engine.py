@@ -78,7 +78,9 @@ def judged(model, scenario, judged=4000, **kwargs):
 
     async def run():
         spec = rollout_spec(model, param_dtype="fp32", longest=64, judged=judged)
-        agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags(apply_chat_template=True))
+        agents = AgentSetup(
+            AgentFlags(), EnvironmentFlags(), TemplateFlags(apply_chat_template=True)
+        )
         given = {"url": "engines", "model": "policy", "high": 2, "pause": 0} | kwargs
         flags = RewardFlags(reward_funcs=("judge",), reward_func_kwargs={"judge": given})
         rewards = RewardSetup(flags, reward_plan(flags))
