@@ -25,14 +25,8 @@ MARK = "<image>"
 SMALL, LARGE = 32 * 32, 2048 * 2048
 """Pixels of the images that the budget is told for, without limits of the user's."""
 
-_OF_PARTS = (
-    "image",
-    "image_url",
-    "url",
-    "path",
-    "source",
-)  # keys under which a part holds its image
-
+_OF_PARTS = ("image", "image_url", "url", "path", "source")
+"""Keys under which a part holds its image."""
 
 BEFORE = "images without a place in the text stand before the first user message"
 
@@ -60,9 +54,12 @@ class RowImages:
         default = self.flags.image_key == ImageFlags.image_key and self.processor is not None
         return (self.top_column, "image") if default else (self.top_column,)
 
-    def _column(self, row: dict[str, Any]) -> list[Any]:
-        held = _cells(column(row, self.flags.image_key))
-        return held or [cell for name in self.columns[1:] for cell in _cells(column(row, name))]
+    def _column(self, row: dict[str, Any]) -> tuple[str, list[Any]]:
+        """Return the first column of a row that holds images, and what it holds."""
+        for key in (self.flags.image_key, *self.columns[1:]):
+            if cells := _cells(column(row, key)):
+                return key, cells
+        return self.flags.image_key, []
 
     def lay_out(
         self, messages: Sequence[Message], row: dict[str, Any], remarks: set[str]
@@ -71,7 +68,7 @@ class RowImages:
         marks a place, the images of the column stand before the first user message, as in TRL's
         ``prepare_multimodal_messages``, and ``remarks`` says so. Raises BadRow."""
         plain, cells = flatten_parts(messages)
-        held = self._column(row)
+        _, held = self._column(row)
         first = next((at for at, m in enumerate(plain) if m["role"] == "user"), None)
         if held and first is not None and not any(map(self._has_place, plain)):
             marks = MARK * len(held)
@@ -85,12 +82,13 @@ class RowImages:
 
     def of(self, row: dict[str, Any], chat_cells: Sequence[Any] = ()) -> list[Image]:
         """Return the images of a row: ``chat_cells`` or else its column's. Raises BadRow."""
-        cells = list(chat_cells) or self._column(row)
+        key, held = self._column(row)
+        cells = list(chat_cells) or held
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
             known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
-            raise BadRow(f"{self.flags.image_key}: {known}", "max_images_per_prompt", len(cells))
-        return [self.read(cell) for cell in cells]
+            raise BadRow(f"{key}: {known}", "max_images_per_prompt", len(cells))
+        return [self.read(cell, key) for cell in cells]
 
     def place(
         self, token_ids: list[int], images: Sequence[Image]
@@ -103,13 +101,14 @@ class RowImages:
         except ValueError as error:
             raise BadRow(f"{self.flags.image_key}: {error}") from error
 
-    def read(self, cell: Any) -> Image:
-        """Return the image that a cell of the data, or a part of a chat, holds. Raises BadRow."""
-        key, flags = self.flags.image_key, self.flags
+    def read(self, cell: Any, key: str | None = None) -> Image:
+        """Return the image that a cell of the column ``key``, by default that of --image_key, or a
+        part of a chat holds. Raises BadRow."""
+        flags = self.flags
         try:
             return make_image(self._bytes(cell), flags.image_min_pixels, flags.image_max_pixels)
         except (BadImage, FetchError, OSError, ValueError) as error:  # ValueError: not base64
-            raise BadRow(f"{key}: {error}") from error
+            raise BadRow(f"{key or flags.image_key}: {error}") from error
 
     def _bytes(self, cell: Any) -> bytes:
         if isinstance(cell, bytes):

@@ -368,6 +368,8 @@ def test_a_column_of_one_image_is_read_by_default(build):
     assert pixels(prompt).tobytes() == picture(1).tobytes() and "image" not in prompt.meta
     (prompt,), _ = build([{**row, "images": [B]}])
     assert pixels(prompt).size == (30, 90)
+    with pytest.raises(UserError, match=r"row 0: image: no such file: python:3\.11"):
+        build([{"input": "x", "image": "python:3.11"}])
     named = VisionFlags(max_images_per_prompt=1, image_key="shown")
     (prompt,), report = build([{"input": "x", "image": A}], flags=named)
     assert prompt.images == () and "not given to rewards: image" in report
