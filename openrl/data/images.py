@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,9 +184,11 @@ def _cells(value: Any) -> list[Any]:
 
 
 def _is_empty(cell: Any) -> bool:
-    """Whether a cell holds no image: tables fill up rows without one."""
+    """Whether a cell holds no image: tables fill up rows without one, pandas' with NaN."""
     if isinstance(cell, dict):
         return all(map(_is_empty, cell.values()))
+    if isinstance(cell, float):
+        return math.isnan(cell)
     return cell is MISSING or cell is None or (isinstance(cell, str | bytes) and not cell)
 
 

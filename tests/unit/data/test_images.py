@@ -411,7 +411,16 @@ def test_each_row_of_a_split_dialogue_has_the_images_that_it_shows(checkpoint, p
 
 @pytest.mark.parametrize(
     "empty",
-    ["", None, [], [""], [None], {"bytes": None, "path": None}, [{"bytes": None, "path": ""}]],
+    [
+        "",
+        None,
+        float("nan"),
+        [],
+        [""],
+        [None],
+        {"bytes": None, "path": None},
+        [{"bytes": None, "path": ""}],
+    ],
     ids=str,
 )
 def test_a_cell_that_is_filled_up_holds_no_image(build, empty):
