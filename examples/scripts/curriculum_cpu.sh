@@ -25,24 +25,23 @@ if [ ! -d "$START/sft" ]; then
         --save_path "$START/sft" --ckpt_path "$START/sft/checkpoints"
 fi
 
-train() {
-    python -m openrl.cli.train_ppo_ray \
-        --pretrain "$START/sft" --remote_rm_url examples/python/countdown/reward.py \
-        --prompt_data "$START/data/mixed.jsonl" --input_key input --label_key label --datasource_key kind \
-        --eval_dataset "$START/data/eval.jsonl" --eval_before_train --eval_steps 5 \
-        --eval_temperature 1.0 --eval_n_samples_per_prompt 2 \
-        --rollout_backend hf --vllm_num_engines 1 --reward_num_workers 1 --device cpu --param_dtype fp32 --zero_stage 0 \
-        --advantage_estimator group_norm --init_kl_coef 0 \
-        --dynamic_filtering --rollout_batch_size 32 --n_samples_per_prompt 4 --train_batch_size 128 \
-        --micro_train_batch_size 128 --micro_rollout_batch_size 128 \
-        --prompt_max_len 32 --generate_max_len 12 --temperature 1.0 \
-        --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
-        --max_steps "$STEPS" --logging_steps 5 --exp_name "countdown, mostly hopeless" --seed "$SEED" \
-        "$@"
-}
+TRAIN=(
+    --pretrain "$START/sft" --remote_rm_url examples/python/countdown/reward.py
+    --prompt_data "$START/data/mixed.jsonl" --input_key input --label_key label --datasource_key kind
+    --eval_dataset "$START/data/eval.jsonl" --eval_before_train --eval_steps 5
+    --eval_temperature 1.0 --eval_n_samples_per_prompt 2
+    --rollout_backend hf --vllm_num_engines 1 --reward_num_workers 1 --device cpu --param_dtype fp32 --zero_stage 0
+    --advantage_estimator group_norm --init_kl_coef 0
+    --dynamic_filtering --rollout_batch_size 32 --n_samples_per_prompt 4 --train_batch_size 128
+    --micro_train_batch_size 128 --micro_rollout_batch_size 128
+    --prompt_max_len 32 --generate_max_len 12 --temperature 1.0
+    --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05
+    --max_steps "$STEPS" --logging_steps 5 --exp_name "countdown, mostly hopeless" --seed "$SEED"
+)
 
 echo "2/3  GRPO in uniform order"
-train --save_path "$OUT/uniform" --ckpt_path "$OUT/uniform/checkpoints"
+python -m openrl.cli.train_ppo_ray --save_path "$OUT/uniform" --ckpt_path "$OUT/uniform/checkpoints" "${TRAIN[@]}"
 echo "3/3  GRPO with the prompts whose solve rate is probably in a band"
-train --curriculum_band 0.2 0.9 --save_path "$OUT/curriculum" --ckpt_path "$OUT/curriculum/checkpoints"
+python -m openrl.cli.train_ppo_ray --curriculum_band 0.2 0.9 \
+    --save_path "$OUT/curriculum" --ckpt_path "$OUT/curriculum/checkpoints" "${TRAIN[@]}"
 python examples/python/countdown/samples_to.py --rate 0.5 "$OUT/uniform" "$OUT/curriculum"

@@ -25,40 +25,34 @@ if [ ! -d "$START/sft" ]; then
         --save_path "$START/sft" --ckpt_path "$START/sft/checkpoints"
 fi
 
+TRAIN=(
+    --pretrain "$START/sft" --prompt_data "$START/data/rl.jsonl" --input_key input
+    --rollout_backend hf --vllm_num_engines 1 --device cpu --param_dtype fp32 --zero_stage 0 --init_kl_coef 0
+    --rollout_batch_size 32 --n_samples_per_prompt 8 --train_batch_size 256
+    --micro_train_batch_size 128 --micro_rollout_batch_size 256
+    --prompt_max_len 32 --generate_max_len 12 --temperature 1.0
+    --actor_learning_rate 1e-3 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05
+    --max_steps "$STEPS" --logging_steps 5 --seed "$SEED"
+)
+REWARD=(--remote_rm_url examples/python/countdown/reward.py --label_key label --reward_num_workers 1)
+
 echo "2/4  The policy's start teaches the policy: it reads the solution before the problem. No reward"
 python -m openrl.cli.train_ppo_ray \
-    --pretrain "$START/sft" --teacher_self start --teacher_mode forward_kl --teacher_topk 0 \
+    --teacher_self start --teacher_mode forward_kl --teacher_topk 0 \
     --teacher_prompt_key hint --teacher_template "{hint}, {prompt}" \
-    --prompt_data "$START/data/rl.jsonl" --input_key input \
-    --rollout_backend hf --vllm_num_engines 1 --device cpu --param_dtype fp32 --zero_stage 0 \
-    --advantage_estimator reinforce --init_kl_coef 0 \
-    --rollout_batch_size 32 --n_samples_per_prompt 8 --train_batch_size 256 \
-    --micro_train_batch_size 128 --micro_rollout_batch_size 256 \
-    --prompt_max_len 32 --generate_max_len 12 --temperature 1.0 \
-    --actor_learning_rate 1e-3 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
-    --max_steps "$STEPS" --logging_steps 5 --exp_name "countdown, told the solution" --seed "$SEED" \
-    --save_path "$OUT/told" --ckpt_path "$OUT/told/checkpoints"
+    --advantage_estimator reinforce --exp_name "countdown, told the solution" \
+    --save_path "$OUT/told" --ckpt_path "$OUT/told/checkpoints" "${TRAIN[@]}"
 
 echo "3/4  GRPO with the same prompts and as many samples"
 python -m openrl.cli.train_ppo_ray \
-    --pretrain "$START/sft" --remote_rm_url examples/python/countdown/reward.py \
-    --prompt_data "$START/data/rl.jsonl" --input_key input --label_key label \
-    --rollout_backend hf --vllm_num_engines 1 --reward_num_workers 1 --device cpu --param_dtype fp32 --zero_stage 0 \
-    --advantage_estimator group_norm --init_kl_coef 0 \
-    --rollout_batch_size 32 --n_samples_per_prompt 8 --train_batch_size 256 \
-    --micro_train_batch_size 128 --micro_rollout_batch_size 256 \
-    --prompt_max_len 32 --generate_max_len 12 --temperature 1.0 \
-    --actor_learning_rate 1e-3 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
-    --max_steps "$STEPS" --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" \
-    --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
+    --advantage_estimator group_norm --exp_name "countdown, GRPO" \
+    --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints" "${TRAIN[@]}" "${REWARD[@]}"
 
 echo "4/4  Eight answers to each of 256 unseen problems, without hints"
 for MODEL in "$START/sft" "$OUT/told" "$OUT/grpo"; do
     echo "$MODEL"
     python -m openrl.cli.evaluate \
-        --pretrain "$MODEL" --rollout_backend hf \
-        --prompt_data "$START/data/eval.jsonl" --input_key input --label_key label \
-        --remote_rm_url examples/python/countdown/reward.py --reward_num_workers 1 \
+        --pretrain "$MODEL" --rollout_backend hf --prompt_data "$START/data/eval.jsonl" --input_key input \
         --n_samples_per_prompt 8 --prompt_max_len 32 --generate_max_len 12 --k 1 8 \
-        --param_dtype fp32 --device cpu --seed "$SEED"
+        --param_dtype fp32 --device cpu --seed "$SEED" "${REWARD[@]}"
 done

@@ -32,7 +32,7 @@ class RatioWeights:
 
 
 WEIGHED = Condition(
-    lambda config: getattr(config.options["policy_loss_type"], "weights", None) is not None,
+    lambda config: getattr(config.options["policy_loss_type"], "rollout_weights", None) is not None,
     "with --centering_weight tis | icepop",
 )
 
@@ -58,7 +58,7 @@ class ScoreCenteringOptions(Options):
     )
 
     @property
-    def weights(self) -> RatioWeights | None:
+    def rollout_weights(self) -> RatioWeights | None:
         """The weights of tokens; None: 1 each."""
         if self.centering_weight == "one":
             return None
@@ -81,8 +81,8 @@ def score_centering(inputs: LossInputs, options: ScoreCenteringOptions) -> Token
     assert inputs.rollout_kl is not None
     metrics = {"rollout_kl": inputs.rollout_kl.detach()}
     weighed = inputs.logprobs
-    if options.weights is not None:
-        weights = options.weights(inputs.logprobs - inputs.rollout_logprobs)
+    if options.rollout_weights is not None:
+        weights = options.rollout_weights(inputs.logprobs - inputs.rollout_logprobs)
         weighed = weights * inputs.logprobs
         metrics["centering_weight"] = weights
     return TokenLosses(-inputs.advantages * (weighed + inputs.rollout_kl), metrics)

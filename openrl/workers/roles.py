@@ -120,7 +120,7 @@ def model_specs(
             "optim": OptimSpec(rate, config.optim, steps, average, earlier),
             "lora": config.lora,
             "replays": config.routing.routing_replay,
-            "rollout_weights": getattr(config.options["policy_loss_type"], "weights", None),
+            "rollout_weights": getattr(config.options["policy_loss_type"], "rollout_weights", None),
             "others": {
                 "reference": config.others.ref_pretrain or config.model.pretrain,
                 "teacher": next(iter(plan.of("model")), config.model.pretrain),

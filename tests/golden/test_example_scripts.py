@@ -49,6 +49,12 @@ def defaults(path: Path) -> dict[str, str]:
     return {f"${name}": value for name, value in found}
 
 
+def arrays(path: Path) -> dict[str, list[str]]:
+    """The arrays of words that a script defines at once, by the word that stands for them."""
+    found = re.findall(r"^(\w+)=\(([^()]+)\)$", path.read_text(), flags=re.M)
+    return {f"${{{name}[@]}}": shlex.split(words) for name, words in found}
+
+
 def test_the_scripts_were_found():
     pages = {
         "quickstart.sh",
@@ -63,10 +69,14 @@ def test_the_scripts_were_found():
 
 
 def filled_in(source: str, words: list[str]) -> list[str]:
-    """The words of a call in a script or page, with the defaults of the script's variables."""
+    """The words of a call in a script or page, with the script's arrays and the defaults of its
+    variables."""
     variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"} | SUMS
     if source.endswith(".sh"):
-        variables |= defaults(ROOT / "examples/scripts" / source)
+        path = ROOT / "examples/scripts" / source
+        variables |= defaults(path)
+        known = arrays(path)
+        words = [one for word in words for one in known.get(word, [word])]
     absent = ("$@", "${SMALL[@]}", "${SMALL_EVALUATION[@]}")
     kept = [word for word in words if word not in absent]
     return [

@@ -68,7 +68,7 @@ def losses(
         head,
         targets,
         chunk_size,
-        comparisons=[(options.weights or "forward_kl", target)],
+        comparisons=[(options.rollout_weights or "forward_kl", target)],
     )
     sampled = logprobs.detach() if rollout_logprobs is None else rollout_logprobs
     rows = [column[None] for column in (logprobs, sampled, advantages)]
