@@ -29,5 +29,5 @@ IMPORTED=(
     --eval_dataset "$DATA" --eval_max_samples 4 --eval_steps 2
     --placement None --actor_num_nodes 1 --ulysses_size 1 --optimizer adamw --attn_implementation sdpa
     --micro_train_batch_size 2 --micro_rollout_batch_size 2 --rollout_backend hf --vllm_enable_sleep false
-    --deepspeed_enable_sleep false --vllm_sync_backend gloo --use_wandb false
+    --deepspeed_enable_sleep false --vllm_sync_backend gloo --use_wandb false --track_with ""
 )

@@ -102,7 +102,7 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
 
 def _json_value(raw: Any) -> Any:
     """Convert a value inside a mapping. Scalars of a YAML file are still text: they become what
-    JSON makes of them, or stay text."""
+    JSON makes of them, with True and False as YAML has them, or stay text."""
     if isinstance(raw, dict):
         return {key: _json_value(value) for key, value in raw.items()}
     if isinstance(raw, list):
@@ -111,7 +111,7 @@ def _json_value(raw: Any) -> Any:
         return str(raw)
     if isinstance(raw, str):
         with contextlib.suppress(json.JSONDecodeError):
-            return json.loads(raw)
+            return json.loads(raw.lower() if raw in ("True", "False") else raw)
     return raw
 
 

@@ -980,3 +980,12 @@ def test_a_default_that_was_another_earlier_is_told(tmp_path, capsys):
     assert clip in capsys.readouterr().err and clip in out.read_text()
     assert "entropy_coeff is not given" not in out.read_text()
     assert "entropy_loss_coef: 0.001" in out.read_text()
+
+
+def test_a_switch_within_a_mapping_is_no_text(tmp_path):
+    """Text would be true for a template that asks whether thinking is enabled."""
+    key = "data.apply_chat_template_kwargs.enable_thinking=False trainer.logger"
+    verl = of_file(tmp_path, COUNTDOWN.replace("trainer.logger", key), "run.sh")
+    trl = flags_of(from_python("GRPOConfig(chat_template_kwargs={'enable_thinking': False})"))
+    for flags in (verl, trl):
+        assert flags["chat_template_kwargs"] == {"enable_thinking": False}
