@@ -58,6 +58,7 @@ class EpisodeResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     finish_reason: FinishReason | None = None  # None: the code ended it
     failure: str | None = None  # why the code could not play to the end
+    feedback: str = ""  # for --teacher_hindsight
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ FILES = (
 CONTENTS = {
     "adapter/adapter_config.json": '{"r": 8}',
     "taught.yaml": "math: {./absent: 1}\ncode: {org/teacher: 1}\nchat: {~/run: 1}\n",
+    "twice.yaml": "math: {org/one: 1, org/other: 1}\n",
     "tags.yaml": "chess: {size: 8}\n",
     "algo.yaml": "a: {advantage_estimator: gae, kl_weight: 2}\nb: {advantage_estimator: rloo}\n",
 }

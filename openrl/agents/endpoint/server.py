@@ -131,7 +131,8 @@ class AgentEndpoint:
                 played = EpisodeResult(finish_reason=over.finish_reason)
         session.check_played(played.failure)
         if played.reward is not None:
-            session.score = Score(played.reward, played.passed, dict(played.metrics))
+            metrics, told = dict(played.metrics), played.feedback
+            session.score = Score(played.reward, played.passed, metrics, feedback=told)
         return session.trajectory(played.finish_reason)
 
     def app(self) -> Starlette:

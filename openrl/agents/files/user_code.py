@@ -41,9 +41,9 @@ def chat_for_clients(prompt: Prompt) -> list[Message]:
 def read_scores(found: Mapping[str, Any]) -> EpisodeResult:
     """Read {"reward", "scores"?, "extra_logs"?}."""
     reward = None if found.get("reward") is None else scalar(found["reward"], "the reward")
-    return EpisodeResult(
-        reward, verdict(found.get("scores"), reward), numbers(found.get("extra_logs"))
-    )
+    logs = found.get("extra_logs")
+    passed = verdict(found.get("scores"), reward)
+    return EpisodeResult(reward, passed, numbers(logs), feedback=feedback(logs))
 
 
 def scalar(value: Any, name: str) -> float:
@@ -67,6 +67,12 @@ def verdict(value: Any, reward: float | None) -> float | None:
     """Return ``scores`` as a verdict; None if there is none. Raises like ``scalar`` and
     ``read_verdict``."""
     return None if value is None else read_verdict(scalar(value, "the score"), reward)
+
+
+def feedback(logs: Mapping[str, Any] | None) -> str:
+    """Return the text under ``feedback``, as rewards give it; empty if there is none."""
+    told = (logs or {}).get("feedback")
+    return told if isinstance(told, str) else ""
 
 
 def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:

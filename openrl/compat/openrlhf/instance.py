@@ -24,5 +24,6 @@ def read(found: Any) -> tuple[Step, Any]:
         done=bool(value_of(found, "done", "step")),
         passed=user_code.verdict(found.get("scores"), reward),
         metrics=user_code.numbers(found.get("extra_logs")),
+        feedback=user_code.feedback(found.get("extra_logs")),
     )
     return step, found.get("sampling_params")

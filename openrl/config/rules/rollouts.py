@@ -328,6 +328,11 @@ def chosen_experts_come_with_the_tokens(config: PPOConfig) -> Problems:
     elif VLLM.holds(config) and config.debug.full_determinism:
         message = "vLLM returns experts only with cached prefixes, which are off for equal bits"
         yield problem(("routing_replay", "full_determinism"), message, "--rollout_backend hf")
+    flags = config.asynchrony
+    if VLLM.holds(config) and flags.partial_rollout and flags.partial_rollout_cache != "keep":
+        message = "an answer that an update interrupts loses the experts of the tokens before it"
+        names = ("routing_replay", "partial_rollout")
+        yield warning(names, message, "leave --partial_rollout out")
 
 
 @check

@@ -5,8 +5,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openrl.agents.chat import ChatFormat
+from openrl.agents.files.user_code import read_scores
 from openrl.agents.hindsight import tell_hindsight
 from openrl.algorithms.privileged import privileged_contexts
+from openrl.compat.openrlhf.instance import read as read_step
 from openrl.config.groups.teacher import TeacherFlags
 from openrl.data.privileged import Hints, is_open
 from openrl.errors import UserError
@@ -173,3 +175,14 @@ def test_icons_of_a_text_are_no_marks():
 def test_templates_without_room_are_refused(template, problem):
     with pytest.raises(UserError, match=problem):
         Hints.of(TeacherFlags(teacher_hindsight=BOTH, teacher_template=template), False)
+
+
+def test_what_agents_say_in_their_logs_is_feedback():
+    """As in the extra_logs of rewards: the text is told, its numbers are metrics."""
+    logs = {"feedback": "17 is odd", "steps": 2}
+    played = read_scores({"reward": 0.5, "scores": 1, "extra_logs": logs})
+    assert (played.feedback, dict(played.metrics)) == ("17 is odd", {"steps": 2.0})
+    assert read_scores({"reward": 0.5, "extra_logs": {"feedback": 3}}).feedback == ""
+    found = {"rewards": 0.5, "environment_feedback": "again", "done": True, "extra_logs": logs}
+    step, _ = read_step(found)
+    assert (step.feedback, step.metrics) == ("17 is odd", {"steps": 2.0})
