@@ -29,6 +29,7 @@ from openrl.algorithms.policy_losses import (
     PPOOptions,
 )
 from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.score_centering import ScoreCenteringOptions
 from openrl.algorithms.selecting_losses import (
     ClipCovOptions,
     KLCovOptions,
@@ -76,6 +77,9 @@ OPTIONS = {  # where the defaults would act on no token of so few
     "luspo": ClipOptions(eps_clip=0.05),
     "dro": DROOptions(dro_beta=0.1),
     "flash_reinforce": FlashReinforceOptions(flash_kl_threshold=0.05),
+    "score_centering": ScoreCenteringOptions(
+        centering_weight="tis", centering_weight_range=(0.8, 1.25)
+    ),
 }
 
 
@@ -180,9 +184,13 @@ def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardMo
     backbone = AutoModel.from_pretrained(checkpoint, **how)
     weight = torch.randn(1, backbone.config.hidden_size, generator=g, dtype=torch.float64)
     head = Head("score", weight)
-    policy = AutoModelForCausalLM.from_pretrained(checkpoint, **how)
+    policy = CausalLM(
+        AutoModelForCausalLM.from_pretrained(checkpoint, **how), temperature=0.8, chunk_size=16
+    )
+    weights = OPTIONS["score_centering"].rollout_weights
+    policy.hf.get_output_embeddings().rollout_weights = weights
     return {
-        "logprobs": CausalLM(policy, temperature=0.8, chunk_size=16).eval(),
+        "logprobs": policy.eval(),
         "values": ValueModel(backbone, head).eval(),
         "rewards": RewardModel(backbone, head).eval(),
     }
