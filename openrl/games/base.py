@@ -33,6 +33,7 @@ from openrl.rewards.verifiers.extract import after_thinking
 from openrl.seeds import seed_of
 
 INVALID = "This is no action."
+RULES = "{rules}"
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ class GameOptions(Options):
         10, "Actions until the game is given up, unreadable ones among them.", bounds="> 0"
     )
     think: bool = flag(False, "An action counts only behind </think>.")
-    instruction: str | None = flag(
-        None, "What the system message says. None = the rules of the game; '' = no system message."
+    instruction: str = flag(
+        RULES,
+        f"What the system message says. {RULES} stands for the rules of the game; '' = no system"
+        " message.",
     )
     pictures: bool = flag(
         False, "The state is shown as a picture, to a policy that sees; for games that draw it."
@@ -106,8 +109,7 @@ class Game(ABC, Generic[O]):
         self.random = random.Random(seed_of(type(self).__name__, seed))
         self.steps = 0
         self.begin()
-        given = self.options.instruction
-        rules = self.rules if given is None else given
+        rules = self.options.instruction.replace(RULES, self.rules)
         return self._observation(), {"state": self.look(), "env_instruction": rules}
 
     def _observation(self, feedback: str = "") -> Any:

@@ -116,6 +116,15 @@ def test_thinking_can_be_asked_for():
     assert game.step("hm</think><answer>Up</answer>")[4]["action_is_valid"]  # opened by a template
 
 
+def test_the_system_message_says_the_rules_more_or_nothing():
+    def told(**settings):
+        return made("frozen_lake", **settings).reset(0)[1]["env_instruction"]
+
+    rules = told()
+    assert rules and told(instruction="") == ""
+    assert told(instruction="{rules} Be brief.") == f"{rules} Be brief."
+
+
 def test_unknown_settings_are_named_together():
     with pytest.raises(UserError) as error:
         read_settings(
