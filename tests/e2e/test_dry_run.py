@@ -115,7 +115,7 @@ def test_a_reward_model_without_a_head(refused, task):
 FLAGS = {
     "seed": ({"seed": 4294967296}, "--seed: must be"),
     "temperature": ({"temperature": "1e-40"}, "--temperature: must be"),
-    "stop": ({"stop": ""}, "an empty text would end every answer at once"),
+    "stop": ({"stop": ["x", ""]}, "an empty text would end every answer at once"),
     "lengths": ({"generate_max_len": 1000}, "knows 512 positions"),
     "no directory": ({"save_path": ""}, "--save_path: names no directory"),
     "a long path": ({"save_path": "/tmp/" + "x" * 300}, "File name too long"),
