@@ -158,8 +158,7 @@ actor/entropy_cut | nats | | --top_entropy_quantile
 actor/vespo_weight | weight | near 1 | --policy_loss_type vespo
     Mean over trained tokens of the weight that the ratio of their sequence gets.
 actor/rollout_kl | nats per token | below 0.05 | --policy_loss_type score_centering
-    KL of the engine's distributions to the policy's, over the listed tokens and all others as one;
-    with --centering_weight, its terms by their weights.
+    KL from the engine, over listed tokens and all others as one, by --centering_weight if given.
 actor/centering_weight | weight | near 1 | --centering_weight
     Mean weight of the trained tokens, by their ratio policy / engine.
 actor/ratio_max | ratio | below 10 | in steps that train the policy
