@@ -81,7 +81,8 @@ def _prompts_differ(chosen: SupervisedRow, rejected: SupervisedRow) -> bool:
     part, so it does not count."""
     starts = [row.loss_mask.index(True) if any(row.loss_mask) else 0 for row in (chosen, rejected)]
     end = max(min(starts) - 1, 0)
-    return chosen.token_ids[:end] != rejected.token_ids[:end]
+    longer = max(starts) - min(starts) > 1  # one dialogue goes on after the other's answer
+    return longer or chosen.token_ids[:end] != rejected.token_ids[:end]
 
 
 def _joined(prompt: list[Message], earlier: list[Message]) -> list[Message]:

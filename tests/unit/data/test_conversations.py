@@ -974,13 +974,20 @@ def test_a_text_that_is_rendered_already_is_warned_of(kind):
 
 
 def test_pairs_whose_prompts_differ_are_counted():
-    """As in HH's dialogues, of which some part before the last answer."""
+    """As in HH's dialogues, of which some part before the last answer, or where one ends with the
+    answer after which the other goes on."""
     tokenizer = family_tokenizer("chatml")
     flags = PreferenceDataFlags(dataset="d", max_len=10_000)
     wrong = {"role": "assistant", "content": "5."}
     same = {"chosen": [ASKS, ANSWERS, AGAIN, ANSWERS], "rejected": [ASKS, ANSWERS, AGAIN, wrong]}
     other = {**same, "rejected": [ASKS, wrong, AGAIN, wrong]}
-    for rows, said in (([same, other, same], "in 1 the two prompts differ"), ([same], None)):
+    longer = {**same, "chosen": [ASKS, ANSWERS]}
+    later = {**same, "chosen": [ASKS, wrong]}
+    for rows, said in (
+        ([same, other, same], "in 1 the two prompts differ"),
+        ([longer, later], "in 2 the two prompts differ"),
+        ([same], None),
+    ):
         _, (report, *_) = PairBuilder(flags, CHAT, tokenizer).build([source(rows)])
         assert said in report if said else "differ" not in report
 
