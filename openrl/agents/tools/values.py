@@ -51,13 +51,16 @@ def calls_in(value: Any) -> list[ToolCall]:
 
 
 def call_in(value: Any) -> ToolCall:
-    """Read a call from a dict that holds a name, and arguments as an object or as JSON text."""
+    """Read a call from a dict that holds a name, and arguments as an object or as JSON text. None
+    are an empty object, as for functions that take none."""
     found = next((value[k] for k in _NAMES if k in value), None) if isinstance(value, dict) else ""
     if not isinstance(found, str) or not found:
         raise Malformed(f'a call is {{"name": .., "arguments": {{..}}}}, not {short(value)}')
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
     if isinstance(arguments, str):
-        arguments = value_of(arguments)
+        arguments = value_of(arguments) if arguments.strip() else None
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         raise Malformed(f"the arguments of {found} are not an object")
     return ToolCall(found, arguments)

@@ -231,6 +231,12 @@ def test_what_cannot_be_read(parser, text, says):
     assert len(parsed.error) < 300
 
 
+@pytest.mark.parametrize("arguments", ["", ', "arguments": null', ', "arguments": ""'])
+def test_a_call_without_arguments(arguments):
+    text = f'<tool_call>{{"name": "stop"{arguments}}}</tool_call>'
+    assert list(parser_for("hermes", CHAT)(text, SCHEMAS).calls) == [ToolCall("stop", {})]
+
+
 def test_a_reply_that_repeats_itself_is_read_at_once():
     """An expression that tries all ends of all repetitions would take minutes."""
     glm_never_closed = "<tool_call>f" + "<arg_key>a</arg_key><arg_value>" * 20_000
