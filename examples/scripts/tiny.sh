@@ -22,12 +22,18 @@ SMALL=(
     --max_steps 2 --no_load_checkpoint
 )
 SMALL_EVALUATION=(--eval_max_samples 4)
-# for files of other systems, in the place of what they name: rewards, filters by them, templates, evaluation data, and what
-# needs GPUs
+# for files of other systems, in the place of what they name: agents, rewards, filters by them, templates, evaluation data,
+# and what needs GPUs. The reward, few characters twice, differs between the random answers of a model that knows nothing.
 IMPORTED=(
-    --remote_rm_url None --reward_func_kwargs '{}' --dynamic_filtering false --input_template None
-    --eval_dataset "$DATA" --eval_max_samples 4 --eval_steps 2
-    --placement None --actor_num_nodes 1 --ulysses_size 1 --optimizer adamw --attn_implementation sdpa
+    --reward_funcs repetition --reward_func_kwargs '{"repetition": {"ngram": 1, "unit": "characters"}}'
+    --reward_weights None --remote_rm_url None --agent_func_path None --dynamic_filtering false --input_template None
+    --eval_dataset "$DATA" --eval_max_samples 4 --eval_steps 2 --eval_generate_max_len None
+    --placement None --actor_num_nodes 1 --ulysses_size 1 --ring_attn_size 1 --ds_tensor_parallel_size 1
+    --optimizer adamw --attn_implementation sdpa --use_liger_kernel false --load_in_4bit false
     --micro_train_batch_size 2 --micro_rollout_batch_size 2 --rollout_backend hf --vllm_enable_sleep false
-    --deepspeed_enable_sleep false --vllm_sync_backend gloo --use_wandb false --track_with ""
+    --deepspeed_enable_sleep false --deepspeed_sleep_states optim grad --vllm_sync_backend gloo
+    --use_wandb false --use_tensorboard None --track_with "" --logging_dir None
 )
+for role in critic ref reward teacher; do
+    IMPORTED+=(--${role}_num_nodes None --${role}_num_gpus_per_node None)
+done

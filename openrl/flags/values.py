@@ -60,7 +60,8 @@ def convert(raw: Any, type_: Any) -> Any:
 
 def _convert_union(raw: Any, type_: Any) -> Any:
     members = get_args(type_)
-    nothing = raw in (None, "", [""]) or (raw == NONE and not isinstance(raw, Quoted))
+    alone = raw[0] if isinstance(raw, list) and len(raw) == 1 else raw  # a list of one word
+    nothing = alone in (None, "") or (alone == NONE and not isinstance(alone, Quoted))
     if type(None) in members and nothing:
         return None
     for member in members:

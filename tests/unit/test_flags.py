@@ -667,6 +667,7 @@ def test_bounds(value, bounds, ok):
         ("~/m", str | None, str(Path("~/m").expanduser())), ("~root/m", str, str(Path("~root/m").expanduser())),
         ("~", str, "~"), ("~nobody of that name/ //m", str, "~nobody of that name/ //m"),
         ("none", Literal["none", "batch"] | None, "none"), ("None", Literal["none", "batch"] | None, None),
+        (["None"], tuple[float, ...] | None, None), ([""], tuple[float, ...] | None, None),
         ("2", Literal[0, 2], 2), (["1", "2"], tuple[int, ...], (1, 2)), ("auto", float | Literal["auto"], "auto"),
     ],
 )  # fmt: skip

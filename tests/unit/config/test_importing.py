@@ -2,6 +2,7 @@
 system's code does with the file."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -989,3 +990,58 @@ def test_a_switch_within_a_mapping_is_no_text(tmp_path):
     trl = flags_of(from_python("GRPOConfig(chat_template_kwargs={'enable_thinking': False})"))
     for flags in (verl, trl):
         assert flags["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+MANY_GPUS = """
+pretrain: big
+advantage_estimator: gae
+rollout_batch_size: 1024
+ring_attn_size: 4
+ds_tensor_parallel_size: 2
+critic_num_gpus_per_node: 8
+ref_num_nodes: 2
+ref_num_gpus_per_node: 8
+eval_generate_max_len: 32768
+use_liger_kernel: true
+track_with: [swanlab]
+use_tensorboard: /theirs/board
+agent_func_path: /theirs/agent.py
+remote_rm_url: /theirs/reward.py
+reward_weights: [1, 2]
+deepspeed_enable_sleep: true
+deepspeed_sleep_states: [param, optim, grad]
+logging_dir: /theirs/logs
+"""
+
+
+def test_a_tiny_step_keeps_nothing_that_needs_gpus_or_files_of_the_imported_one(tmp_path):
+    script = (Path(__file__).parents[3] / "examples/scripts/tiny.sh").read_text()
+    arrays = "DATA=rows.jsonl\nMODEL=m\n" + script[script.index("SMALL=(\n") :]
+    print_all = 'printf "%s\\n" "${SMALL[@]}" "${IMPORTED[@]}"'
+    words = subprocess.run(
+        ["bash", "-c", f"{arrays}\n{print_all}"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    file = tmp_path / "config.yaml"
+    file.write_text(MANY_GPUS)
+    data = ["--pretrain", "m", "--prompt_data", "rows.jsonl", "--config", str(file)]
+    config, problems = settled(*data, *words)
+    assert [str(p) for p in problems if p.fatal] == []
+    left = {
+        spec.name: getattr(getattr(config, spec.path[0]), spec.path[1])
+        for spec in collect_flags(COMMANDS["train_ppo_ray"])
+        if len(spec.path) == 2 and hasattr(config, spec.path[0])
+    }
+    assert left["reward_funcs"] == ("repetition",)
+    assert not [name for name, value in left.items() if "/theirs" in str(value)]
+    assert {name: left[name] for name in ("ring_attn_size", "ds_tensor_parallel_size")} == {
+        "ring_attn_size": 1,
+        "ds_tensor_parallel_size": 1,
+    }
+    assert left["ref_num_gpus_per_node"] is left["critic_num_gpus_per_node"] is None
+
+
+def test_a_tiny_step_takes_a_reward_of_ones_own():
+    own = ["--reward_funcs", "--reward_func_kwargs", "{}", "--remote_rm_url", "mine.py"]
+    given = ["--reward_funcs", "repetition", "--reward_func_kwargs", '{"repetition": {"ngram": 1}}']
+    config, _ = settled("--pretrain", "m", "--prompt_data", "d", *given, *own)
+    assert config.reward.reward_funcs == () and config.reward.remote_rm_url == "mine.py"
