@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "source",
         nargs="?",
-        help="a YAML file, a script, a Python file, or a command line in quotes",
+        help="a YAML file, a script, a Python file, a notebook, or a command line in quotes",
     )
     found.add_argument("--from", dest="system", default="", help="the system, if it cannot be told")
     found.add_argument("-o", "--output", help="the file to write; without it the screen")
@@ -56,6 +56,7 @@ def _import(argument: str, system: str, output: str | None) -> int:
     specs = collect_flags(COMMANDS[command])
     lines, problems = Conversion(known.system, command, specs, known.values).run()
     problems = [*source.problems, *problems]
+    fatal = any(p.fatal for p in problems)
     text = page(known.system, command, lines, problems)
     if output:
         try:
@@ -63,7 +64,8 @@ def _import(argument: str, system: str, output: str | None) -> int:
         except OSError as error:
             raise UserError(f"cannot write {output}: {error.strerror}") from error
         print(printable(f"{output}: {summary(known.system, lines)}"))
-        print(f"next: python -m openrl.cli.{command} --config {output} --dry_run")
+        if not fatal:
+            print(f"next: python -m openrl.cli.{command} --config {output} --dry_run")
     else:
         print(printable(text), end="")
     for what, those in (("no counterpart", lost(lines)), ("another meaning", differing(lines))):
@@ -71,7 +73,7 @@ def _import(argument: str, system: str, output: str | None) -> int:
             print(printable(f"{PROG}: {what}: {those}"), file=sys.stderr)
     written = f"{output or 'the file above'} has all the other keys"
     report(PROG, problems, outcome=written)
-    return 2 if any(p.fatal for p in problems) else 0
+    return 2 if fatal else 0
 
 
 if __name__ == "__main__":

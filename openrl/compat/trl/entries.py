@@ -114,6 +114,7 @@ config_tables.add(
         calls={
             **dict.fromkeys((*RL, *SUPERVISED, "PPOConfig", "RLOOConfig"), ""),
             "LoraConfig": "lora.",
+            "BitsAndBytesConfig": "quantization_config.",
             **dict.fromkeys(("GRPOTrainer", "RLOOTrainer", "GKDTrainer"), "trainer."),
             "DistillationTrainer": "trainer.",
         },

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -307,11 +308,12 @@ def _named_files(files: Mapping[str, str], home: Path) -> list[Path]:
 def from_python(text: str, path: Path = Path("script.py")) -> NestedKeys:
     """Return the arguments of calls such as ``SomeConfig(learning_rate=1e-6)``. Names are looked up
     among the constants of the file and the defaults of its argparse; nothing is run. If a
-    file leaves its settings to a command line, the command in its docstring counts."""
+    file leaves its settings to a command line, the command in its docstring counts, and what the
+    trainer is given beside them."""
     try:
         module = ast.parse(text)
     except SyntaxError as error:
-        raise UserError(f"line {error.lineno}: not Python: {error.msg}") from error
+        raise UserError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
     known = {c: p for e in config_tables.entries() for c, p in e.component.calls.items()}
     names = _constants(module)
     tree: dict[str, Any] = {}
@@ -335,24 +337,51 @@ def from_python(text: str, path: Path = Path("script.py")) -> NestedKeys:
         if isinstance(node.value.value, str)
     )
     if usage and not any(known[name] == "" for name in called):
-        return from_script(usage, path)
+        source = from_script(usage, path)
+        source.tree = merged(_with_arguments(tree, source.tree), source.tree)
+        return source
     if not called:
         remedy = f"a file that calls one of {listed(sorted(known))}"
         raise UserError("no call of a known class", remedy)
     return NestedKeys(tree, tuple(called))
 
 
+def _with_arguments(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree in which ``${some_args.name}`` is what the command line gives as ``name``."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _with_arguments(value, given)
+        name = re.fullmatch(r"\$\{\w*args\.(\w+)\}", value) if isinstance(value, str) else None
+        return given.get(name[1], value) if name else value
+
+    return {key: filled(value) for key, value in tree.items()}
+
+
 def _constants(module: ast.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, node.value)
+        if isinstance(node, ast.Assign):
+            for name, value in _assigned(node.targets[0], node.value):
+                found.setdefault(name, value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            found.setdefault(ast.unparse(node.target), node.value)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument"):
             flags = [a.value for a in node.args if isinstance(a, ast.Constant)]
             default = next((k.value for k in node.keywords if k.arg == "default"), None)
             if flags and default is not None:
                 found.setdefault("args." + str(flags[-1]).lstrip("-").replace("-", "_"), default)
     return found
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names of ``a = 1`` or ``a, b = 1, 2`` with their values."""
+    match target, value:
+        case ast.Name(id=name), _:
+            yield name, value
+        case ((ast.Tuple() | ast.List()), (ast.Tuple() | ast.List())):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                yield from _assigned(one, its)
 
 
 def _constant(node: ast.expr, names: Mapping[str, Any], depth: int = 8) -> Any:
@@ -373,6 +402,18 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _as_text(v) for k, v in value.items()}
     return value if value is None or isinstance(value, str) else str(value)
+
+
+def cells(text: str, path: Path) -> str:
+    """Return the Python of a notebook without its lines for the shell and for Jupyter."""
+    try:
+        found = [
+            "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "code"
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = f"jupyter nbconvert --to script {path}"
+        raise UserError(f"{path} is no notebook that can be read", remedy) from error
+    return re.sub(r"(?m)^([ \t]*)[!%].*$", r"\1pass", "\n".join(found))
 
 
 def read(argument: str) -> NestedKeys:
@@ -398,4 +439,6 @@ def read(argument: str) -> NestedKeys:
         text = read_text(str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {argument}: {error}") from error
+    if path.suffix == ".ipynb":
+        return from_python(cells(text, path), path)
     return from_python(text, path) if path.suffix == ".py" else from_script(text, path)

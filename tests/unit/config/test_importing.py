@@ -1,6 +1,7 @@
 """Configurations of other systems become flags. Numbers are worked out by hand from what the other
 system's code does with the file."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -990,6 +991,52 @@ def test_a_switch_within_a_mapping_is_no_text(tmp_path):
     trl = flags_of(from_python("GRPOConfig(chat_template_kwargs={'enable_thinking': False})"))
     for flags in (verl, trl):
         assert flags["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+TRAINER_WITHIN = '''
+"""
+accelerate launch examples/scripts/gspo_vlm.py --model_name_or_path small --num_generations 8
+"""
+SYSTEM_PROMPT = "Think."
+dataset = load_dataset("theirs")
+trainer = GRPOTrainer(
+    model=model_args.model_name_or_path,
+    reward_funcs=[think_format_reward, accuracy_reward],
+    train_dataset=dataset["train"],
+)
+'''
+
+
+def test_what_a_trainer_is_given_beside_a_command_line_is_listed():
+    """The settings of TRL's scripts are on their command line, the rest stands in the call."""
+    known = recognise(from_python(TRAINER_WITHIN))
+    specs = collect_flags(COMMANDS[MAIN])
+    lines, problems = Conversion("TRL", MAIN, specs, known.values).run()
+    assert [p for p in problems if p.fatal] == []
+    assert next(x.value for x in lines if x.flag == "pretrain") == "small"
+    lost = {x.keys[0]: x.note for x in lines if x.verdict == "none"}
+    assert "--remote_rm_url" in lost["trainer.reward_funcs"]
+    assert "--prompt_data" in lost["trainer.train_dataset"]
+    assert "--system_prompt" in lost["trainer.train_dataset"]
+
+
+QUANTISED = """
+model_id, output_dir = "small", "out"
+bits: object = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+args = GRPOConfig(output_dir=output_dir, num_generations=8)
+GRPOTrainer(model=model_id, args=args, quantization_config=bits)
+"""
+
+
+def test_a_notebook_is_read_without_its_lines_for_the_shell(tmp_path):
+    lines = ["!pip install trl\n", "if True:\n", "    %time pass\n", *QUANTISED.splitlines(True)]
+    cells = [{"cell_type": "markdown", "source": ["!"]}, {"cell_type": "code", "source": lines}]
+    flags = of_file(tmp_path, json.dumps({"cells": cells}), "theirs.ipynb")
+    assert (flags["pretrain"], flags["save_path"], flags["load_in_4bit"]) == ("small", "out", True)
+    with pytest.raises(UserError, match=r"no\.ipynb is no notebook"):
+        of_file(tmp_path, "{}", "no.ipynb")
+    with pytest.raises(UserError, match=r"no\.py, line 1: not Python"):
+        of_file(tmp_path, "if:", "no.py")
 
 
 MANY_GPUS = """
