@@ -112,7 +112,7 @@ def longest_judged(config: PPOConfig | AnsweringConfig) -> int:
     for name, kwargs in engine_judges(config.reward).items():
         options = verifiers[name].options if name in verifiers.names() else None
         shown = getattr(options, "SHOWN", 1) or siblings
-        reply = int(kwargs.get("max_tokens", 1024))
+        reply = kwargs.get("max_tokens", getattr(options, "max_tokens", 0))
         needed.append(JUDGE_TEXT + prompt + (shown + 1) * (longest - prompt) + reply)
     return max(needed)
 

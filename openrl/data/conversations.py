@@ -78,7 +78,7 @@ SYSTEM = ("system", "developer")
 """Roles of messages that say how to answer."""
 
 
-_LIKE_A_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|content)["']\s*:""")
+_LIKE_A_CHAT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|content|value)["']\s*:""")
 _PRINTED = re.compile(r"\s*(?:\[\s*)?\{\s*'(?:role|from|content|value)'\s*:")
 
 
@@ -110,7 +110,8 @@ def _as_turns(held: dict[str, Any]) -> list[Any]:
     if isinstance(role, str):
         return [held] if says and _role(SHAREGPT.get(role.lower(), role)) in OWN_ROLES else []
     cells = list(held.values())
-    if not says or not all(isinstance(c, list) and len(c) == len(cells[0]) for c in cells):
+    lists = all(isinstance(c, list) and len(c) == len(cells[0]) for c in cells)
+    if not (says and role and lists):
         return []
     return [dict(zip(held, turn, strict=True)) for turn in zip(*cells, strict=True)]
 

@@ -25,7 +25,7 @@ class _Question(Session):
 
 class JudgeSession(Session):
     """Answers every request as a chat of its own, sampled as the request says, and keeps none of
-    them. Equal requests get equal replies."""
+    them. Equal requests get equal replies; one that names further sampling values is refused."""
 
     def __init__(
         self, config: EpisodeConfig, generate: Generate, max_len: int, seed: int, root: str
@@ -40,7 +40,11 @@ class JudgeSession(Session):
         return f"{self.root}/s/{self.key}/v1"
 
     def ask(self, request: CompletionRequest, name: str, repeats: bool) -> Exchange:
-        named = {n: request.distribution[n] for n in SAMPLED if n in request.distribution}
+        given = request.distribution
+        if others := [n for n, value in given.items() if value and n not in SAMPLED]:
+            message = f"the run's own engines judge without {', '.join(others)}: leave it out"
+            raise Refusal(400, message)
+        named = {n: given[n] for n in SAMPLED if n in given}
         sampling = replace(self.sampling, seed=seed_of(self.sampling.seed, name), **named)
         generate = self.conversation.generate
         alone = _Question(self.config, self.prompt, generate, sampling, self.root, self.key)

@@ -67,7 +67,7 @@ class GivenKeys:
 
     def text(self, key: str) -> str:
         raw = self.raw(key)
-        return "" if raw is None else plain(raw).replace("null", "")
+        return "" if raw is None or plain(raw) == "null" else plain(raw)
 
     def on(self, key: str) -> bool:
         return self.text(key) in ("true", "1", "True")
@@ -75,9 +75,12 @@ class GivenKeys:
     def number(self, key: str, otherwise: float = 0.0) -> float:
         for raw in (self.raw(key), self._default(key)):
             try:
-                return otherwise if raw is None or plain(raw) == "null" else float(raw)
+                number = otherwise if raw is None or plain(raw) == "null" else float(raw)
+                if math.isfinite(number):
+                    return number
             except (TypeError, ValueError):
-                self.problems[key] = not_a_number(key, raw)
+                pass
+            self.problems[key] = not_a_number(key, raw)
         return otherwise
 
     def whole(self, key: str, otherwise: int = 0) -> int:
@@ -112,7 +115,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: lambda a, b: a / b if b else 0.0, ast.FloorDiv: lambda a, b: a // b if b else 0.0,
 }  # fmt: skip
 _ORDER: dict[type, Callable[[Any, Any], bool]] = {
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
 }  # fmt: skip
 
 

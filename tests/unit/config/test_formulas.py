@@ -69,6 +69,14 @@ def test_texts_are_chosen_and_notes_filled_in():
 def test_what_is_no_number_is_a_problem():
     _, problems = computed(("x", "many * 2"), ("y", "(nothing or many) * 2"))
     assert [str(p) for p in problems.values()] == ["many: expected a number, got 'lots'"]
+    found, problems = computed(("x", "ceil(size)"), values={"size": "inf"})
+    assert [c.value for c in found] == [4]
+    assert [str(p) for p in problems.values()] == ["size: expected a number, got 'inf'"]
+
+
+def test_null_within_a_text_is_a_part_of_it():
+    ((found,), _) = computed(("x", 'f"{path}"'), values={"path": "data/null_set", "size": None})
+    assert found.value == "data/null_set"
 
 
 SYSTEMS = [entry.name for entry in config_tables.entries()]

@@ -1028,6 +1028,8 @@ def test_a_column_may_hold_a_single_message(write, answer):
         '{"role": "admin", "content": "an answer in JSON"}',
         '{"from": "Oslo", "value": 3}',
         '{"role": "user"}',
+        '{"value": [1, 2]}',
+        '{"content": ["a", "b"]}',
         "{'role': 'user', 'content': ",
         '[{"name": "x"}]',
         "[1, 2] and 3",

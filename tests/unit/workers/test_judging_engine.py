@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from openrl.agents.endpoint.server import serving
@@ -119,6 +120,22 @@ def test_the_engine_judges_its_own_answers(model):
         1024
     }
     assert all(text.startswith("<|im_start|>") for text, _ in questions)
+
+
+def test_a_judge_that_asks_for_what_engines_do_not_take_is_refused(model):
+    """No value of a request's sampling is left out silently; one that changes nothing passes."""
+
+    async def scenario(worker):
+        url = f"{next(iter(worker.endpoint._sessions.values())).url}/chat/completions"
+        ask = {"model": "policy", "messages": [{"role": "user", "content": "[Answer] 1"}]}
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            refused = await client.post(url, json=ask | {"frequency_penalty": 0.5})
+            passed = await client.post(url, json=ask | {"frequency_penalty": 0.0})
+        return refused, passed
+
+    refused, passed = judged(model, scenario)
+    assert refused.status_code == 400 and "judge without frequency_penalty" in refused.text
+    assert passed.status_code == 200
 
 
 def test_equal_questions_get_equal_replies(model):
