@@ -199,13 +199,15 @@ def rewards(keys: GivenKeys) -> Iterator[Computed]:
     """Rule workers that have a verifier here, by the names of their classes."""
     if is_taught_alone(keys):
         return
-    found = {
-        key: here
+    workers = {
+        key: next((here for there, here in VERIFIERS.items() if there in str(keys.raw(key))), "")
         for key in keys.values
         if key.startswith("rewards.") and key.endswith(".worker_cls")
-        for there, here in VERIFIERS.items()
-        if there in str(keys.raw(key))
     }
-    if found:
+    if found := {key: here for key, here in workers.items() if here}:
         note = "each scores all rows; --reward_routing FILE says which tags"
         yield Computed("reward_funcs", list(dict.fromkeys(found.values())), tuple(found), note)
+    for key in (key for key, here in workers.items() if not here):
+        note = "no verifier here does this: --remote_rm_url FILE.py:FUNCTION that does"
+        note += "; without it the other rewards score its rows" if found else ""
+        yield Computed("remote_rm_url", None, (key,), note, "none")

@@ -11,7 +11,7 @@ import pytest
 import openrl.config.rules.all  # noqa: F401
 from openrl.cli import import_config
 from openrl.config.commands import COMMANDS
-from openrl.config.importing.convert import Conversion
+from openrl.config.importing.convert import Conversion, lost
 from openrl.config.importing.formulas import no_value
 from openrl.config.importing.page import explain
 from openrl.config.importing.reading import MAIN, from_python, from_script, read, recognise
@@ -993,6 +993,20 @@ def test_a_switch_within_a_mapping_is_no_text(tmp_path):
         assert flags["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+def test_a_reward_of_roll_without_a_verifier_is_lost_aloud():
+    """Of two domains one keeps its reward."""
+    workers = {
+        "rewards.math.worker_cls": "roll.pipeline.rlvr.rewards.MathRuleRewardWorker",
+        "rewards.ifeval.worker_cls": "roll.pipeline.rlvr.rewards.GeneralRuleRewardWorker",
+    }
+    values = {key: Written(name) for key, name in workers.items()}
+    lines, _ = Conversion("ROLL", MAIN, collect_flags(COMMANDS[MAIN]), values).run()
+    assert next(x.value for x in lines if x.flag == "reward_funcs") == ("math_verify",)
+    told = lost(lines)
+    assert "rewards.ifeval.worker_cls: no verifier" in told and "--remote_rm_url" in told
+    assert "the other rewards score its rows" in told and "rewards.math" not in told
+
+
 TRAINER_WITHIN = '''
 """
 accelerate launch examples/scripts/gspo_vlm.py --model_name_or_path small --num_generations 8
@@ -1014,10 +1028,10 @@ def test_what_a_trainer_is_given_beside_a_command_line_is_listed():
     lines, problems = Conversion("TRL", MAIN, specs, known.values).run()
     assert [p for p in problems if p.fatal] == []
     assert next(x.value for x in lines if x.flag == "pretrain") == "small"
-    lost = {x.keys[0]: x.note for x in lines if x.verdict == "none"}
-    assert "--remote_rm_url" in lost["trainer.reward_funcs"]
-    assert "--prompt_data" in lost["trainer.train_dataset"]
-    assert "--system_prompt" in lost["trainer.train_dataset"]
+    left = {x.keys[0]: x.note for x in lines if x.verdict == "none"}
+    assert "--remote_rm_url" in left["trainer.reward_funcs"]
+    assert "--prompt_data" in left["trainer.train_dataset"]
+    assert "--system_prompt" in left["trainer.train_dataset"]
 
 
 QUANTISED = """
