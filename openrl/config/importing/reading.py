@@ -155,7 +155,11 @@ def from_script(text: str, path: Path, arguments: Sequence[str] = ()) -> NestedK
     known.sort(key=lambda c: not marks[c.program].startswith("train_"))
     if known:
         systems = [e.name for e in config_tables.entries() if known[0].program in e.component.marks]
-        return _of_command(known[0], systems, path.parent)
+        source = _of_command(known[0], systems, path.parent)
+        for word in dict.fromkeys(script.undecided):
+            message = f"case {word} in: {word} has no value, so the last branch counts"
+            source.problems.append(warning((), message, "export it before"))
+        return source
     for command in (c for c in commands if c.program):
         source = _of_command(command, [e.name for e in config_tables.entries()], path.parent)
         counts = known_keys(source)

@@ -1,6 +1,6 @@
 """The commands in a shell script, with its variables filled in. Nothing is run: of every ``if``
 both branches are read, so the last assignment counts, and what a program would print stays
-``$(...)``."""
+``$(...)``. Of a ``case`` whose word has a value only the branch that matches is read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from openrl.config.importing.values import SECRET
@@ -42,22 +44,48 @@ DECLARES = {"export", "declare", "local", "readonly", "typeset"}
 KEYWORDS = {"then", "else", "do", "if", "elif", "{", "}", "fi", "done", "!", "exec", "time"}
 
 
+@dataclass
+class Case:
+    """A ``case`` that is being read."""
+
+    word: str  # empty: it has no value, so all branches are read
+    taken: bool = False  # a branch has matched
+    active: bool = False  # the present branch is read
+    patterns: list[str] | None = field(default_factory=list)  # None: within a branch
+
+    def opened(self, raw: list[str]) -> list[str]:
+        """Take patterns off a statement, and return what follows them."""
+        end = next((i for i, word in enumerate(raw) if word.endswith(")")), None)
+        if self.patterns is None:
+            return raw
+        self.patterns += raw if end is None else raw[: end + 1]
+        if end is None:  # one of several: a | b)
+            return []
+        bare = [pattern.strip("()'\"") for pattern in self.patterns]
+        found = not self.taken and any(fnmatchcase(self.word, p) for p in bare if p)
+        self.active, self.taken = found or not self.word, self.taken or found
+        self.patterns = None
+        return raw[end + 1 :]
+
+
 class Script:
-    """Reads one script. ``commands`` are the words of each; ``variables`` what it sets."""
+    """Reads one script. ``commands`` are the words of each; ``variables`` what it sets;
+    ``undecided`` the words of each ``case`` that have no value."""
 
     def __init__(self, text: str, path: Path, arguments: Sequence[str] = ()) -> None:
         self.variables: dict[str, str | list[str]] = {"0": str(path), "BASH_SOURCE": str(path)}
         self.variables |= {str(i): word for i, word in enumerate(arguments, 1)}
         self._arguments = arguments
         self.commands: list[list[str]] = []
+        self.undecided: list[str] = []
+        self._cases: list[Case] = []
         for name, _, body in HEREDOC.findall(text):
             self.variables[name] = re.sub(r"\\\n", " ", body)
         for words in _statements(HEREDOC.sub("", text)):
             self._read(words)
 
     def _read(self, raw: list[str]) -> None:
-        while raw and raw[0] in KEYWORDS:
-            raw = raw[1:]
+        raw = self._within_cases(raw)
         declares = bool(raw) and raw[0] in DECLARES
         words = [w for w in raw[1:] if not w.startswith("-")] if declares else list(raw)
         while words and (found := ASSIGNMENT.fullmatch(words[0])):
@@ -76,6 +104,33 @@ class Script:
                 self.variables[name] = before + " ".join(self._expanded(value, split=False))
         if words and not declares:
             self.commands.append([word for w in words for word in self._expanded(w)])
+
+    def _within_cases(self, raw: list[str]) -> list[str]:
+        """Return what is read of a statement without the words of ``case``."""
+        while raw:
+            case = self._cases[-1] if self._cases else None
+            if raw[0] in KEYWORDS:
+                raw = raw[1:]
+            elif raw[0] == "case" and raw[2:3] == ["in"]:
+                word = " ".join(self._expanded(raw[1], split=False))
+                if "$" in word:
+                    self.undecided += [] if re.fullmatch(r"\$\{\d\}", word) else [word]
+                    word = ""
+                self._cases.append(Case(word))
+                raw = raw[3:]
+            elif case is None:
+                return raw
+            elif raw[0] == "esac":
+                self._cases.pop()
+                raw = raw[1:]
+            elif raw == [";;"]:
+                case.patterns = []
+                return []
+            elif case.patterns is None:
+                return raw if all(outer.active for outer in self._cases) else []
+            else:
+                raw = case.opened(raw)
+        return []
 
     def _expanded(self, word: str, split: bool = True) -> list[str]:
         """Return the words that one raw word becomes."""
@@ -184,9 +239,12 @@ def _statements(text: str) -> Iterator[list[str]]:
             words.append(word)
             opened = re.sub(r"^\w+\+?=\(", "", word)
             in_array = in_array and not _closes(opened)
-        elif found["end"] and not in_array and words:
-            yield words
+        elif found["end"] and not in_array:
+            if words:
+                yield words
             words = []
+            if found["end"] == ";;":  # ends a branch of a case
+                yield [";;"]
     if words:
         yield words
 

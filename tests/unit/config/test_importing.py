@@ -1007,6 +1007,34 @@ def test_a_reward_of_roll_without_a_verifier_is_lost_aloud():
     assert "the other rewards score its rows" in told and "rewards.math" not in told
 
 
+BY_DEVICE = """
+DEVICE=${DEVICE_OF_TEST:-cuda}
+case "$DEVICE" in
+    cuda|gpu) SHARE=0.6 ;;
+    n[p]u)
+        SHARE=0.5
+        ;;
+    *) SHARE=0.1; case x in x) SHARE=0.2 ;; esac ;;
+esac
+python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.gpu_memory_utilization=$SHARE
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "share"), [("cuda", 0.6), ("gpu", 0.6), ("npu", 0.5), ("tpu", 0.2)]
+)
+def test_of_a_case_the_branch_that_matches_is_read(device, share, monkeypatch):
+    monkeypatch.setenv("DEVICE_OF_TEST", device)
+    flags = flags_of(from_script(BY_DEVICE, Path("run.sh")))
+    assert flags["vllm_gpu_memory_utilization"] == share
+
+
+def test_a_case_of_what_only_running_tells_is_told():
+    source = from_script(BY_DEVICE.replace("${DEVICE_OF_TEST:-cuda}", "$(probe)"), Path("run.sh"))
+    assert "case $(probe) in: $(probe) has no value" in str(source.problems[0])
+    assert flags_of(source)["vllm_gpu_memory_utilization"] == 0.2
+
+
 TRAINER_WITHIN = '''
 """
 accelerate launch examples/scripts/gspo_vlm.py --model_name_or_path small --num_generations 8
