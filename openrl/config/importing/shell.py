@@ -45,7 +45,7 @@ KEYWORDS = {"then", "else", "do", "if", "elif", "{", "}", "fi", "done", "!", "ex
 
 
 @dataclass
-class Case:
+class ShellCase:
     """A ``case`` that is being read."""
 
     word: str  # empty: it has no value, so all branches are read
@@ -78,7 +78,7 @@ class Script:
         self._arguments = arguments
         self.commands: list[list[str]] = []
         self.undecided: list[str] = []
-        self._cases: list[Case] = []
+        self._cases: list[ShellCase] = []
         for name, _, body in HEREDOC.findall(text):
             self.variables[name] = re.sub(r"\\\n", " ", body)
         for words in _statements(HEREDOC.sub("", text)):
@@ -116,7 +116,7 @@ class Script:
                 if "$" in word:
                     self.undecided += [] if re.fullmatch(r"\$\{\d\}", word) else [word]
                     word = ""
-                self._cases.append(Case(word))
+                self._cases.append(ShellCase(word))
                 raw = raw[3:]
             elif case is None:
                 return raw
