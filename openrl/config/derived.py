@@ -22,9 +22,8 @@ from openrl.config.groups.lora import LoRAFlags
 from openrl.config.groups.model import Dtype, ModelFlags
 from openrl.config.groups.placement import FLAG_NAMES
 from openrl.config.groups.reward import split
-from openrl.config.reward_plan import RewardPlan, engine_judges, reward_plan, reward_sources
+from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
 from openrl.config.teacher_plan import routed_models
-from openrl.extension_points import verifiers
 from openrl.flags.checks import Problems, in_use, problem
 
 # -- directories ----------------------------------------------------------------------------------
@@ -89,34 +88,6 @@ def reference_lora(config: DPOConfig) -> LoRAFlags:
     return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
 
 
-def longest_sequence(config: PPOConfig | AnsweringConfig) -> int:
-    """Return the most tokens of prompt and response together that engines are asked for."""
-    lengths = config.sampling.lengths
-    evaluated = isinstance(config, PPOConfig) and config.evaluation.eval_generate_max_len
-    return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
-
-
-JUDGE_TEXT = 256  # tokens of what a judge is told besides prompt and answers
-
-
-def longest_judged(config: PPOConfig | AnsweringConfig) -> int:
-    """Return the most tokens that the run's own engines need as judges, for a question and its
-    reply; 0 if they judge nothing. A label has room for as many tokens as an answer."""
-    if isinstance(config, PPOConfig):
-        evaluated = config.evaluation.eval_n_samples_per_prompt
-        siblings = max(config.batch.n_samples_per_prompt, evaluated)
-    else:
-        siblings = config.task.n_samples_per_prompt
-    prompt, longest = config.sampling.lengths.prompt, longest_sequence(config)
-    needed = [0]
-    for name, kwargs in engine_judges(config.reward).items():
-        options = verifiers[name].options if name in verifiers.names() else None
-        shown = getattr(options, "SHOWN", 1) or siblings
-        reply = kwargs.get("max_tokens", getattr(options, "max_tokens", 0))
-        needed.append(JUDGE_TEXT + prompt + (shown + 1) * (longest - prompt) + reply)
-    return max(needed)
-
-
 def data_seed(config: Any) -> int:
     """Return the seed of any command's row order: --data_seed or else --seed."""
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
@@ -148,7 +119,8 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
             f"{world} ranks of the {role} do not divide evenly into blocks of"
             f" {flags.ranks_per_shard} that share rows"
         )
-        fix = f"a multiple of {flags.ranks_per_shard} ranks"
+        alone = " ".join(f"--{name} 1" for name in splitting_flags(flags))
+        fix = f"a multiple of {flags.ranks_per_shard} ranks, or {alone}"
         yield problem((*splitting_flags(flags), ranks), message, fix)
 
 

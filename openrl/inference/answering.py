@@ -20,6 +20,7 @@ from openrl.config.commands import AnsweringConfig, BatchInferenceConfig, Evalua
 from openrl.config.conditions import VLLM
 from openrl.config.groups.agent import AgentFlags, EnvironmentTagFlags
 from openrl.config.groups.reward import bearer_token, split
+from openrl.config.lengths import longest_judged
 from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import image_budget, row_images
@@ -149,9 +150,9 @@ def check_models(config: AnsweringConfig, reward_models: str | None) -> None:
         check_reward_model(model, config.rm, trusted)
     if not isinstance(config, BatchInferenceConfig) or config.task.eval_task != "rm":
         check_language_model(path, trusted)
-        fix = "--generate_max_len and --prompt_max_len of {most} together"
+        fix = "--generate_max_len and --prompt_max_len of {} together".format
         check_length(path, lengths.both, trusted, fix=fix)
-        check_length(path, derived.longest_judged(config), trusted, JUDGED, JUDGED_FIX)
+        check_length(path, longest_judged(config), trusted, JUDGED, JUDGED_FIX.format)
 
 
 def read_prompts(config: AnsweringConfig, builder: PromptBuilder) -> tuple[list[Prompt], list[str]]:
@@ -212,7 +213,7 @@ async def open_answering(
         config.sampling.lengths.both,
         config.debug.seed,
         config.debug.full_determinism,
-        judged=derived.longest_judged(config),
+        judged=longest_judged(config),
     )
     sampling = sampling_from_flags(
         config.sampling, config.sampling.generate_max_len, max_len=spec.max_model_len

@@ -158,8 +158,7 @@ def check_reward_model(path: str, rm: RewardModelFlags, trust_remote_code: bool)
     """Raise UserError if ``path`` holds no reward model, or one whose context is below
     --max_len."""
     check_head(path, rm.value_head_prefix, trust_remote_code)
-    what, fix = "--max_len: a scored text", "--max_len {most}"
-    check_length(path, rm.max_len or 0, trust_remote_code, what, fix)
+    check_length(path, rm.max_len or 0, trust_remote_code, "--max_len: a scored text")
 
 
 def load_reward_model(

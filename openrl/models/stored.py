@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
@@ -296,12 +296,12 @@ def check_length(
     longest: int,
     trust_remote_code: bool,
     flags: str = "--prompt_max_len, --generate_max_len: prompt and response",
-    fix: str = "--max_len {most}",
+    fix: Callable[[int], str] = "--max_len {}".format,
     overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Raise UserError if rows may grow longer than the model's positions. A config, or fields of
     ``overrides``, that stretch positions are taken at their word. ``flags`` says which rows, and
-    which flags limit them."""
+    which flags limit them; ``fix`` takes the number of positions and says what to do."""
     text = load_config(path, trust_remote_code).get_text_config()
     most = overrides.get(POSITIONS, getattr(text, POSITIONS, None))
     ropes = [overrides[name] for name in ROPE if name in overrides]
@@ -309,4 +309,4 @@ def check_length(
     if not most or "factor" in str(rope) or longest <= most:
         return
     message = f"{flags} may have {longest} tokens in all, and {path} knows {most} positions"
-    raise UserError(message, fix.format(most=most))
+    raise UserError(message, fix(most))

@@ -24,6 +24,7 @@ from openrl.config.derived import ranks_share_a_step, shards_divide
 from openrl.config.groups.model import ModelChangeFlags
 from openrl.config.groups.placement import ENGINES
 from openrl.config.groups.reward import bearer_token
+from openrl.config.lengths import longest_judged, longest_sequence
 from openrl.config.teacher_plan import teacher_plan
 from openrl.errors import raise_together
 from openrl.models.device import Device
@@ -155,13 +156,13 @@ def run_engine_spec(
         config.engine,
         config.vision,
         device,
-        derived.longest_sequence(config),
+        longest_sequence(config),
         config.debug.seed,
         config.debug.full_determinism,
         shared,
         engines,
         expert_parallel=config.engine.vllm_enable_expert_parallel,
-        judged=derived.longest_judged(config),
+        judged=longest_judged(config),
         load_format=config.engine.vllm_load_format,
         adapter_rank=config.lora.rank if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,

@@ -254,6 +254,7 @@ def kernels_can_run(config: TrainingConfig) -> Problems:
     if config.device.device == "cpu":
         message = "Liger kernels need a GPU"
         yield problem(("use_liger_kernel", "device"), message, "leave --use_liger_kernel out")
+        return
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
 
 

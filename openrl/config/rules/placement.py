@@ -12,7 +12,7 @@ from openrl.config.derived import (
     trained_ranks,
 )
 from openrl.config.groups.placement import ENGINES, FLAG_NAMES
-from openrl.flags.checks import Given, Problems, check, in_use, problem
+from openrl.flags.checks import Given, Problems, check, in_use, problem, warning
 
 COLOCATE = (
     "colocate_all_models",
@@ -120,11 +120,15 @@ def dropped_weights_are_sent_again(config: PPOConfig) -> Problems:
 @check
 def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
     states, name = config.hybrid.deepspeed_sleep_states, "deepspeed_sleep_states"
+    if name not in given or not config.hybrid.deepspeed_enable_sleep:
+        return
     if not states or len({*states}) < len(states):
         message = "is empty, or names a state twice"
         yield problem((name,), message, f"--{name} optim grad")
-    for state, flag in {"param": "param_offload", "optim": "adam_offload"}.items():
-        if name in given and state in states and getattr(config.deepspeed, flag):
-            others = " ".join(other for other in states if other != state) or "grad"
-            message = f"{state} is already in host memory"
-            yield problem((name, flag), message, f"--{name} {others}")
+    flags = {"param": "param_offload", "optim": "adam_offload"}
+    there = [s for s in states if s in flags and in_use(config, flags[s])]
+    if there:
+        others = [state for state in states if state not in there]
+        message = f"{' and '.join(there)}: in host memory already"
+        fix = f"--{name} {' '.join(others)}" if others else "leave --deepspeed_enable_sleep out"
+        yield warning((name, *(flags[state] for state in there)), message, fix)

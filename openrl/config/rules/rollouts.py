@@ -9,9 +9,9 @@ from openrl.config.commands import AnsweringConfig, PPOConfig
 from openrl.config.conditions import VLLM
 from openrl.config.derived import (
     learns_without_rewards,
-    longest_sequence,
 )
 from openrl.config.groups.rollout_correction import rejection_tests
+from openrl.config.lengths import length_flags, longest_sequence
 from openrl.errors import counted
 from openrl.flags.checks import Given, Problems, check, check_environment, in_use, problem, warning
 from openrl.flags.schema import collect_flags
@@ -159,7 +159,7 @@ def a_step_has_a_token_of_each_sequence(config: PPOConfig | AnsweringConfig) -> 
 def samples_fit_the_engine(config: PPOConfig | AnsweringConfig) -> Problems:
     limit, longest = config.engine.vllm_max_model_len, longest_sequence(config)
     if limit is not None and limit < longest:
-        flags = ("vllm_max_model_len", "prompt_max_len", "generate_max_len")
+        flags = ("vllm_max_model_len", *length_flags(config))
         message = (
             f"prompt and response may have {longest} tokens together, but the engine accepts only"
             f" {limit}"
@@ -348,4 +348,5 @@ def lengths_add_up(config: PPOConfig) -> Problems:
         part = getattr(sampling, name)
         if sampling.max_len is not None and part is not None and part >= sampling.max_len:
             message = f"{part} of {sampling.max_len} tokens leave no room for the other part"
-            yield problem((name, "max_len"), message, f"--max_len {part + 1} or more")
+            fix = f"--{name} {sampling.max_len - 1} or less, or --max_len {part + 1} or more"
+            yield problem((name, "max_len"), message, fix)

@@ -106,7 +106,7 @@ def check_privileged(
     for path in readers:
         trusted = config.model.trust_remote_code
         overrides = config.changes.model_config_overrides if path == policy else {}
-        check_length(path, longest, trusted, rows, "shorter hints or answers", overrides)
+        check_length(path, longest, trusted, rows, "shorter hints or answers".format, overrides)
     dynamic, name = config.dynamic, "rollout_max_tokens_per_gpu"
     cap = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
     cap *= config.parallel.sequence_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from openrl.config.commands import PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.conditions import VLLM
 from openrl.config.groups.checkpoint import CheckpointFlags
 from openrl.config.groups.reward_shaping import part_weights
+from openrl.config.lengths import fitting_lengths, length_flags, longest_judged, longest_sequence
 from openrl.data.answers import SupervisedRow
 from openrl.data.curriculum import check_mix
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
@@ -132,10 +134,13 @@ def prepare(config: PPOConfig) -> Inputs:
         critic, head = config.others.critic_pretrain, config.others.value_head_prefix
         collector.run(check_backbone, critic, trusted, head)
     with collector:
-        check_length(path, derived.longest_sequence(config), trusted, overrides=overrides)
+        longest, fix = longest_sequence(config), partial(fitting_lengths, config)
+        names = ", ".join(f"--{name}" for name in length_flags(config))
+        rows = f"{names}: prompt and response"
+        check_length(path, longest, trusted, rows, fix, overrides)
     with collector:
-        judged = derived.longest_judged(config)
-        check_length(path, judged, trusted, JUDGED, JUDGED_FIX, overrides)
+        judged = longest_judged(config)
+        check_length(path, judged, trusted, JUDGED, JUDGED_FIX.format, overrides)
     with collector:
         inputs = read_data(config, device)
         source = derived.rewards(config).flag

@@ -22,6 +22,7 @@ from openrl.config.commands import COMMANDS, PPOConfig, SFTConfig
 from openrl.config.derived import largest_divisor, ranks_share_a_step
 from openrl.config.groups.batch import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.groups.reward import bearer_token
+from openrl.config.lengths import longest_sequence
 from openrl.config.rules.machine import output_problems
 from openrl.errors import ErrorCollector, UserError
 from openrl.extension_points import advantage_estimators, environments, tool_parsers, trackers
@@ -211,7 +212,7 @@ def test_models_that_a_run_needs():
     assert ppo(words).model_roles == ("actor", "critic", "reference", "reward")
     assert ppo(words).placement.ranks_of("actor", "auto") == 8
     assert ppo(PPO).placement.ranks_of("actor", "cpu") == 1
-    assert derived.longest_sequence(ppo(PPO + " --max_new_tokens 24")) == 1048
+    assert longest_sequence(ppo(PPO + " --max_new_tokens 24")) == 1048
 
 
 def test_kl_is_in_the_reward_or_in_the_loss():

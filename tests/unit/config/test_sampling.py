@@ -3,9 +3,9 @@ for."""
 
 import pytest
 
-from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.sampling import Lengths, SamplingFlags
+from openrl.config.lengths import fitting_lengths, length_flags, longest_sequence
 from openrl.rollout_engines.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling
@@ -54,7 +54,7 @@ def test_what_engines_are_asked_for():
         f"{PPO} --prompt_max_len 10 --generate_max_len 20 {asked} --eval_generate_max_len 50"
     )
     assert evaluation_sampling(config) == Sampling(50, 0.5, 0.7, 3)
-    assert derived.longest_sequence(config) == 60
+    assert longest_sequence(config) == 60
 
 
 def test_variables_of_the_run():
@@ -71,3 +71,43 @@ def test_a_top_k_beyond_the_sets_that_are_known_trains_nothing():
     assert "--kept_ids_max 1000" in message
     assert not said(PPOConfig, f"{PPO} --top_k 1000 --kept_ids_max 1000")
     assert not said(PPOConfig, f"{PPO} --top_k 1000 --top_p 0.9")  # which may leave fewer
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "decide", "remedy"),
+    [
+        ("--prompt_max_len 600 --generate_max_len 16", 1024, "generate_max_len", ""),
+        ("--prompt_max_len 600 --generate_max_len 16", 610, "generate_max_len", "--max_len 610"),
+        (
+            "--prompt_max_len 600 --generate_max_len 16",
+            512,
+            "generate_max_len",
+            "--max_len 512 --prompt_max_len 496",
+        ),
+        (
+            "--prompt_max_len 600 --generate_max_len 700",
+            512,
+            "generate_max_len",
+            "--max_len 512 --prompt_max_len 256 --generate_max_len 256",
+        ),
+        (
+            "--prompt_max_len 600 --generate_max_len 16 --eval_generate_max_len 4096",
+            1024,
+            "eval_generate_max_len",
+            "--eval_generate_max_len 424",
+        ),
+        (
+            "--generate_max_len 900 --eval_generate_max_len 4096",
+            1000,
+            "eval_generate_max_len",
+            "--max_len 1000 --eval_generate_max_len 900",
+        ),
+        ("--max_len 2000", 512, "max_len", "--max_len 512"),
+    ],
+)
+def test_the_lengths_to_try_fit_and_pass_every_rule(words, most, decide, remedy):
+    given = PPO + " --eval_dataset e --eval_steps 10 " + words
+    config = ppo(given)
+    assert length_flags(config)[-1] == decide
+    assert fitting_lengths(config, most) == remedy
+    assert longest_sequence(ppo(f"{given} {remedy}")) <= most
