@@ -316,6 +316,24 @@ def test_bad_files(tmp_path, text, problem):
     assert problem.format(file) in said("--config", str(file), "--pretrain", "m")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "remedy"),
+    [
+        ("run.sh", "python -m x --a 1", "openrl.cli.import_config {} -o config.yaml"),
+        ("run.py", "x = 1", "openrl.cli.import_config {} -o config.yaml"),
+        ("run.ipynb", "{}", "jupyter nbconvert --to script {}"),
+        ("c.yaml", "a: b: c", ""),
+    ],
+)
+def test_beside_a_file_that_is_not_read_nothing_is_missing(tmp_path, capsys, name, text, remedy):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        load(Command, ["--config", str(file)], "prog")
+    told = capsys.readouterr().err
+    assert remedy.format(file) in told and "1 problem," in told
+
+
 def test_missing_file_and_bytes_that_are_no_text(tmp_path):
     assert "cannot read nowhere.yaml: No such file" in said(
         "--config", "nowhere.yaml", "--pretrain", "m"

@@ -63,7 +63,8 @@ def recognise(source: NestedKeys, chosen: str = "") -> Recognised:
             some = [f"{n} of {total} keys are {name}'s" for name, n in counts.items() if n]
             raise UserError(
                 f"a configuration of no known system: {listed(some) or 'no key is known'}",
-                f"--from SYSTEM, which is one of {', '.join(counts)}",
+                "python -m openrl.cli.import_config FILE --from SYSTEM, which is one of"
+                f" {', '.join(counts)}",
             )
     table, keys = config_tables[system].component, keys_of(system)
     tree = {
