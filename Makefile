@@ -22,6 +22,7 @@ READY := $(VENV)/.ready
 .PHONY: setup quickstart rlhf agents number_game smollm test test_all gpu check docs release
 
 setup: $(READY)
+	@echo "$(VENV) is ready. Next: make quickstart, or source $(BIN)/activate for your own runs"
 
 $(READY): requirements/base.txt requirements/cpu.txt requirements/test.txt requirements/docs.txt \
 		requirements/install.sh setup.py pyproject.toml

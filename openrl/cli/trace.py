@@ -7,11 +7,11 @@ import gc
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from openrl.cli.printing import printing, words_parser
-from openrl.errors import printable
+from openrl.errors import listed, printable
 from openrl.trace.history import histories
 from openrl.trace.index import Columns
 from openrl.trace.query import Query, select
@@ -20,7 +20,7 @@ from openrl.trace.reader import Trace
 EXAMPLES = """
 examples:
   python -m openrl.cli.trace RUN --step 50 --sort reward     the lowest rewards of step 50 first
-  python -m openrl.cli.trace RUN --step 50 --sort advantage  the worst beside its siblings first
+  python -m openrl.cli.trace RUN --step 50 --sort advantage  those worse than their siblings first
   python -m openrl.cli.trace RUN 50/13                       one in full, coloured by advantage
   python -m openrl.cli.trace RUN 50/13 --color_by gap
   python -m openrl.cli.trace RUN 50/70 --transcript          who said what in which turn
@@ -48,7 +48,7 @@ def show(argv: Sequence[str]) -> int:
     given = parser().parse_args(argv)
     trace = Trace(given.run)
     if given.trajectory is None:
-        listed(trace, given)
+        list_kept(trace, given)
     else:
         shown(trace, given)
     for problem in trace.problems:
@@ -97,7 +97,7 @@ def number(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def listed(trace: Trace, given: argparse.Namespace) -> None:
+def list_kept(trace: Trace, given: argparse.Namespace) -> None:
     """Print the trajectories that the filters leave."""
     columns = trace.index()
     names = ("step", "source", "tag", "agent", "prompt_id", "reward_min", "reward_max", "failed")
@@ -117,11 +117,23 @@ def listed(trace: Trace, given: argparse.Namespace) -> None:
     from openrl.tracking.console import PlainConsole
 
     console = PlainConsole()
-    console.print(table(columns, shown_rows))
+    console.print(table(columns, shown_rows, console.width))
     kept = len(columns["step"])
     console.print(f"{len(shown_rows)} of {len(rows)} found, of {kept} in the trace")
     if not rows and kept:
-        console.print(f"nothing matches {', '.join(query.filters)}")
+        steps = "" if given.step is None else f"; steps in the trace: {spans(columns['step'])}"
+        console.print(f"nothing matches {', '.join(query.filters)}{steps}")
+
+
+def spans(steps: Iterable[int]) -> str:
+    """Return the different steps with neighbours joined: "1-49, 51"."""
+    ends: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if ends and step == ends[-1][1] + 1:
+            ends[-1][1] = step
+        else:
+            ends.append([step, step])
+    return listed([f"{a}-{b}" if a < b else str(a) for a, b in ends])
 
 
 def told(columns: Columns, rows: Sequence[int], given: argparse.Namespace) -> None:

@@ -17,20 +17,36 @@ from openrl.trace.index import Columns
 
 Record = Mapping[str, Any]
 _COLUMNS = ("id", "prompt_id", "tag", "reward", "advantage", "age", "gap_max", "tokens", "end")
+_GIVE_WAY = ("gap_max", "age", "tag", "tokens", "end", "prompt_id")
+"""Columns that a narrow terminal lacks, the first first."""
+TEXT_ROOM = 24
 
 
-def table(columns: Columns, rows: Sequence[int]) -> Table:
-    """Return a table of rows of an index. "id" is what shows one of them in full; the text gives
-    way where the terminal is narrow."""
+def table(columns: Columns, rows: Sequence[int], width: int) -> Table:
+    """Return a table of rows of an index, ``width`` characters wide. "id" is what shows one of them
+    in full. Where there is little room the text gives way down to ``TEXT_ROOM`` characters, and
+    then columns do."""
     cells = [_cells({name: column[row] for name, column in columns.items()}) for row in rows]
+    names = (*_COLUMNS, "text")
+    widths = {
+        name: max([len(name), *(len(row[place]) for row in cells)])
+        for place, name in enumerate(names)
+    }
+    room = width - min(widths.pop("text"), TEXT_ROOM)
+    for name in _GIVE_WAY:
+        if sum(widths.values()) + 2 * len(widths) > room:  # two spaces follow each
+            del widths[name]
     found = Table(box=None, pad_edge=False)
-    for place, name in enumerate(_COLUMNS):
-        width = max([len(name), *(len(row[place]) for row in cells)])
-        side: Literal["left", "right"] = "left" if place < 3 or name == "end" else "right"
-        found.add_column(name, min_width=width, justify=side, no_wrap=True)
-    found.add_column("text", no_wrap=True, overflow="ellipsis")
+    for name, least in widths.items():
+        right = name not in ("id", "prompt_id", "tag", "end")
+        side: Literal["left", "right"] = "right" if right else "left"
+        found.add_column(name, min_width=least, justify=side, no_wrap=True)
+    # rich would cut all columns alike if they were wider together than the terminal
+    left = max(1, width - sum(widths.values()) - 2 * len(widths))
+    found.add_column("text", no_wrap=True, overflow="ellipsis", max_width=left)
     for row in cells:
-        found.add_row(*map(Text, row))
+        shown = dict(zip(names, row, strict=True))
+        found.add_row(*(Text(shown[name]) for name in (*widths, "text")))
     return found
 
 

@@ -133,7 +133,7 @@ def fast_critic(config: Command, given: Given):
 @check
 def long_template(config: Command, given: Given):
     if config.model.template == "odd":
-        yield warning(("template",), "is odd")
+        yield warning(("template",), "is odd", "leave it out, or --template even")
 
 
 SPECS = collect_flags(Command)
@@ -163,6 +163,13 @@ def test_defaults_and_prefixes():
     assert config.train == TrainGroup() and config.options == {"loss": ClipOptions()}
     assert (config.actor.rate, config.critic.rate) == (1e-6, 9e-6)
     assert good("--pretrain", "m", "--critic_rate", "1").actor.rate == 1e-6
+
+
+def test_what_a_file_gives_is_taken_out_of_the_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("pretrain: m\ntemplate: odd")
+    assert f"try: take template out of {file}, or --template even" in said("--config", str(file))
+    assert "try: leave it out, or" in said("--pretrain", "m", "--template", "odd")
 
 
 def test_precedence_is_defaults_then_files_then_command_line(tmp_path):
@@ -571,7 +578,8 @@ def test_problems_go_to_stderr_with_code_2(capsys):
 def test_warnings_do_not_stop(capsys):
     config = load(Command, ["--pretrain", "m", "--template", "odd"], prog="p")
     assert config.model.template == "odd"
-    assert capsys.readouterr().err == "p: warning: --template: is odd\n"
+    told = "p: warning: --template: is odd\n       try: leave it out, or --template even\n"
+    assert capsys.readouterr().err == told
 
 
 TOY_POINTS = """

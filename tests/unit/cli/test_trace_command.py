@@ -1,9 +1,10 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from openrl.cli.trace import main
+from openrl.cli.trace import main, spans
 from openrl.trace.index import NAME
 from openrl.trace.writer import TraceWriter
 from openrl.types import PromptGroup, RenderedTurn
@@ -70,6 +71,28 @@ def test_what_is_wrong_is_said(run, tmp_path, capsys):
     assert "1 broken line(s)" in capsys.readouterr().err
     assert main([run, "--source", "none"]) == 0
     assert "nothing matches --source" in capsys.readouterr().out
+    assert main([run, "--step", "50"]) == 0
+    assert "nothing matches --step; steps in the trace: 1-2\n" in capsys.readouterr().out
+
+
+def test_columns_give_way_to_the_text(tmp_path, monkeypatch, capsys):
+    of = replace(prompt(), id="train:" + "7" * 20)
+    writer = TraceWriter(tmp_path / "trace", WHOLE, lambda ids: ["x"] * len(ids))
+    writer.played(1, [PromptGroup(of, [answered(of, "a long answer " * 9)])], [0], 0, {})
+    writer.close()
+    lines = {}
+    for width in (60, 80, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main([str(tmp_path)]) == 0
+        lines[width] = capsys.readouterr().out.splitlines()[:2]
+    assert "gap_max" in lines[160][0] and "gap_max" not in lines[80][0]
+    for width, (head, row) in lines.items():
+        assert "reward" in head and "advantage" in head
+        assert len(row) <= width and "a long answer a long" in row
+
+
+def test_steps_are_told_in_spans():
+    assert spans([3, 1, 2, 2, 7, 9, 10]) == "1-3, 7, 9-10"
 
 
 def test_what_a_policy_wrote_does_not_act_on_the_terminal(tmp_path, capsys):
