@@ -20,7 +20,7 @@ from openrl.flags.values import Quoted
 
 LONG_DASHES = "\u2013\u2014"  # what word processors and chats make of two dashes
 
-SCRIPTS, NOTEBOOK = (".sh", ".bash", ".py"), ".ipynb"
+PROGRAMS = (".sh", ".bash", ".py", ".ipynb")
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,9 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[UserError]]:
 
 def read_file(path: str) -> tuple[list[Setting], list[UserError]]:
     """Return the settings of one YAML file of ``flag: value`` lines, and its problems."""
-    if path.endswith((*SCRIPTS, NOTEBOOK)):
+    if path.endswith(PROGRAMS):
         message = f"{path} is a program, which --config does not read"
-        script = path.removesuffix(NOTEBOOK) + ".py" if path.endswith(NOTEBOOK) else path
-        fix = f"python -m openrl.cli.import_config {script} -o config.yaml"
-        fix = fix if script == path else f"jupyter nbconvert --to script {path}, then {fix}"
+        fix = f"python -m openrl.cli.import_config {path} -o config.yaml"
         return [], [problem(("config",), message, fix)]
     try:
         text = read_text("/dev/stdin" if path == "-" else path)

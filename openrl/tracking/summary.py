@@ -71,13 +71,19 @@ def _result_table(summary: RunSummary) -> Table:
     return table
 
 
+_STAGES = {"annotate": "annotate (log-probs, values)"}
+"""What the names of stages alone do not tell."""
+
+
 def _time_table(seconds_by_stage: Mapping[str, float]) -> Table:
     table = Table("stage", title="Wall time by stage", title_justify="left")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
     total = sum(seconds_by_stage.values())
     for stage, seconds in sorted(seconds_by_stage.items(), key=lambda item: -item[1]):
-        table.add_row(stage, duration(seconds), f"{seconds / total:.0%}" if total else "")
+        table.add_row(
+            _STAGES.get(stage, stage), duration(seconds), f"{seconds / total:.0%}" if total else ""
+        )
     return table
 
 

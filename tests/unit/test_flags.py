@@ -328,7 +328,7 @@ def test_bad_files(tmp_path, text, problem):
     [
         ("run.sh", "python -m x --a 1", "openrl.cli.import_config {} -o config.yaml"),
         ("run.py", "x = 1", "openrl.cli.import_config {} -o config.yaml"),
-        ("run.ipynb", "{}", "jupyter nbconvert --to script {}"),
+        ("run.ipynb", "{}", "openrl.cli.import_config {} -o config.yaml"),
         ("c.yaml", "a: b: c", ""),
     ],
 )

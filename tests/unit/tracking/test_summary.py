@@ -60,6 +60,12 @@ def test_table_shows_rewards_where_there_are_no_pass_rates():
     assert "pass rate" not in text
 
 
+def test_a_stage_whose_name_does_not_tell_is_explained():
+    assert "annotate (log-probs, values)" in render(
+        replace(SUMMARY, seconds_by_stage={"annotate": 1.0}), {}
+    )
+
+
 def test_table_without_evaluation_claims_none():
     text = render(
         RunSummary(steps=1, seconds_by_stage={}, samples_per_second=1.0, tokens_per_second=1.0), {}
