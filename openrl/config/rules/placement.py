@@ -65,7 +65,7 @@ def colocated_models_are_equal(config: PPOConfig) -> Problems:
             if follows != leads:
                 flag = f"{FLAG_NAMES[role]}_{name}"
                 message = f"{role} and {leader} share places, so their numbers must be equal"
-                fix = f"--{flag} {leads}, or leave it out"
+                fix = f"leave --{flag} out" + (f", or --{flag} {leads}" if leads else "")
                 yield problem((flag, f"{FLAG_NAMES[leader]}_{name}"), message, fix)
 
 
