@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A curriculum by solve rate on one machine without a GPU: of 320 prompts a fifth can be learned, and nothing solves the others.
+# A curriculum by solve rate on one machine without a GPU: of 960 prompts a fifth can be learned, and nothing solves the others.
 # GRPO with dynamic filtering, in uniform order and with --curriculum_band, is evaluated on unseen problems of the kind that can
 # be learned. SEED chooses sampling and order.
 set -euo pipefail
@@ -7,13 +7,13 @@ cd "$(dirname "$0")/../.."
 SEED=${SEED:-0}
 START=${START:-runs/curriculum/start}
 OUT=${OUT:-runs/curriculum/$SEED}
-STEPS=${STEPS:-20}
+STEPS=${STEPS:-25}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 rm -rf "$OUT"
 
 if [ ! -d "$START/sft" ]; then
     echo "1/3  Problems, and a supervised start that solves some of those that can be learned"
-    python examples/python/countdown/make_products.py --output_dir "$START/data" --seed 0 --right_share 0.3
+    python examples/python/countdown/make_products.py --output_dir "$START/data" --seed 0 --right_share 0.3 --mixed_rows 960
     python examples/python/make_model.py countdown --output_dir "$START/init" --seed 0
     python -m openrl.cli.train_sft \
         --pretrain "$START/init" \
@@ -44,4 +44,4 @@ python -m openrl.cli.train_ppo_ray --save_path "$OUT/uniform" --ckpt_path "$OUT/
 echo "3/3  GRPO with the prompts whose solve rate is probably in a band"
 python -m openrl.cli.train_ppo_ray --curriculum_band 0.2 0.9 \
     --save_path "$OUT/curriculum" --ckpt_path "$OUT/curriculum/checkpoints" "${TRAIN[@]}"
-python examples/python/countdown/samples_to.py --rate 0.5 "$OUT/uniform" "$OUT/curriculum"
+python examples/python/countdown/samples_to.py --rate 0.6 "$OUT/uniform" "$OUT/curriculum"
