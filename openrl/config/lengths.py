@@ -60,5 +60,6 @@ def longest_judged(config: PPOConfig | AnsweringConfig) -> int:
         options = verifiers[name].options if name in verifiers.names() else None
         shown = getattr(options, "SHOWN", 1) or siblings
         reply = kwargs.get("max_tokens", getattr(options, "max_tokens", 0))
+        reply = reply if isinstance(reply, int) else 0  # the judge's options name what is no number
         needed.append(JUDGE_TEXT + prompt + (shown + 1) * (longest - prompt) + reply)
     return max(needed)

@@ -1,11 +1,13 @@
 """Flags of drawing: which lengths they mean together, what is refused, and what engines are asked
 for."""
 
+import json
+
 import pytest
 
 from openrl.config.commands import PPOConfig
 from openrl.config.groups.sampling import Lengths, SamplingFlags
-from openrl.config.lengths import fitting_lengths, length_flags, longest_sequence
+from openrl.config.lengths import fitting_lengths, length_flags, longest_judged, longest_sequence
 from openrl.rollout_engines.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling
@@ -55,6 +57,23 @@ def test_what_engines_are_asked_for():
     )
     assert evaluation_sampling(config) == Sampling(50, 0.5, 0.7, 3)
     assert longest_sequence(config) == 60
+
+
+@pytest.mark.parametrize(
+    ("judge", "asked", "tokens"),
+    [
+        ("judge", {}, 256 + 10 + 2 * 20 + 1024),  # a question, a label, an answer and the reply
+        ("judge", {"max_tokens": 30}, 256 + 10 + 2 * 20 + 30),
+        ("judge_ranking", {"max_tokens": 30}, 256 + 10 + 5 * 20 + 30),  # four siblings
+        ("judge", {"max_tokens": "30 or so"}, 256 + 10 + 2 * 20),  # which its options refuse
+    ],
+)
+def test_what_engines_are_asked_as_judges(judge, asked, tokens):
+    kwargs = json.dumps({"url": "engines", "model": "policy"} | asked)
+    lengths = "--prompt_max_len 10 --generate_max_len 20 --apply_chat_template"
+    source = f"--reward_funcs {judge} --n_samples_per_prompt 4 --reward_func_kwargs"
+    flags = [*f"{PPO} {lengths} {source}".split(), kwargs]
+    assert longest_judged(ppo(flags)) == tokens
 
 
 def test_variables_of_the_run():
