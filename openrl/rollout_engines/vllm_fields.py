@@ -28,13 +28,13 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
         return
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed", "pip install vllm")
-    if found := found_elsewhere(json.dumps(kwargs)):
+    if found := first_wrong_field_apart(json.dumps(kwargs)):
         problem, remedy = found
         raise UserError(f"--vllm_engine_kwargs: {problem}", remedy)
 
 
 @cache
-def found_elsewhere(kwargs: str) -> tuple[str, str] | None:
+def first_wrong_field_apart(kwargs: str) -> tuple[str, str] | None:
     """``first_wrong_field`` of the JSON text ``kwargs``, from another process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(first_wrong_field, json.loads(kwargs)).result(IMPORT_S)
